@@ -1,0 +1,87 @@
+# Needs make and Python 3.11 or later; everything else is installed into .venv (tests) and .venv-run (serving only).
+PYTHON ?= python3
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help run test check format demo bench soak docs proto lock clean
+
+# Builds of this package use the pinned backend too.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+BIN := .venv/bin
+PINS := pyproject.toml constraints.txt
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+run: .venv-run/.stamp ## serve descriptors/ on the embedded store, on the usual ports
+	@echo 'Once it says "serving", try in another terminal, six times within a minute:'
+	@echo '  .venv-run/bin/ratelimit-rls ask --domain demo --descriptor user=alice'
+	@echo 'or look at http://localhost:6070/rlconfig and http://localhost:8080/healthcheck. Ctrl-C stops it.'
+	@RLS_RULES=descriptors RLS_DRAIN_DELAY=0s exec .venv-run/bin/ratelimit-rls serve
+
+test: check ## everything: the checks, then every test, the quick ones first
+	$(BIN)/pytest -q -m ""
+
+check: .venv/.stamp ## lint, format, types and layers; no tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.stamp ## write the code the way `make check` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: .venv/.stamp ## a real Envoy in front: watch 200s turn into 429s
+	@$(BIN)/python envoy/demo.py
+
+bench: .venv/.stamp ## calls per second and CPU per call, service and Redis apart
+	$(BIN)/python -m bench
+
+soak: .venv/.stamp ## the same load for an hour, watching memory and errors
+	$(BIN)/python -m bench.soak
+
+docs: proto ## write docs/reference/ anew from the code it describes
+	$(BIN)/python docs/reference/generate.py
+
+GRPC := ratelimit_rls/transport/grpc
+proto: .venv/.stamp ## compile the .proto files to the descriptor set in the package
+	$(BIN)/python -m grpc_tools.protoc -I $(GRPC)/proto --include_imports \
+	  --descriptor_set_out=$(GRPC)/descriptors.binpb $(GRPC)/proto/envoy/service/ratelimit/v3/rls.proto
+
+lock: ## pin the newest versions of everything in constraints.txt
+	@$(MAKE) --no-print-directory .python-is-new-enough
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --upgrade pip hatchling
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --group test --group lint .
+	echo '# Every version this is built and tested with; `make lock` writes it.' > constraints.txt
+	build/lock/bin/pip freeze --all --exclude ratelimit-rls >> constraints.txt
+	rm -rf build/lock
+
+clean: ## remove what the other targets made
+	rm -rf .venv .venv-run dist build bench/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: .python-is-new-enough
+.python-is-new-enough:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "ratelimit-rls needs Python 3.11 or later, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+
+# A stamp is as new as the pins it was made from, so nothing is installed twice.
+.venv/.stamp: $(PINS) | .python-is-new-enough
+	@echo 'Installing what the tests need into .venv …'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q pip
+	@$(BIN)/python -m pip install -q --group test --group lint --editable .
+	@touch $@
+
+.venv-run/.stamp: $(PINS) | .python-is-new-enough
+	@echo 'Installing what serving needs into .venv-run …'
+	@test -x .venv-run/bin/python || $(PYTHON) -m venv .venv-run
+	@.venv-run/bin/python -m pip install -q pip
+	@.venv-run/bin/python -m pip install -q --editable .
+	@touch $@

@@ -1,0 +1,3 @@
+"""The rate limit service that Envoy asks before it lets a request through."""
+
+__version__ = "0.1.0"

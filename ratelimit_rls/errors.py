@@ -1,0 +1,72 @@
+"""Every exception of the package, by whose fault it is.
+
+    RateLimitRlsError
+     ├─ SettingsError        the environment or a flag is wrong; the process does not start
+     ├─ RulesError           a rules file is wrong; carries every problem of every file, sorted
+     ├─ BadRequest           the caller's message is wrong; nothing was counted
+     ├─ NotReady             no rules have ever been loaded
+     └─ StoreError           the store did not answer; whether anything was counted is unknown
+         ├─ StoreTimeout
+         └─ StoreUnavailable
+
+Raised where the fault is known, translated once at the edge: to a gRPC status in transport/grpc, to an HTTP status in
+transport/http, to an exit code in cli.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+
+class RateLimitRlsError(Exception):
+    """The root: whatever this package raises on purpose."""
+
+
+class SettingsError(RateLimitRlsError):
+    """A variable or flag has a value that cannot be used; the message names it and says what would be right."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One thing wrong (or odd) in one rules file, at a place a person can jump to."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+    severity: Literal["error", "warning"] = "error"
+    code: str = ""  # the kind of warning, e.g. "unreachable"; errors have none
+
+    def __str__(self) -> str:
+        kind = f"{self.severity}[{self.code}]" if self.code else self.severity
+        return f"{self.file}:{self.line}:{self.column}: {kind}: {self.message}"
+
+
+class RulesError(RateLimitRlsError):
+    """A rules update was refused; `problems` has every error of every file, sorted by place."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(problems))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class BadRequest(RateLimitRlsError):
+    """The request cannot be answered as it is; the message says what would be right."""
+
+
+class NotReady(RateLimitRlsError):
+    """No rules have been loaded since the process started."""
+
+
+class StoreError(RateLimitRlsError):
+    """The store failed, and a caller must not assume that nothing was counted."""
+
+
+class StoreTimeout(StoreError):
+    """No answer within the time allowed."""
+
+
+class StoreUnavailable(StoreError):
+    """There is no connection, or the server refuses to serve."""
