@@ -1,0 +1,52 @@
+"""The storage key of a counter.
+
+    rl:{edge/plan=free/user=alice}:gcra:60
+       └───────── tag ───────────┘ └algorithm, window in seconds
+
+The tag is an injective encoding of the domain and the entries: two different descriptors never share a counter (the
+reference joins with "_" and they can). It is the whole identity, in braces, so that on a cluster all limits of one
+descriptor live on one slot and different descriptors spread. Limits and bursts are not in the key, so that they can be
+tuned without forgetting what was counted; the algorithm is, so that no algorithm ever reads another's state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import blake2b
+
+from ratelimit_rls.core.model import Entry, Limit
+
+LONGEST_TAG_BYTES = 512
+"""A longer tag keeps its beginning, for people, and ends in a digest of the whole."""
+
+_KEPT_BYTES = 128
+
+# Separators, the braces of the hash tag, our escape, the mark of a digest, and what would break a line in a terminal.
+_UNSAFE = re.compile(r"[%/={}~\x00-\x20\x7f]")
+
+
+def encode_tag(domain: str, entries: Iterable[Entry]) -> bytes:
+    parts = [_escape(domain)]
+    parts += [f"{_escape(key)}={_escape(value)}" for key, value in entries]
+    tag = "/".join(parts).encode()
+    if len(tag) <= LONGEST_TAG_BYTES:
+        return tag
+    # 160 bits: nobody finds two descriptors that collide, so nobody can spend from another's counter.
+    return tag[:_KEPT_BYTES] + b"~" + blake2b(tag, digest_size=20).hexdigest().encode()
+
+
+def storage_key(prefix: str, tag: bytes, limit: Limit) -> bytes:
+    return b"%srl:{%s}:%s" % (prefix.encode(), tag, _suffix(limit))
+
+
+@lru_cache(4096)
+def _suffix(limit: Limit) -> bytes:
+    return f"{limit.algorithm.value}:{limit.window_us // 1_000_000}".encode()
+
+
+def _escape(text: str) -> str:
+    if _UNSAFE.search(text) is None:
+        return text
+    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -1,0 +1,248 @@
+"""The values that travel through the service, and nothing that acts on them.
+
+    Request ─► match ─► Match ─► plan ─► Plan ─► store ─► Answer ─► decide ─► Decision
+
+All are frozen; those made for every call are named tuples, which take a third of the time to make. Times are integer
+microseconds (`_us`), counts are plain integers. Envoy's words are used throughout: domain, descriptor, entry, key,
+value, limit, unit, hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
+
+MAX_HITS = 2**32 - 1
+"""The most hits one descriptor may ask for: as many as the largest limit that can be written."""
+
+MAX_REQUESTS_PER_UNIT = 2**32 - 1
+"""uint32, as in Envoy's API and the reference's YAML."""
+
+
+class Unit(IntEnum):
+    """Window units, numbered as in RateLimitResponse.RateLimit.Unit and envoy.type.v3.RateLimitUnit."""
+
+    UNKNOWN = 0
+    SECOND = 1
+    MINUTE = 2
+    HOUR = 3
+    DAY = 4
+    MONTH = 5
+    YEAR = 6
+    WEEK = 7
+
+    @property
+    def seconds(self) -> int:
+        return _UNIT_SECONDS[self]
+
+
+_UNIT_SECONDS = {
+    Unit.UNKNOWN: 0,
+    Unit.SECOND: 1,
+    Unit.MINUTE: 60,
+    Unit.HOUR: 3600,
+    Unit.DAY: 86_400,
+    Unit.WEEK: 604_800,
+    Unit.MONTH: 2_592_000,  # 30 days, as the reference counts
+    Unit.YEAR: 31_536_000,  # 365 days
+}
+
+
+class Algorithm(Enum):
+    """The value is the name in YAML and of the file in lua/."""
+
+    FIXED_WINDOW = "fixed_window"
+    SLIDING_WINDOW = "sliding_window"
+    SLIDING_LOG = "sliding_log"
+    TOKEN_BUCKET = "token_bucket"  # noqa: S105 - an algorithm, not a password
+    LEAKY_BUCKET = "leaky_bucket"
+    GCRA = "gcra"
+
+    @property
+    def has_burst(self) -> bool:
+        return self in (Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA)
+
+
+class Charge(Enum):
+    """Who pays when a call is refused (docs/algorithms.md, "Who pays")."""
+
+    ALWAYS = "always"  # hits count whatever the verdict; a limit may run into debt
+    ADMITTED = "admitted"  # hits count only if the whole call passes
+
+
+class Code(IntEnum):
+    """RateLimitResponse.Code."""
+
+    UNKNOWN = 0
+    OK = 1
+    OVER_LIMIT = 2
+
+
+class Entry(NamedTuple):
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A limit that the request itself carries; it wins over the rules of a known domain."""
+
+    requests_per_unit: int
+    unit: Unit
+
+
+class Descriptor(NamedTuple):
+    entries: tuple[Entry, ...]
+    limit: Override | None = None
+    hits: int | None = None  # None: the request's hits; 0 looks without spending
+    is_refund: bool = False
+
+
+class Request(NamedTuple):
+    domain: str
+    descriptors: tuple[Descriptor, ...]
+    hits: int = 0  # as on the wire: 0 means 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in the rules something was written, for messages and `explain`."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """So many requests in so long, counted in such a way."""
+
+    requests_per_unit: int
+    unit: Unit
+    algorithm: Algorithm = Algorithm.FIXED_WINDOW
+    burst: int = 0  # buckets and GCRA only: the most that passes at once
+    name: str = ""
+
+    @property
+    def window_us(self) -> int:
+        return self.unit.seconds * 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the rules say about one descriptor: the compiled form of a node that has `rate_limit`."""
+
+    path: str  # "domain.key_value.key": the name the reference gives it in metrics and /rlconfig
+    limit: Limit | None  # None exactly when unlimited
+    name: str = ""
+    replaces: frozenset[str] = frozenset()
+    charge: Charge = Charge.ALWAYS
+    shadow_mode: bool = False
+    quota_mode: bool = False
+    detailed_metric: bool = False
+    metadata: Mapping[str, Any] | None = None
+    position: Position | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        return self.limit is None
+
+
+class Match(NamedTuple):
+    """The rule one descriptor meets, with what its counter and its metrics are called."""
+
+    rule: Rule | None  # None: no limit applies
+    entries: tuple[Entry, ...] = ()  # the descriptor's, with a shared wildcard's pattern in place of the value
+    metric_path: str = ""  # the rule's path, or a longer one where the rule asks for values in metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is asked of one counter."""
+
+    limit: Limit
+    cost: int  # negative gives back; 0 looks
+    charge: Charge
+    shadow_mode: bool = False
+    quota_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """How one descriptor of the request is answered."""
+
+    rule: Rule | None
+    step: Step | None  # None: answered without the store
+    hits: int
+    metric_path: str = ""
+    unlimited: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """All of a plan but whose counters it moves: shared by every request that meets the same rules with the same hits.
+
+    Requests differ in their values far more than in their rules, so whatever a store, a metric or an encoder can
+    prepare is prepared once per outline. Two outlines are equal only if they are the same object.
+    """
+
+    domain: str
+    domain_known: bool
+    steps: tuple[Step, ...]
+    slots: tuple[Slot, ...]  # one per descriptor, in order; those with a step are in the order of `steps`
+    # Under the global quota mode a descriptor without a limit is a quota that passes: the call cannot fail by quotas.
+    quota_passes: bool = False
+    shadow_mode: bool = False  # the global one: the verdict is counted and told, but does not hold
+
+
+class Plan(NamedTuple):
+    """All that one request asks of the store: a function of the request and the rules, never of the moment."""
+
+    outline: Outline
+    keys: tuple[bytes, ...]  # one counter per step
+
+
+class Reading(NamedTuple):
+    """What the store says of one step, after the call."""
+
+    left: int  # how many more hits fit; negative is debt
+    retry_us: int  # 0: allowed. Positive: refused, and admitted after exactly this long. -1: never admitted
+    reset_us: int  # until the limit is as if never used (fixed_window: until its window ends)
+
+    @property
+    def allowed(self) -> bool:
+        return self.retry_us == 0
+
+
+class Answer(NamedTuple):
+    """What the store says of one call."""
+
+    refused: bool  # the call's verdict, on which the spending hung
+    now_us: int  # the store's clock when it decided
+    readings: tuple[Reading, ...]  # one per step
+
+
+class Status(NamedTuple):
+    """What is told of one descriptor."""
+
+    code: Code
+    limit: Limit | None  # None: no limit applies, or unlimited
+    remaining: int
+    reset_s: int  # whole seconds, rounded up; retry-after when refused
+    slot: Slot
+    reading: Reading | None = None
+
+
+class Decision(NamedTuple):
+    """What is told of one call."""
+
+    code: Code
+    statuses: tuple[Status, ...]
+    outline: Outline
+    shadowed: bool = False  # OVER_LIMIT was turned into OK by the global shadow mode
+    now_us: int = 0

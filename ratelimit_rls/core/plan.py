@@ -1,0 +1,121 @@
+"""plan: which counters a request moves, and by how much.
+
+Nothing here depends on the moment, so a plan can be kept for as long as the rules that made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratelimit_rls.core.keys import encode_tag, storage_key
+from ratelimit_rls.core.match import match
+from ratelimit_rls.core.model import MAX_HITS, Charge, Descriptor, Match, Outline, Plan, Request, Slot, Step, Unit
+from ratelimit_rls.core.tree import Tree
+from ratelimit_rls.errors import BadRequest
+
+MOST_DESCRIPTORS = 1024
+"""In one request. All its limits are decided in one step that nothing may interrupt, so the step must stay short."""
+
+MOST_OUTLINES = 10_000
+"""Kept by a planner. Rules and hits make few; what makes many (limits and hits in requests, values in metrics) is
+worth no more than being made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The process-wide switches that change what a request means."""
+
+    key_prefix: str = ""
+    quota_mode: bool = False
+    shadow_mode: bool = False
+    override_charge: Charge = Charge.ALWAYS  # who pays for limits that arrive in the request
+
+
+class Planner:
+    """Plans requests under one tree, and gives requests of one kind one and the same outline."""
+
+    def __init__(self, tree: Tree, policy: Policy) -> None:
+        self._tree = tree
+        self._policy = policy
+        self._outlines: dict[object, Outline] = {}
+
+    def plan(self, request: Request) -> Plan:
+        """Raises BadRequest if the request has no meaning."""
+        check(request)
+        matches = match(self._tree, request)
+        outline = self._outline(request, matches)
+        keys = [
+            storage_key(self._policy.key_prefix, encode_tag(request.domain, found.entries), slot.step.limit)
+            for found, slot in zip(matches, outline.slots, strict=True)
+            if slot.step is not None
+        ]
+        return Plan(outline, tuple(keys))
+
+    def _outline(self, request: Request, matches: tuple[Match, ...]) -> Outline:
+        # A rule is known by its identity, which lasts as long as the tree. A limit in the request has a rule made for
+        # it, so that is known by what it says.
+        asked = [
+            (descriptor.limit or id(found.rule), found.metric_path, descriptor.hits, descriptor.is_refund)
+            for descriptor, found in zip(request.descriptors, matches, strict=True)
+        ]
+        kind = (request.domain, request.hits, *asked)
+        outline = self._outlines.get(kind)
+        if outline is None:
+            if len(self._outlines) >= MOST_OUTLINES:
+                self._outlines.clear()
+            outline = self._outlines[kind] = self._make_outline(request, matches)
+        return outline
+
+    def _make_outline(self, request: Request, matches: tuple[Match, ...]) -> Outline:
+        replaced = frozenset[str]().union(*(found.rule.replaces for found in matches if found.rule))
+        slots = tuple(
+            self._slot(request, descriptor, found, replaced)
+            for descriptor, found in zip(request.descriptors, matches, strict=True)
+        )
+        quota_mode = self._policy.quota_mode
+        return Outline(
+            domain=request.domain,
+            domain_known=request.domain in self._tree.domains,
+            steps=tuple(slot.step for slot in slots if slot.step is not None),
+            slots=slots,
+            quota_passes=quota_mode and any(slot.step is None and not slot.unlimited for slot in slots),
+            shadow_mode=self._policy.shadow_mode,
+        )
+
+    def _slot(self, request: Request, descriptor: Descriptor, found: Match, replaced: frozenset[str]) -> Slot:
+        hits = _hits(request, descriptor)
+        rule = found.rule
+        if rule is None or rule.limit is None or (rule.name and rule.name in replaced):
+            return Slot(rule, None, hits, unlimited=rule is not None and rule.unlimited)
+        step = Step(
+            limit=rule.limit,
+            cost=-hits if descriptor.is_refund else hits,
+            charge=self._policy.override_charge if descriptor.limit is not None else rule.charge,
+            shadow_mode=rule.shadow_mode,
+            quota_mode=rule.quota_mode or self._policy.quota_mode,
+        )
+        return Slot(rule, step, hits, found.metric_path)
+
+
+def check(request: Request) -> None:
+    """Refuse what has no meaning, in the order and (where it has one) with the sentence of the reference."""
+    if not request.domain:
+        raise BadRequest("rate limit domain must not be empty")
+    if not request.descriptors:
+        raise BadRequest("rate limit descriptor list must not be empty")
+    if len(request.descriptors) > MOST_DESCRIPTORS:
+        raise BadRequest(
+            f"{len(request.descriptors)} descriptors in one request; at most {MOST_DESCRIPTORS} can be decided together"
+        )
+    for index, descriptor in enumerate(request.descriptors):
+        if descriptor.hits is not None and descriptor.hits > MAX_HITS:
+            raise BadRequest(f"descriptor {index}: hits_addend {descriptor.hits} is too large; at most {MAX_HITS}")
+        if descriptor.limit is not None and descriptor.limit.unit is Unit.UNKNOWN:
+            raise BadRequest(
+                f"descriptor {index}: the limit's unit is unknown; use SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
+            )
+
+
+def _hits(request: Request, descriptor: Descriptor) -> int:
+    """The descriptor's own hits, 0 included; else the request's, where 0 means 1 (reference behaviour)."""
+    return descriptor.hits if descriptor.hits is not None else max(1, request.hits)

@@ -1,0 +1,115 @@
+"""The compiled rules: an immutable tree, built once per load and swapped whole.
+
+    domain: edge                              Node edge
+    descriptors:                               ├─ exact     ("plan", "free") ──► Node ─ by_key "user" ──► Node ● 10/min
+      - key: plan                              │
+        value: free                            ├─ wildcards ("path", "/v1/*") ─► Node ● 5/s
+        descriptors: [{key: user, ...}]        │
+      - {key: path, value: /v1/*, ...}         └─ by_key    "plan" ────────────► Node ● 100/min
+      - {key: plan, ...}
+
+One level is looked up in three steps, the first that finds something wins and is never taken back:
+exact pair, then the first wildcard in file order, then the key alone. ● marks a rule.
+
+Nodes are found by (key, value) pairs, never by a joined string: the reference joins with "_", so that there the pair
+("a", "b_c") also meets a rule for ("a_b", "c").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ratelimit_rls.core.model import Entry, Position, Rule
+
+WILDCARD = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """A pattern in which each `*` stands for zero or more of any character, anchored at both ends."""
+
+    pattern: str
+    parts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pattern: str) -> Glob:
+        return cls(pattern, tuple(pattern.split(WILDCARD)))
+
+    def matches(self, text: str) -> bool:
+        """Linear in the text: taking each middle part at its first place never loses a match."""
+        first, *middle = self.parts
+        if not middle:
+            return text == first
+        last = middle.pop()
+        if len(text) < len(first) + len(last) or not (text.startswith(first) and text.endswith(last)):
+            return False
+        at, end = len(first), len(text) - len(last)
+        for part in middle:
+            found = text.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One descriptor of the rules; the root of a domain is a Node too, with the domain's name as its key."""
+
+    key: str
+    value: str = ""  # "": any value
+    rule: Rule | None = None
+    share_threshold: bool = False
+    value_to_metric: bool = False
+    position: Position | None = None
+    exact: Mapping[tuple[str, str], Node] = field(default_factory=dict)
+    wildcards: tuple[Wildcard, ...] = ()  # in file order
+    by_key: Mapping[str, Node] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """As the reference writes it in metric names and /rlconfig."""
+        return f"{self.key}_{self.value}" if self.value else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Wildcard:
+    """A child with a `*` in its key or value. A child without a value takes any."""
+
+    key: Glob
+    value: Glob | None
+    node: Node
+
+    def matches(self, entry: Entry) -> bool:
+        return self.key.matches(entry.key) and (self.value is None or self.value.matches(entry.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Every domain's rules, as one load found them."""
+
+    domains: Mapping[str, Node] = field(default_factory=dict)
+
+    def rules(self) -> list[Rule]:
+        """Every rule, sorted by path."""
+        found: list[Rule] = []
+        nodes = list(self.domains.values())
+        while nodes:
+            node = nodes.pop()
+            if node.rule is not None:
+                found.append(node.rule)
+            nodes.extend(node.exact.values())
+            nodes.extend(node.by_key.values())
+        return sorted(found, key=lambda rule: rule.path)
+
+
+def find(node: Node, entry: Entry) -> tuple[Node | None, Wildcard | None]:
+    """The child of `node` that `entry` meets, and the wildcard through which, if through one."""
+    child = node.exact.get(entry)
+    if child is not None:
+        return child, None
+    for wildcard in node.wildcards:
+        if wildcard.matches(entry):
+            return wildcard.node, wildcard
+    return node.by_key.get(entry.key), None

@@ -1,0 +1,115 @@
+"""The compiled tree finds what a matcher written down from the reference's description finds, and explain agrees."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ratelimit_rls.core.explain import explain
+from ratelimit_rls.core.match import match, match_descriptor
+from ratelimit_rls.core.model import Descriptor, Entry, Request
+from ratelimit_rls.core.tree import Glob, Node, Wildcard
+from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.lint import covers
+
+# The machine may be busy: how long an example takes says nothing here.
+patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+# A small alphabet, so that values meet patterns often; "_" because the reference joins with it.
+words = st.text("ab_", max_size=3)
+patterns = st.text("ab_*", max_size=4)
+rate_limits = st.fixed_dictionaries({"unit": st.just("second"), "requests_per_unit": st.integers(1, 2**32 - 1)})
+
+
+def _levels(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    descriptor = st.fixed_dictionaries(
+        {"key": patterns.filter(bool)},
+        optional={"value": patterns, "rate_limit": rate_limits, "descriptors": children},
+    )
+    return st.lists(descriptor, max_size=5, unique_by=lambda d: (d["key"], d.get("value", "")))
+
+
+documents = st.recursive(st.just([]), _levels, max_leaves=6)
+requests = st.lists(st.builds(Entry, words, words), max_size=4)
+
+
+def naive_glob(pattern: str, text: str) -> bool:
+    return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), text, re.DOTALL) is not None
+
+
+def naive_match(descriptors: list[dict[str, Any]], entries: list[Entry]) -> dict[str, Any] | None:
+    """The limit on the last entry's level: exact, then the first wildcard, then the key alone; never back."""
+    limit = None
+    level = descriptors
+    for index, (key, value) in enumerate(entries):
+        found = next((d for d in level if value and (d["key"], d.get("value", "")) == (key, value)), None)
+        for d in level if found is None else []:
+            has_wildcard = "*" in d["key"] + d.get("value", "")
+            if has_wildcard and naive_glob(d["key"], key) and naive_glob(d.get("value", "") or "*", value):
+                found = d
+                break
+        if found is None:
+            found = next((d for d in level if (d["key"], d.get("value", "")) == (key, "")), None)
+        if found is None:
+            return None
+        if index == len(entries) - 1:
+            limit = found.get("rate_limit")
+        level = found.get("descriptors", [])
+    return limit
+
+
+@patiently
+@given(documents, requests)
+def test_the_compiled_tree_matches_as_the_naive_matcher(rules: list[dict[str, Any]], entries: list[Entry]) -> None:
+    text = json.dumps({"domain": "d", "descriptors": rules})
+    tree = compile_documents({"f": text.encode()}).tree
+
+    (found,) = match(tree, Request("d", (Descriptor(tuple(entries)),)))
+
+    expected = naive_match(rules, entries)
+    if expected is None:
+        assert found.rule is None
+    else:
+        assert found.rule is not None
+        assert found.rule.limit is not None
+        assert found.rule.limit.requests_per_unit == expected["requests_per_unit"]
+
+
+@patiently
+@given(documents, requests)
+def test_explain_ends_where_match_does(rules: list[dict[str, Any]], entries: list[Entry]) -> None:
+    tree = compile_documents({"f": json.dumps({"domain": "d", "descriptors": rules}).encode()}).tree
+    descriptor = Descriptor(tuple(entries))
+
+    told = explain(tree, "d", descriptor)
+
+    assert told.match == match_descriptor(tree.domains["d"], descriptor)
+    assert all(level.met for level in told.levels[:-1])
+    if told.match.rule is not None:
+        met = told.levels[-1].met
+        assert met is not None
+        assert met.position == told.match.rule.position
+        assert [level.entry for level in told.levels] == entries
+
+
+globs = st.text("ab*", max_size=7)
+texts = st.text("ab", max_size=6)
+
+
+@patiently
+@given(globs, texts)
+def test_a_glob_matches_as_the_regular_expression_does(pattern: str, text: str) -> None:
+    assert Glob.of(pattern).matches(text) == naive_glob(pattern, text)
+
+
+@patiently
+@given(globs, globs.filter(bool), texts)
+def test_what_lint_calls_covered_is_matched_by_what_covers_it(outer: str, inner: str, text: str) -> None:
+    wildcard = Wildcard(Glob.of("k"), Glob.of(outer), Node("k", outer))
+
+    if covers(wildcard, "k", inner) and naive_glob(inner, text):
+        assert naive_glob(outer, text)

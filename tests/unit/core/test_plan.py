@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_rls.core.model import MAX_HITS, Charge, Descriptor, Entry, Outline, Override, Plan, Request, Unit
+from ratelimit_rls.core.plan import MOST_DESCRIPTORS, MOST_OUTLINES, Planner, Policy
+from ratelimit_rls.errors import BadRequest
+from ratelimit_rls.rules.compile import compile_documents
+
+RULES = """
+domain: d
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 5, name: ordinary}
+  - key: premium
+    rate_limit: {unit: minute, requests_per_unit: 50, name: premium, replaces: [{name: ordinary}]}
+  - key: free
+    rate_limit: {unlimited: true, replaces: [{name: ordinary}]}
+  - key: left
+    rate_limit: {unit: day, requests_per_unit: 1, name: left, replaces: [{name: right}]}
+  - key: right
+    rate_limit: {unit: day, requests_per_unit: 1, name: right, replaces: [{name: left}]}
+  - key: unnamed
+    rate_limit: {unit: day, requests_per_unit: 1}
+  - key: quota
+    quota_mode: true
+    rate_limit: {unit: day, requests_per_unit: 1}
+  - key: shadow
+    shadow_mode: true
+    charge: admitted
+    rate_limit: {unit: day, requests_per_unit: 1}
+  - key: exempt
+"""
+TREE = compile_documents({"f.yaml": RULES.encode()}).tree
+
+
+def _descriptor(key: str, **fields: object) -> Descriptor:
+    return Descriptor((Entry(key, "v"),), **fields)  # type: ignore[arg-type]
+
+
+def _request(*descriptors: Descriptor | str, hits: int = 0, domain: str = "d") -> Request:
+    return Request(
+        domain, tuple(_descriptor(found) if isinstance(found, str) else found for found in descriptors), hits
+    )
+
+
+def _plan(*descriptors: Descriptor | str, policy: Policy | None = None) -> Plan:
+    return Planner(TREE, policy or Policy()).plan(_request(*descriptors))
+
+
+def _outline(*descriptors: Descriptor | str, policy: Policy | None = None) -> Outline:
+    return _plan(*descriptors, policy=policy).outline
+
+
+def test_each_limit_becomes_a_step_with_a_key_and_each_descriptor_a_slot_in_order() -> None:
+    outline, keys = _plan("unnamed", "exempt", "user")
+
+    assert keys == (b"rl:{d/unnamed=v}:fixed_window:86400", b"rl:{d/user=v}:fixed_window:60")
+    assert [step.limit.requests_per_unit for step in outline.steps] == [1, 5]
+    assert [slot.step for slot in outline.slots] == [outline.steps[0], None, outline.steps[1]]
+    assert [slot.metric_path for slot in outline.slots] == ["d.unnamed", "", "d.user"]
+    assert outline.domain_known
+
+
+def test_a_replaced_limit_is_not_counted_wherever_it_stands() -> None:
+    for order in (("user", "premium"), ("premium", "user")):
+        outline, keys = _plan(*order)
+
+        (step,) = outline.steps
+        assert step.limit.name == "premium"
+        assert keys == (b"rl:{d/premium=v}:fixed_window:60",)
+        assert [slot.step for slot in outline.slots] == [None if key == "user" else step for key in order]
+
+
+def test_an_unlimited_rule_replaces_too_and_is_asked_of_nobody() -> None:
+    outline = _outline("free", "user")
+
+    assert outline.steps == ()
+    assert [slot.unlimited for slot in outline.slots] == [True, False]
+
+
+def test_two_that_replace_each_other_are_both_gone() -> None:
+    assert _outline("left", "right").steps == ()
+
+
+def test_a_limit_without_a_name_is_replaced_by_nobody() -> None:
+    assert len(_outline("premium", "unnamed").steps) == 2
+
+
+HITS = [
+    # the request's, the descriptor's, counted
+    (0, None, 1),
+    (1, None, 1),
+    (7, None, 7),
+    (7, 0, 0),
+    (7, 3, 3),
+    (0, MAX_HITS, MAX_HITS),
+]
+
+
+@pytest.mark.parametrize(("request_hits", "descriptor_hits", "counted"), HITS)
+def test_a_descriptor_s_own_hits_come_first_and_may_be_none(
+    request_hits: int, descriptor_hits: int | None, counted: int
+) -> None:
+    asked = _request(_descriptor("user", hits=descriptor_hits), hits=request_hits)
+
+    (step,) = Planner(TREE, Policy()).plan(asked).outline.steps
+
+    assert step.cost == counted
+
+
+def test_a_refund_gives_back() -> None:
+    outline = _outline(_descriptor("user", hits=3, is_refund=True))
+
+    assert outline.steps[0].cost == -3
+    assert outline.slots[0].hits == 3
+
+
+def test_the_modes_of_a_rule_are_its_step_s() -> None:
+    quota, shadow = _outline("quota", "shadow").steps
+
+    assert (quota.quota_mode, quota.shadow_mode, quota.charge) == (True, False, Charge.ALWAYS)
+    assert (shadow.quota_mode, shadow.shadow_mode, shadow.charge) == (False, True, Charge.ADMITTED)
+
+
+def test_an_override_is_charged_by_the_policy() -> None:
+    override = _descriptor("free", limit=Override(9, Unit.WEEK))
+
+    for charge in Charge:
+        (step,) = _outline(override, policy=Policy(override_charge=charge)).steps
+        assert (step.limit.requests_per_unit, step.charge) == (9, charge)
+
+
+QUOTA_PASSES = [
+    (["user", "exempt"], True),
+    (["unnamed", "free"], False),
+    (["user", "unnamed"], False),
+    (["premium", "user"], True),  # a replaced limit passes too
+]
+
+
+@pytest.mark.parametrize(("keys", "passes"), QUOTA_PASSES)
+def test_under_the_global_quota_mode_a_descriptor_without_limit_is_a_quota_that_passes(
+    keys: list[str], passes: bool
+) -> None:
+    outline = _outline(*keys, policy=Policy(quota_mode=True))
+
+    assert outline.quota_passes is passes
+    assert all(step.quota_mode for step in outline.steps)
+    assert _outline(*keys).quota_passes is False
+
+
+def test_the_global_shadow_mode_is_the_outline_s() -> None:
+    assert _outline("user", policy=Policy(shadow_mode=True)).shadow_mode
+    assert not _outline("user").shadow_mode
+
+
+def test_the_key_prefix_stands_before_every_key() -> None:
+    assert _plan("user", policy=Policy(key_prefix="blue:")).keys == (b"blue:rl:{d/user=v}:fixed_window:60",)
+
+
+def test_an_unknown_domain_is_told_apart_from_one_without_limits() -> None:
+    planner = Planner(TREE, Policy())
+
+    assert not planner.plan(_request("user", domain="nope")).outline.domain_known
+    assert planner.plan(_request("exempt")).outline.domain_known
+
+
+OTHER_KINDS = {
+    "another rule": _request("premium"),
+    "one more descriptor": _request("user", "exempt"),
+    "other hits": _request("user", hits=2),
+    "hits of its own": _request(_descriptor("user", hits=1)),
+    "a refund": _request(_descriptor("user", hits=1, is_refund=True)),
+    "a limit of its own": _request(_descriptor("user", limit=Override(5, Unit.MINUTE))),
+    "a smaller limit of its own": _request(_descriptor("user", limit=Override(4, Unit.MINUTE))),
+    "another domain": _request("user", domain="nope"),
+}
+
+
+def test_requests_of_one_kind_share_an_outline_and_those_of_another_do_not() -> None:
+    planner = Planner(TREE, Policy())
+    alice, bob = (planner.plan(Request("d", (Descriptor((Entry("user", name),)),))) for name in ("alice", "bob"))
+
+    others = [planner.plan(request).outline for request in OTHER_KINDS.values()]
+
+    assert alice.outline is bob.outline
+    assert alice.keys != bob.keys
+    assert len({alice.outline, *others}) == len(others) + 1
+    for request, outline in zip(OTHER_KINDS.values(), others, strict=True):
+        assert planner.plan(request).outline is outline
+
+
+def test_a_planner_keeps_no_more_than_so_many_outlines() -> None:
+    planner = Planner(TREE, Policy())
+    for hits in range(MOST_OUTLINES + 2):
+        made = planner.plan(_request("user", hits=hits))
+        assert made.outline.steps[0].cost == max(1, hits)
+
+    assert len(planner._outlines) <= MOST_OUTLINES
+
+
+REFUSED = {
+    "no domain": (Request("", (_descriptor("user"),)), "rate limit domain must not be empty"),
+    "no domain and no descriptors": (Request("", ()), "rate limit domain must not be empty"),
+    "no descriptors": (Request("d", ()), "rate limit descriptor list must not be empty"),
+    "too many descriptors": (Request("d", (_descriptor("user"),) * (MOST_DESCRIPTORS + 1)), "at most 1024"),
+    "too many hits": (Request("d", (_descriptor("user", hits=MAX_HITS + 1),)), "descriptor 0: hits_addend 4294967296"),
+    "unknown unit": (
+        Request("d", (_descriptor("user"), _descriptor("user", limit=Override(1, Unit.UNKNOWN)))),
+        "descriptor 1: the limit's unit is unknown; use SECOND",
+    ),
+}
+
+
+@pytest.mark.parametrize(("request_", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_request_without_meaning_is_refused(request_: Request, sentence: str) -> None:
+    with pytest.raises(BadRequest, match=sentence):
+        Planner(TREE, Policy()).plan(request_)
