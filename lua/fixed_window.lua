@@ -1,0 +1,61 @@
+--[[
+fixed_window.lua — at most `limit` hits between two ticks of the wall clock.
+
+State      one integer: count * 2^16 + index of its window modulo 2^16; absent = nothing counted
+Bounds     count < 2^36, where it stays (debt beyond that is not told apart)
+Retry      the end of the window; a cost above the limit is never admitted
+Reset      the end of the window
+Cost       O(1)
+]]
+local most_hits = 68719476736 -- 2^36
+
+local fixed_window = {}
+
+function fixed_window.read(raw)
+  return tonumber(raw)
+end
+
+function fixed_window.spend(state, spec, now, cost)
+  local window, limit = spec.window, spec.limit
+  local mine = state and state % 65536
+  local index, into, age = place(now, window, mine)
+  local count = age == 0 and (state - mine) / 65536 or 0
+  local reset = window - into
+
+  if cost < 0 then -- a refund is never refused, and never makes more room than an unused window has
+    if count == 0 then
+      return state, limit, 0, reset
+    end
+    count = count + cost > 0 and count + cost or 0
+    return count * 65536 + index, limit - count, 0, reset
+  end
+
+  local need = cost
+  if cost == 0 and not spec.always then
+    need = 1
+  end
+  local retry = 0
+  if count + need > limit then
+    retry = need > limit and -1 or reset
+    if not spec.always then
+      return state, limit - count, retry, reset
+    end
+  end
+  if cost == 0 then
+    return state, limit - count, retry, reset
+  end
+  count = count + cost < most_hits and count + cost or most_hits
+  return count * 65536 + index, limit - count, retry, reset
+end
+
+function fixed_window.write(key, state, before, spec, now, jitter_ms)
+  local mine = state % 65536
+  if before and before % 65536 == mine then
+    redis.call("SET", key, state, "KEEPTTL")
+    return
+  end
+  local _, into = place(now, spec.window, mine)
+  redis.call("SET", key, state, "PX", ttl_ms(spec.window - into, jitter_ms))
+end
+
+algorithms.fixed_window = fixed_window

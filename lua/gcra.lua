@@ -1,0 +1,103 @@
+--[[
+gcra.lua — hits spaced evenly, `limit` to a `window`, with `burst` of them allowed to come early.
+
+Think of an appointment book in which every hit takes window / limit. The state is the moment the book is full up to,
+the theoretical arrival time (TAT). A hit is admitted if its appointment ends no later than `burst` appointments from
+now; it is never held, only booked.
+
+State      text "tat" or "tat part": the TAT is tat + part / limit microseconds; absent or past = nothing booked
+Bounds     booked time < 2^51 microseconds, where it stays
+Retry      the first microsecond at which the booking would be near enough; a cost above the burst never is
+Reset      when the book is empty
+Cost       O(1)
+]]
+local gcra = {}
+
+function gcra.read(raw)
+  if not raw then
+    return nil
+  end
+  local tat, part = string.match(raw, "^(%d+) ?(%d*)$")
+  return { tat = tonumber(tat), part = tonumber(part) or 0 }
+end
+
+-- floor(time * limit / window): how many whole appointments fit into us + part / limit, negative if us is.
+local function appointments(us, part, spec)
+  local window, limit = spec.window, spec.limit
+  if us >= 0 then
+    local whole, rest = mul_div(us, limit, window)
+    return whole + floor((rest + part) / window)
+  end
+  local whole, rest = mul_div(-us, limit, window)
+  return floor((part - rest) / window) - whole
+end
+
+-- By how much the booking of `need` more would end too far ahead: us + part / limit, negative if it does not.
+local function lateness(tat, part, need, spec, now)
+  local long, long_part = mul_div(need, spec.window, spec.limit)
+  local far, far_part = mul_div(spec.burst, spec.window, spec.limit)
+  return tat + long - far - now, part + long_part - far_part
+end
+
+function gcra.spend(state, spec, now, cost)
+  local window, limit = spec.window, spec.limit
+  local tat, part = now, 0
+  if state and state.tat >= now then
+    tat, part = state.tat, state.part
+    if part >= limit then -- written under a larger limit
+      part = limit - 1
+    end
+  end
+  local far, far_part = mul_div(spec.burst, window, limit) -- how far ahead the book may be full
+
+  local need = cost
+  if cost == 0 and not spec.always then
+    need = 1
+  end
+  local over = false
+  if cost >= 0 then
+    local late, late_part = lateness(tat, part, need, spec, now)
+    over = late * limit + late_part > 0 -- rounding is harmless: near zero the product is small and exact
+  end
+  local allowed = not over or spec.always
+  if allowed and cost ~= 0 then
+    local long, long_part = mul_div(cost > 0 and cost or -cost, window, limit)
+    if cost < 0 then
+      long, long_part = -long, -long_part
+    end
+    tat, part = tat + long, part + long_part
+    if part >= limit then
+      tat, part = tat + 1, part - limit
+    elseif part < 0 then
+      tat, part = tat - 1, part + limit
+    end
+    if tat < now then
+      tat, part = now, 0
+    elseif tat - now > most_wait then
+      tat, part = now + most_wait, 0
+    end
+  end
+
+  local room, room_part = now + far - tat, far_part - part
+  if room_part < 0 then
+    room, room_part = room - 1, room_part + limit
+  end
+  local left = appointments(room, room_part, spec)
+  local reset = tat - now + (part > 0 and 1 or 0)
+  local retry = 0
+  if over then
+    local late, late_part = lateness(tat, part, need, spec, now)
+    retry = need > spec.burst and -1 or late - floor(-late_part / limit)
+  end
+  if not allowed or cost == 0 or (cost < 0 and not state) then
+    return state, left, retry, reset
+  end
+  return { tat = tat, part = part }, left, retry, reset
+end
+
+function gcra.write(key, state, _, _, now, jitter_ms)
+  local text = string.format(state.part > 0 and "%.0f %.0f" or "%.0f", state.tat, state.part)
+  redis.call("SET", key, text, "PX", ttl_ms(state.tat - now, jitter_ms))
+end
+
+algorithms.gcra = gcra

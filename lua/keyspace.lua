@@ -1,0 +1,199 @@
+--[[
+keyspace.lua — the commands the scripts use, over tables of this process: what Redis is to them when there is no Redis.
+
+new_keyspace(budget_bytes) -> { redis, set_now, size }
+
+Guarantee  the commands answer as Redis does for the arguments the scripts pass. Memory stays within the budget: what
+           has expired goes first when it is met, then what was least recently used. State evicted while it still
+           mattered is counted: forgetting it may admit again what it had counted.
+
+Only the embedded store loads this file; Redis never sees it.
+]]
+
+-- What one key costs the process beside its text, the collector's slack included: measured by filling a keyspace and
+-- dividing what the process grew by. tests/unit/store/test_embedded.py holds it to that.
+local entry_bytes = 640
+local element_bytes = 170 -- one element of a list
+
+local function new_keyspace(budget_bytes)
+  local index, now, used, count, evicted = {}, 0, 0, 0, 0
+  -- A ring in order of use: ring.next is the most, ring.prev the least recently used.
+  local ring = {}
+  ring.next, ring.prev = ring, ring
+
+  local function forget(entry)
+    entry.prev.next, entry.next.prev = entry.next, entry.prev
+    index[entry.key] = nil
+    used, count = used - entry.bytes, count - 1
+  end
+
+  local function touch(entry)
+    entry.prev.next, entry.next.prev = entry.next, entry.prev
+    entry.next, entry.prev = ring.next, ring
+    ring.next.prev, ring.next = entry, entry
+  end
+
+  local function lookup(key)
+    local entry = index[key]
+    if not entry then
+      return nil
+    end
+    if entry.expires <= now then
+      forget(entry)
+      return nil
+    end
+    touch(entry)
+    return entry
+  end
+
+  local function resize(entry, bytes)
+    used = used + bytes - entry.bytes
+    entry.bytes = bytes
+  end
+
+  local function create(key)
+    local entry = { key = key, expires = math.huge, bytes = 0, next = ring.next, prev = ring }
+    ring.next.prev, ring.next = entry, entry
+    index[key] = entry
+    count = count + 1
+    return entry
+  end
+
+  -- Makes room. The entry just written is at the other end of the ring, so it stays unless it is alone too large.
+  local function evict()
+    while used > budget_bytes do
+      local entry = ring.prev
+      if entry.expires > now then
+        evicted = evicted + 1
+      end
+      forget(entry)
+    end
+    -- A step of housekeeping with every write: keys that nobody asks for again leave when their time is over.
+    for _ = 1, 2 do
+      local entry = ring.prev
+      if entry == ring or entry.expires > now then
+        return
+      end
+      forget(entry)
+    end
+  end
+
+  local commands = {}
+
+  function commands.MGET(...)
+    local values = {}
+    for i = 1, select("#", ...) do
+      local entry = lookup((select(i, ...)))
+      values[i] = entry and entry.value or false
+    end
+    return values
+  end
+
+  function commands.SET(key, value, option, ms)
+    local entry = lookup(key) or create(key)
+    entry.value, entry.list = value, nil
+    if option == "PX" then
+      entry.expires = now + ms * 1000
+    elseif option ~= "KEEPTTL" then
+      entry.expires = math.huge
+    end
+    resize(entry, entry_bytes + #key + (type(value) == "string" and #value or 0))
+    evict()
+  end
+
+  -- A list is kept between `first` and `last`, so that both ends can move without shifting what is between.
+  local function range(list, from, to)
+    local length = list.last - list.first + 1
+    from = from < 0 and math.max(length + from, 0) or from
+    to = to < 0 and length + to or math.min(to, length - 1)
+    return list.first + from, list.first + to
+  end
+
+  function commands.LLEN(key)
+    local entry = lookup(key)
+    return entry and entry.list.last - entry.list.first + 1 or 0
+  end
+
+  function commands.LINDEX(key, i)
+    local entry = lookup(key)
+    if not entry then
+      return false
+    end
+    local list = entry.list
+    return list[i < 0 and list.last + 1 + i or list.first + i] or false
+  end
+
+  function commands.LRANGE(key, from, to)
+    local entry = lookup(key)
+    local values = {}
+    if entry then
+      local first, last = range(entry.list, from, to)
+      for i = first, last do
+        values[#values + 1] = entry.list[i]
+      end
+    end
+    return values
+  end
+
+  function commands.LTRIM(key, from, to)
+    local entry = lookup(key)
+    if not entry then
+      return
+    end
+    local list = entry.list
+    local first, last = range(list, from, to)
+    for i = list.first, math.min(first - 1, list.last) do
+      list[i] = nil
+    end
+    for i = math.max(last + 1, list.first), list.last do
+      list[i] = nil
+    end
+    list.first, list.last = first, last
+    if first > last then
+      forget(entry)
+    else
+      resize(entry, entry_bytes + #key + (last - first + 1) * element_bytes)
+    end
+  end
+
+  function commands.LSET(key, i, value)
+    local list = lookup(key).list
+    list[i < 0 and list.last + 1 + i or list.first + i] = value
+  end
+
+  function commands.RPUSH(key, value)
+    local entry = lookup(key)
+    if not entry then
+      entry = create(key)
+      entry.list = { first = 1, last = 0 }
+    end
+    local list = entry.list
+    list.last = list.last + 1
+    list[list.last] = value
+    resize(entry, entry_bytes + #key + (list.last - list.first + 1) * element_bytes)
+    evict()
+  end
+
+  function commands.PEXPIRE(key, ms)
+    local entry = lookup(key)
+    if entry then
+      entry.expires = now + ms * 1000
+    end
+  end
+
+  local redis = {}
+
+  function redis.call(command, ...)
+    return commands[command](...)
+  end
+
+  local function set_now(us)
+    now = us
+  end
+
+  local function size()
+    return count, used, evicted
+  end
+
+  return redis, set_now, size
+end

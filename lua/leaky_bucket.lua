@@ -1,0 +1,80 @@
+--[[
+leaky_bucket.lua — a bucket of size `burst` that leaks `limit` in every `window`, evenly; a hit pours one in.
+
+State      text "at level part": at the moment `at` it held level + part / window; absent = empty
+Bounds     level < 2^36, where it stays; a full bucket drains within 2^51 microseconds (checked when rules load)
+Retry      the first microsecond at which the cost fits without spilling; a cost above the burst never does
+Reset      when the bucket is empty
+Cost       O(1)
+
+It admits what a token bucket of the same size admits: one counts what is in, the other what is left. It differs when
+the burst is tuned: the level stays, so a larger bucket gives room at once and a smaller one asks for patience.
+]]
+local leaky_bucket = {}
+
+function leaky_bucket.read(raw)
+  if not raw then
+    return nil
+  end
+  local at, level, part = string.match(raw, "^(%d+) (%d+) (%d+)$")
+  return { at = tonumber(at), level = tonumber(level), part = tonumber(part) }
+end
+
+-- Microseconds until much * window + part parts have leaked out, rounded up.
+local function drain_us(much, part, spec)
+  local whole, rest = mul_div(much, spec.window, spec.limit)
+  local us = whole - floor(-(rest + part) / spec.limit)
+  return us < most_wait and us or most_wait
+end
+
+function leaky_bucket.spend(state, spec, now, cost)
+  local window, burst = spec.window, spec.burst
+  local at, level, part = now, 0, 0
+  if state then
+    at = state.at > now and state.at or now -- the clock was set back: nothing leaks until it has caught up
+    local leaked, rest = mul_div(at - state.at, spec.limit, window)
+    level, part = state.level - leaked, state.part - rest
+    if part < 0 then
+      level, part = level - 1, part + window
+    end
+    if level < 0 then
+      level, part = 0, 0
+    end
+  end
+  local filled = part > 0 and level + 1 or level -- a started unit takes a whole one's room
+
+  local need = cost
+  if cost == 0 and not spec.always then
+    need = 1
+  end
+  local over = filled + need > burst and cost >= 0
+  local allowed = not over or spec.always
+  if allowed then
+    level = level + cost
+    if level < 0 then
+      level, part = 0, 0
+    elseif level > most_hits then
+      level = most_hits
+    end
+    filled = part > 0 and level + 1 or level
+  end
+
+  local retry, reset = 0, 0
+  if over then
+    retry = need > burst and -1 or at - now + drain_us(level + need - burst, part, spec)
+  end
+  if filled > 0 then
+    reset = at - now + drain_us(level, part, spec)
+  end
+  if not allowed or cost == 0 or (cost < 0 and not state) then
+    return state, burst - filled, retry, reset
+  end
+  return { at = at, level = level, part = part, empty_us = reset }, burst - filled, retry, reset
+end
+
+function leaky_bucket.write(key, state, _, _, _, jitter_ms)
+  local text = string.format("%.0f %.0f %.0f", state.at, state.level, state.part)
+  redis.call("SET", key, text, "PX", ttl_ms(state.empty_us, jitter_ms))
+end
+
+algorithms.leaky_bucket = leaky_bucket

@@ -1,0 +1,168 @@
+--[[
+sliding_log.lua — at most `limit` hits in the last `window`, exactly: every hit is remembered until it is that old.
+
+State      a list of texts "at total", oldest first: at the moment `at` the hits ever counted came to `total`. The
+           first element is the base: it is older than the window (or "0 0") and only says where totals start from, so
+           used = total of the last - total of the first
+Bounds     limit <= 10000 (checked when rules load), totals < 2^53. Hits admitted are at most `limit` elements; debt
+           (charge: always) is exact up to 20000 elements, then it is added to the newest, which only lengthens it
+Retry      the moment the oldest hits that are in the way become `window` old; a cost above the limit never fits
+Reset      when the newest hit becomes `window` old
+Cost       what expired plus what was added; a refund what it takes back
+
+Within one batch `now` stands still, so a batch only ever adds one element and takes back some of the newest.
+]]
+local most_entries = 20000
+
+local sliding_log = {}
+
+local function parse_entry(text)
+  local at, total = string.match(text, "^(%d+) (%d+)$")
+  return { at = tonumber(at), total = tonumber(total) }
+end
+
+-- The i-th element from the front (from 0: the base), fetched in growing gulps.
+local function entry_at(log, i)
+  local entries = log.entries
+  while i >= log.fetched do
+    local gulp = log.fetched < 8 and 8 or log.fetched
+    local texts = redis.call("LRANGE", log.key, log.fetched, log.fetched + gulp - 1)
+    if #texts == 0 then
+      return nil
+    end
+    for j = 1, #texts do
+      entries[log.fetched] = parse_entry(texts[j])
+      log.fetched = log.fetched + 1
+    end
+  end
+  return entries[i]
+end
+
+function sliding_log.read(_, key, spec, now)
+  local last = redis.call("LINDEX", key, -1)
+  if not last then
+    return nil
+  end
+  local log = { key = key, entries = {}, fetched = 0, last = parse_entry(last) }
+  -- What has expired is dropped at once, even by a look, so that nobody has to step over it again.
+  local live = 1
+  local oldest = entry_at(log, live)
+  while oldest and oldest.at <= now - spec.window do
+    live = live + 1
+    oldest = entry_at(log, live)
+  end
+  if live > 1 then
+    redis.call("LTRIM", key, live - 1, -1)
+    local kept = {}
+    for i = live - 1, log.fetched - 1 do
+      kept[i - live + 1] = log.entries[i]
+    end
+    log.entries, log.fetched = kept, log.fetched - live + 1
+  end
+  log.used = log.last.total - entry_at(log, 0).total
+  return { log = log, taken_back = 0, added = 0 }
+end
+
+-- The newest element that is left when `taken_back` hits are, and how many elements stand after it.
+local function newest_left(log, taken_back)
+  local goal = log.last.total - taken_back
+  local after, newer = 0, nil
+  local i = -1
+  local entry = log.last
+  while entry and entry.total > goal do
+    newer = entry
+    after = after + 1
+    i = i - 1
+    local text = redis.call("LINDEX", log.key, i)
+    entry = text and parse_entry(text)
+  end
+  return entry, after, newer, goal
+end
+
+-- When the first `many` of the hits in use will have expired.
+local function expiry_of(log, taken_back, many, spec, added_at)
+  if many > log.used - taken_back then
+    return added_at + spec.window
+  end
+  local goal = entry_at(log, 0).total + many
+  local i = 1
+  while entry_at(log, i).total < goal do
+    i = i + 1
+  end
+  return entry_at(log, i).at + spec.window
+end
+
+function sliding_log.spend(state, spec, now, cost)
+  local limit = spec.limit
+  local before = state or { log = { used = 0 }, taken_back = 0, added = 0 }
+  local log, taken_back, added = before.log, before.taken_back, before.added
+  local added_at = log.last and log.last.at > now and log.last.at or now -- the clock was set back
+  local used = log.used - taken_back + added
+  local allowed, retry = true, 0
+
+  if cost < 0 then
+    local fresh = added + cost > 0 and added + cost or 0
+    local older = -cost - (added - fresh)
+    taken_back = taken_back + older < log.used and taken_back + older or log.used
+    added = fresh
+  else
+    local need = cost
+    if cost == 0 and not spec.always then
+      need = 1
+    end
+    local over = used + need > limit
+    allowed = not over or spec.always
+    if allowed and used + cost <= most_hits then
+      added = added + cost
+    end
+    if over and need > limit then
+      retry = -1
+    elseif over then
+      retry = expiry_of(log, taken_back, log.used - taken_back + added + need - limit, spec, added_at) - now
+    end
+  end
+
+  local reset = 0
+  if added > 0 then
+    reset = added_at + spec.window - now
+  elseif log.used - taken_back > 0 then
+    local newest = log.last
+    if taken_back > 0 then
+      local left, _, newer, goal = newest_left(log, taken_back)
+      newest = left.total < goal and newer or left
+    end
+    reset = newest.at + spec.window - now
+  end
+  used = log.used - taken_back + added
+  if not allowed or cost == 0 or (cost < 0 and not state) then
+    return state, limit - used, retry, reset
+  end
+  return { log = log, taken_back = taken_back, added = added, added_at = added_at }, limit - used, retry, reset
+end
+
+function sliding_log.write(key, state, _, spec, now, jitter_ms)
+  local log = state.log
+  local total = log.last and log.last.total or 0
+  if not log.last then
+    redis.call("RPUSH", key, "0 0")
+  end
+  if state.taken_back > 0 then
+    local left, after, newer, goal = newest_left(log, state.taken_back)
+    redis.call("LTRIM", key, 0, -after - 1)
+    if left.total < goal then
+      redis.call("RPUSH", key, string.format("%.0f %.0f", newer.at, goal))
+    end
+    total = goal
+  end
+  if state.added > 0 then
+    local entry = string.format("%.0f %.0f", state.added_at, total + state.added)
+    if log.used > spec.limit and redis.call("LLEN", key) > most_entries then
+      redis.call("LSET", key, -1, entry)
+    else
+      redis.call("RPUSH", key, entry)
+    end
+  end
+  redis.call("PEXPIRE", key, ttl_ms(state.added_at + spec.window - now, jitter_ms))
+end
+
+algorithms.sliding_log = sliding_log

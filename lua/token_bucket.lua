@@ -1,0 +1,79 @@
+--[[
+token_bucket.lua — a bucket that holds `burst` tokens and gains `limit` in every `window`, evenly; a hit takes one.
+
+State      text "at tokens part": at the moment `at` there were tokens + part / window; absent = full
+Bounds     debt < 2^36 tokens, where it stays; a bucket fills within 2^51 microseconds (checked when rules load)
+Retry      the first microsecond at which the bucket holds the cost; a cost above the burst never is
+Reset      when the bucket is full again
+Cost       O(1)
+
+The fraction of a token is kept as an exact remainder, so that looking often or seldom gives the same answer.
+]]
+local most_wait = 2251799813685248 -- 2^51 us, about 71 years: longer waits are told as this
+
+local token_bucket = {}
+
+function token_bucket.read(raw)
+  if not raw then
+    return nil
+  end
+  local at, tokens, part = string.match(raw, "^(%d+) (%-?%d+) (%d+)$")
+  return { at = tonumber(at), tokens = tonumber(tokens), part = tonumber(part) }
+end
+
+-- Microseconds until short * window - part parts have come in, rounded up.
+local function refill_us(short, part, spec)
+  local whole, rest = mul_div(short, spec.window, spec.limit)
+  local us = whole - floor((part - rest) / spec.limit)
+  return us < most_wait and us or most_wait
+end
+
+function token_bucket.spend(state, spec, now, cost)
+  local window, burst = spec.window, spec.burst
+  local at, tokens, part = now, burst, 0
+  if state then
+    at = state.at > now and state.at or now -- the clock was set back: nothing comes in until it has caught up
+    local gained, rest = mul_div(at - state.at, spec.limit, window)
+    tokens, part = state.tokens + gained, state.part + rest
+    if part >= window then
+      tokens, part = tokens + 1, part - window
+    end
+    if tokens >= burst then
+      tokens, part = burst, 0
+    end
+  end
+
+  local need = cost
+  if cost == 0 and not spec.always then
+    need = 1
+  end
+  local over = tokens < need and cost >= 0
+  local allowed = not over or spec.always
+  if allowed then
+    tokens = tokens - cost
+    if tokens >= burst then
+      tokens, part = burst, 0
+    elseif tokens < -most_hits then
+      tokens = -most_hits
+    end
+  end
+
+  local retry, reset = 0, 0
+  if over then
+    retry = need > burst and -1 or at - now + refill_us(need - tokens, part, spec)
+  end
+  if tokens < burst then
+    reset = at - now + refill_us(burst - tokens, part, spec)
+  end
+  if not allowed or cost == 0 or (cost < 0 and not state) then
+    return state, tokens, retry, reset
+  end
+  return { at = at, tokens = tokens, part = part, full_us = reset }, tokens, retry, reset
+end
+
+function token_bucket.write(key, state, _, _, _, jitter_ms)
+  local text = string.format("%.0f %.0f %.0f", state.at, state.tokens, state.part)
+  redis.call("SET", key, text, "PX", ttl_ms(state.full_us, jitter_ms))
+end
+
+algorithms.token_bucket = token_bucket

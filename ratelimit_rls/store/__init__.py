@@ -1,0 +1,1 @@
+"""Plans in, answers out: the only place where anything is counted."""
