@@ -1,0 +1,150 @@
+"""Settings: everything a process is told from outside, read once, frozen.
+
+    flag --grpc-port  =  field grpc_port  =  variable GRPC_PORT          --workers = rls_workers = RLS_WORKERS
+
+A flag wins over its variable. `Settings()` reads the environment and either is wholly usable or raises SettingsError
+with a sentence for every problem there is. Nothing else in the package reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.settings import catalogue, later, refusals, variables
+from ratelimit_rls.settings.redis_address import RedisAddress, parse_redis_address
+
+__all__ = ["RedisAddress", "Settings"]
+
+
+class _Environment(PydanticBaseSettingsSource):
+    """Variables by their exact names, as text. The library's own source would read `port` for PORT, and JSON."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[str | None, str, bool]:
+        name = field_name.upper()
+        return os.environ.get(name), name, False
+
+    def __call__(self) -> dict[str, str]:
+        found = (self.get_field_value(about, field) for field, about in self.settings_cls.model_fields.items())
+        return {name: value for value, name, _ in found if value is not None}
+
+
+class Settings(
+    variables.RulesSettings,
+    variables.GrpcSettings,
+    variables.HttpSettings,
+    variables.StoreSettings,
+    variables.AnswerSettings,
+    variables.LogSettings,
+    later.NoEffectSettings,
+    later.RedisLaterSettings,
+    later.StatsSettings,
+    later.TracingSettings,
+    later.XdsSettings,
+    later.MemcachedSettings,
+    BaseSettings,
+):
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=str.upper,
+        populate_by_name=True,
+        hide_input_in_errors=True,  # should one of pydantic's own errors ever get out: it would quote secrets
+        protected_namespaces=(),
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Environment(settings_cls)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _report_all(cls, values: Mapping[str, Any], handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Values that cannot be parsed are reported with what is wrong with the others, not instead of it."""
+        unparsed: list[ErrorDetails] = []
+        try:
+            settings = handler(values)
+        except ValidationError as error:
+            unparsed = error.errors()
+            bad = {detail["loc"][0] for detail in unparsed}
+            settings = handler({name: value for name, value in values.items() if name not in bad})
+        unparsed.sort(key=lambda detail: _ORDER.get(str(detail["loc"][0]).lower(), 0))
+        sentences = [_sentence(detail, values[str(detail["loc"][0])]) for detail in unparsed]
+        problems = [*sentences, *refusals.refusals(settings)]
+        if problems:
+            raise SettingsError("\n".join(problems))
+        return settings
+
+    def given(self, field: str) -> bool:
+        """Whether somebody set it, be it to its default."""
+        return field in self.model_fields_set
+
+    def warnings(self) -> list[str]:
+        """A sentence for each thing that was set and does not do what one would think."""
+        return list(refusals.warnings(self, frozenset(os.environ)))
+
+    @property
+    def redis(self) -> RedisAddress | None:
+        """None: the embedded store."""
+        url = self.redis_url.get_secret_value()
+        return parse_redis_address(url, self.given_socket_type, self.redis_auth.get_secret_value()) if url else None
+
+    @property
+    def given_socket_type(self) -> str | None:
+        """tcp or unix; None when nobody said, since the reference's default would make host:port an error."""
+        if not self.given("redis_socket_type"):
+            return None
+        return "unix" if self.redis_socket_type == "unix" else "tcp"
+
+    @property
+    def client_ca(self) -> str:
+        """The file with the CA of client certificates; empty: clients need none."""
+        return self.grpc_client_tls_cacert or self.grpc_server_tls_ca_cert
+
+
+_ORDER = {variable.field: at for at, variable in enumerate(catalogue.VARIABLES)}
+
+
+def _sentence(detail: ErrorDetails, given: object) -> str:
+    """What is wrong with one value, in our words; the value is quoted unless it may be a secret."""
+    field = str(detail["loc"][0]).lower()
+    name, context = field.upper(), detail.get("ctx", {})
+    if field not in Settings.model_fields:
+        return f"{name} is not a setting"
+    if given == "":
+        return f"{name} is set but empty; give it a value or unset it"
+    shown = f"{name}={given!r}" if _may_be_shown(field) else name
+    match detail["type"]:
+        case "value_error":
+            return f"{shown} {context['error']}"
+        case "greater_than_equal":
+            return f"{shown} is too small; the least is {context['ge']}"
+        case "greater_than":
+            return f"{shown} is too small; it must be more than {context['gt']}"
+        case "less_than_equal":
+            return f"{shown} is too large; the most is {context['le']}"
+        case "literal_error":
+            return f"{shown} is not one of the choices; use {context['expected']}"
+        case "string_pattern_mismatch":
+            return f"{shown} is not a header name; use letters, digits and dashes"
+        case _:
+            return f"{shown} cannot be used: {detail['msg']}"
+
+
+def _may_be_shown(field: str) -> bool:
+    about = Settings.model_fields[field]
+    return about.repr and about.annotation is not SecretStr

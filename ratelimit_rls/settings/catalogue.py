@@ -1,0 +1,90 @@
+"""Every variable with what a person may want to know of it: the source of `serve --help`, its flags, and the docs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from ratelimit_rls.settings import later, variables
+from ratelimit_rls.settings.parse import format_duration
+
+GROUPS: tuple[type[BaseModel], ...] = (
+    variables.RulesSettings,
+    variables.GrpcSettings,
+    variables.HttpSettings,
+    variables.StoreSettings,
+    variables.AnswerSettings,
+    variables.LogSettings,
+    later.NoEffectSettings,
+    later.RedisLaterSettings,
+    later.StatsSettings,
+    later.TracingSettings,
+    later.XdsSettings,
+    later.MemcachedSettings,
+)
+
+_KINDS: dict[object, str] = {
+    bool: "bool",
+    int: "number",
+    float: "number",
+    timedelta: "duration",
+    str: "text",
+    SecretStr: "secret",
+    tuple: "list",
+    dict: "map",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    field: str
+    group: str
+    kind: str  # bool, number, duration, text, secret, list, map, or the choices joined by |
+    default: str  # as it would be written in the variable
+    description: str
+
+    @property
+    def name(self) -> str:
+        return self.field.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.field.removeprefix("rls_").replace("_", "-")
+
+
+def _variable(group: type[BaseModel], field: str, about: FieldInfo) -> Variable:
+    return Variable(
+        field=field,
+        group=group.__doc__ or "",
+        kind=_kind(about),
+        default=_text(about.default),
+        description=about.description or "",
+    )
+
+
+def _kind(about: FieldInfo) -> str:
+    origin = get_origin(about.annotation) or about.annotation
+    if origin is Literal:
+        return "|".join(get_args(about.annotation))
+    return _KINDS[origin]
+
+
+def _text(default: object) -> str:
+    match default:
+        case bool():
+            return str(default).lower()
+        case timedelta():
+            return format_duration(default)
+        case SecretStr() | () | {}:
+            return ""
+        case _:
+            return str(default)
+
+
+VARIABLES: tuple[Variable, ...] = tuple(
+    _variable(group, field, about) for group in GROUPS for field, about in group.model_fields.items()
+)

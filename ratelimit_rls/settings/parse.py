@@ -1,0 +1,125 @@
+"""Text as the reference reads it: Go's booleans, whole numbers, floats and durations, comma lists, k:v maps.
+
+A value that is not text (a default, or a test's own) passes through untouched. Every parser raises ValueError with the
+second half of a sentence; the first half, the variable and its value, is the caller's. No parser repeats the value:
+it may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from fractions import Fraction
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+# "017" is octal in Go and an error in Python, hence a form of its own.
+_WHOLE = re.compile(r"([+-]?)(?:0([0-7_]+)|(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[1-9][0-9_]*|0))")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+
+_UNIT_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,  # micro sign
+    "μs": 1_000,  # Greek mu
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+
+LONGEST_DURATION_NS = 2**63 - 1
+"""About 292 years: what Go's time.Duration holds."""
+
+
+def parse_bool(text: object) -> object:
+    if not isinstance(text, str):
+        return text
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise ValueError("is not a boolean; use true or false")
+
+
+def parse_int(text: object) -> object:
+    if not isinstance(text, str):
+        return text
+    found = _WHOLE.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        sign, octal, other = found.groups()
+        number = int(octal, 8) if octal else int(other, 0)
+    except ValueError:
+        raise ValueError("is not a whole number; use digits such as 8081") from None
+    return -number if sign == "-" else number
+
+
+def parse_float(text: object) -> object:
+    if not isinstance(text, str):
+        return text
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    raise ValueError("is not a number; use digits such as 0.8")
+
+
+def parse_duration(text: object) -> object:
+    """A timedelta, rounded up to a whole microsecond."""
+    if not isinstance(text, str):
+        return text
+    unsigned = text.removeprefix("+")
+    if unsigned == "0":
+        return timedelta()
+    if unsigned.startswith("-"):
+        raise ValueError("is negative; a duration must not be")
+    total_ns, at = Fraction(0), 0
+    while found := _DURATION.match(unsigned, at):
+        total_ns += Fraction(found[1]) * _UNIT_NS[found[2]]
+        at = found.end()
+    if at == 0 or at != len(unsigned):
+        raise ValueError("is not a duration; use a number with a unit such as 150us, 3s or 24h")
+    if total_ns > LONGEST_DURATION_NS:
+        raise ValueError("is too long a duration; the longest is about 292 years")
+    return timedelta(microseconds=-(-total_ns // 1_000))
+
+
+def parse_list(text: object) -> object:
+    if not isinstance(text, str):
+        return text
+    return tuple(text.split(",")) if text.strip() else ()
+
+
+def parse_map(text: object) -> object:
+    if not isinstance(text, str):
+        return text
+    pairs = [pair.split(":") for pair in text.split(",")] if text.strip() else []
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("is not a map; use key:value,key:value, with no other colons")
+    return dict(pairs)
+
+
+def format_duration(value: timedelta) -> str:
+    """The shortest exact text that parses back to the same duration, in one unit."""
+    microseconds = value // timedelta(microseconds=1)
+    if microseconds == 0:
+        return "0"
+    for unit in ("h", "m", "s", "ms"):
+        each = _UNIT_NS[unit] // 1_000
+        if microseconds % each == 0:
+            return f"{microseconds // each}{unit}"
+    return f"{microseconds}us"
+
+
+Bool = Annotated[bool, BeforeValidator(parse_bool)]
+Int = Annotated[int, BeforeValidator(parse_int)]
+Count = Annotated[int, Field(ge=0), BeforeValidator(parse_int)]
+Positive = Annotated[int, Field(ge=1), BeforeValidator(parse_int)]
+Port = Annotated[int, Field(ge=0, le=65_535), BeforeValidator(parse_int)]
+Float = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(parse_float)]
+Duration = Annotated[timedelta, Field(ge=timedelta()), BeforeValidator(parse_duration)]
+TextList = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+TextMap = Annotated[dict[str, str], BeforeValidator(parse_map)]

@@ -1,0 +1,132 @@
+"""The variables of what this version does, in groups. A group's docstring is its title in --help and in the docs.
+
+The variable is the field's name in capitals. RLS_… are ours; every other is the reference's, with its meaning.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+from pydantic import BaseModel, Field, SecretStr
+
+from ratelimit_rls.settings.parse import Bool, Count, Duration, Float, Int, Port, Positive, TextList
+
+_TOKEN = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"  # noqa: S105 - RFC 9110's word for what a header name is made of
+
+SMALLEST_EMBEDDED_MEMORY_BYTES = 1 << 20
+
+
+class RulesSettings(BaseModel):
+    """Rules"""
+
+    rls_rules: TextList = Field((), description="Files or directories to read rules from, in place of RUNTIME_*.")
+    runtime_root: str = Field("/srv/runtime_data/current", description="Directory above the rules; may be a link.")
+    runtime_subdirectory: str = Field("", description="Directory below RUNTIME_ROOT.")
+    runtime_appdirectory: str = Field("config", description="Directory below that: where the rules files are.")
+    runtime_ignoredotfiles: Bool = Field(False, description="Skip files and directories whose name starts with a dot.")
+    runtime_watch_root: Bool = Field(True, description="Take files beside it whose names start so, too.")
+    config_type: str = Field("FILE", description="Where rules come from: FILE.")
+    merge_domain_config: Bool = Field(False, description="Several files may add to one domain.")
+    force_start_without_initial_config: Bool = Field(False, description="Serve before the first rules are loaded.")
+    healthy_with_at_least_one_config_loaded: Bool = Field(False, description="Unhealthy until some domain has rules.")
+
+
+class GrpcSettings(BaseModel):
+    """gRPC"""
+
+    grpc_host: str = Field("0.0.0.0", description="Address the gRPC server listens on.")
+    grpc_port: Port = Field(8081, description="Port of the gRPC server; 0 takes a free one.")
+    grpc_uds: str = Field("", description="Unix socket to listen on, in place of GRPC_HOST and GRPC_PORT.")
+    grpc_server_use_tls: Bool = Field(False, description="TLS on the gRPC server.")
+    grpc_server_tls_cert: str = Field("", description="File with the server's certificate chain (PEM); reloaded.")
+    grpc_server_tls_key: str = Field("", description="File with the server's private key (PEM); reloaded.")
+    grpc_client_tls_cacert: str = Field("", description="File with the CA (PEM) that must vouch for every client.")
+    grpc_server_tls_ca_cert: str = Field("", description="The same, under the name Envoy Gateway gives it.")
+    grpc_client_tls_san: TextList = Field((), description="DNS names, one of which a client's certificate must have.")
+    grpc_max_connection_age: Duration = Field(
+        timedelta(hours=24), description="Ask a client to reconnect after this long (RLS_TRANSPORT=grpcio only)."
+    )
+    grpc_max_connection_age_grace: Duration = Field(
+        timedelta(hours=1), description="And cut it off after this much more (RLS_TRANSPORT=grpcio only)."
+    )
+    rls_transport: Literal["native", "grpcio"] = Field("native", description="gRPC server: native or grpcio.")
+    rls_workers: Positive = Field(1, description="Processes that share the gRPC port; more than one needs Redis.")
+    rls_grpc_io_threads: Positive = Field(1, description="Threads of the native transport that read and write.")
+    rls_max_concurrent_streams: Positive = Field(1024, description="Calls in flight on one connection, at most.")
+    rls_plan_cache_bytes: Count = Field(128 << 20, description="Memory for what was worked out per request; 0: none.")
+    rls_drain_delay: Duration = Field(
+        timedelta(seconds=5), description="After SIGTERM, serve on for this long while health says NOT_SERVING."
+    )
+    rls_drain_timeout: Duration = Field(
+        timedelta(seconds=30), description="Then wait at most this long for calls in flight."
+    )
+    rls_runtime_dir: str = Field("", description="Directory for internal sockets; empty: the first that is writable.")
+
+
+class HttpSettings(BaseModel):
+    """HTTP"""
+
+    host: str = Field("0.0.0.0", description="Address of /json and /healthcheck.")
+    port: Port = Field(8080, description="Port of /json and /healthcheck; 0 takes a free one.")
+    debug_host: str = Field("0.0.0.0", description="Address of /rlconfig and /stats.")
+    debug_port: Port = Field(6070, description="Port of /rlconfig and /stats; 0 takes a free one.")
+
+
+class StoreSettings(BaseModel):
+    """Store"""
+
+    redis_url: SecretStr = Field(
+        SecretStr(""), description="host:port, socket path, redis:// or unix:// URL; empty: counters in this process."
+    )
+    redis_socket_type: str = Field("unix", description="tcp or unix; when not given, taken from REDIS_URL.")
+    redis_auth: SecretStr = Field(SecretStr(""), description="password or user:password; wins over REDIS_URL's.")
+    redis_timeout: Duration = Field(timedelta(seconds=10), description="To connect to Redis, at most.")
+    redis_startup_initial_interval: Duration = Field(
+        timedelta(seconds=1), description="First wait between attempts to connect at start."
+    )
+    redis_startup_max_interval: Duration = Field(
+        timedelta(seconds=30), description="Longest wait between attempts to connect at start."
+    )
+    redis_startup_max_elapsed_time: Duration = Field(
+        timedelta(), description="Give up starting when Redis is not there for this long; 0: never."
+    )
+    redis_health_check_active_connection: Bool = Field(
+        False, description="Unhealthy while there is no connection to Redis."
+    )
+    rls_store_timeout: Duration = Field(
+        timedelta(seconds=1), gt=timedelta(), description="For an answer of the store when the caller sets no deadline."
+    )
+    rls_embedded_memory_bytes: Int = Field(
+        256 << 20, ge=SMALLEST_EMBEDDED_MEMORY_BYTES, description="Memory for the counters of the embedded store."
+    )
+    backend_type: str = Field("redis", description="redis; without REDIS_URL the embedded store is used.")
+    cache_key_prefix: str = Field("", description="Put before every key in Redis.")
+    expiration_jitter_max_seconds: Count = Field(
+        300, description="Added at random to how long Redis keeps a key; 0: nothing."
+    )
+    stop_cache_key_increment_when_overlimit: Bool = Field(
+        False, description="A refused call charges nothing: `charge: admitted` for rules that do not say."
+    )
+
+
+class AnswerSettings(BaseModel):
+    """Answers"""
+
+    shadow_mode: Bool = Field(False, description="Count everything, refuse nothing.")
+    quota_mode: Bool = Field(False, description="Treat every limit as a quota.")
+    near_limit_ratio: Float = Field(0.8, description="Share of a limit above which hits count as near_limit.")
+    response_dynamic_metadata: Bool = Field(False, description="Send dynamic metadata with every answer.")
+    limit_response_headers_enabled: Bool = Field(False, description="Send the three headers below.")
+    limit_limit_header: str = Field("RateLimit-Limit", pattern=_TOKEN, description="Header with the limit.")
+    limit_remaining_header: str = Field(
+        "RateLimit-Remaining", pattern=_TOKEN, description="Header with what is left of it."
+    )
+    limit_reset_header: str = Field("RateLimit-Reset", pattern=_TOKEN, description="Header with the seconds to reset.")
+
+
+class LogSettings(BaseModel):
+    """Logs"""
+
+    log_level: str = Field("WARN", description="panic, fatal, error, warn, info, debug or trace.")
+    log_format: str = Field("text", description="text or json.")

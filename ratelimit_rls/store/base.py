@@ -1,0 +1,32 @@
+"""What every store does: decide a batch of plans, each in one atomic step, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ratelimit_rls.core.model import Answer, Plan
+from ratelimit_rls.errors import StoreError
+
+
+class Prepared(Protocol):
+    """A plan in the form its store likes best; what is inside is the store's own affair."""
+
+
+class Store(Protocol):
+    """Counts.
+
+    Guarantee: each plan is decided as if alone, all of its limits together; plans of one batch in list order. A plan
+    that was answered with a StoreError may or may not have been counted, and is never sent again by the store itself
+    unless the server said that it did not run.
+    """
+
+    def prepare(self, plan: Plan) -> Prepared:
+        """Work that depends on the plan alone, done once and kept beside it. The plan has at least one step."""
+        ...
+
+    async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
+        """The answer to each plan, in order, or why there is none. The trouble of one plan is not another's."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,101 @@
+"""Many plans as one set of script arguments, and the one reply as many answers (lua/decide.lua has the layout).
+
+Both stores pack alike; they differ only in what a key and a spec look like on the way to Lua. So a batch is joined
+from parts that each plan has ready, never put together argument by argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from struct import pack
+from typing import Generic, NamedTuple, TypeVar
+
+from ratelimit_rls.core.model import Answer, Charge, Outline, Reading, Step
+
+LARGEST_BATCH_STEPS = 128
+"""Limits decided by one run of the script, so that no run holds Redis for more than about a millisecond. Only a single
+call with more limits than this exceeds it, since a call is never split."""
+
+CALL_QUOTA_PASSES = 1
+CALL_SHADOWED = 2
+STEP_ALWAYS = 1
+STEP_SHADOW = 2
+STEP_QUOTA = 4
+
+Part = TypeVar("Part", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form(Generic[Part]):
+    """What all plans of one outline send alike: a spec for each step, ready to be joined."""
+
+    specs: tuple[Part, ...]
+    flags: int
+
+
+class PackedPlan(NamedTuple, Generic[Part]):
+    """A plan as its store sends it: for each step the key, ready to be joined, and the form it shares with others."""
+
+    keys: tuple[Part, ...]
+    form: Form[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed(Generic[Part]):
+    """The arguments of one run of the script."""
+
+    keys: Sequence[Part]
+    specs: Sequence[Part]
+    calls: bytes
+
+
+def spec_of(step: Step) -> tuple[bytes, int, int, int, int, int]:
+    """The six arguments that describe what a step asks of its counter."""
+    limit = step.limit
+    flags = STEP_ALWAYS if step.charge is Charge.ALWAYS else 0
+    flags += STEP_SHADOW if step.shadow_mode else 0
+    flags += STEP_QUOTA if step.quota_mode else 0
+    name = limit.algorithm.value.encode()
+    return name, limit.requests_per_unit, limit.window_us, limit.burst, step.cost, flags
+
+
+def form_of(outline: Outline, spec: Callable[[Step], Part]) -> Form[Part]:
+    flags = CALL_QUOTA_PASSES if outline.quota_passes else 0
+    flags += CALL_SHADOWED if outline.shadow_mode else 0
+    return Form(tuple(spec(step) for step in outline.steps), flags)
+
+
+def pack_batch(batch: Sequence[PackedPlan[Part]]) -> Packed[Part]:
+    keys: dict[Part, int] = {}
+    specs: dict[Part, int] = {}
+    numbers: list[int] = []
+    for plan_keys, form in batch:
+        numbers += len(plan_keys), form.flags
+        for key, spec in zip(plan_keys, form.specs, strict=True):
+            numbers += keys.setdefault(key, len(keys)), specs.setdefault(spec, len(specs))
+    return Packed(list(keys), list(specs), pack(f">{len(numbers)}H", *numbers))
+
+
+def runs(batch: Sequence[PackedPlan[Part]]) -> Iterator[Sequence[PackedPlan[Part]]]:
+    """The batch cut into pieces that one run of the script may decide, in order."""
+    start = steps = 0
+    for end, plan in enumerate(batch):
+        if steps and steps + len(plan.keys) > LARGEST_BATCH_STEPS:
+            yield batch[start:end]
+            start, steps = end, 0
+        steps += len(plan.keys)
+    if start < len(batch):
+        yield batch[start:]
+
+
+def unpack(batch: Sequence[PackedPlan[Part]], reply: Sequence[int]) -> list[Answer]:
+    now_us = reply[0]
+    answers = []
+    at = 1
+    for plan in batch:
+        refused = reply[at] == 1
+        first, at = at + 1, at + 1 + 3 * len(plan.keys)
+        readings = tuple([Reading(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, at, 3)])
+        answers.append(Answer(refused, now_us, readings))
+    return answers

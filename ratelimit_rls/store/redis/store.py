@@ -1,0 +1,174 @@
+"""Batches to one Redis server.
+
+    calls of one turn of the loop ─► runs of at most 128 limits ─► one write ─► one EVALSHA each ─► answers
+
+Several batches may be under way at once on the one connection; Redis answers them in order. A batch without an answer
+in time takes the connection with it: everything behind it would be late too, and nothing piles up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import structlog
+
+from ratelimit_rls.core.model import Answer, Outline, Plan, Step
+from ratelimit_rls.core.plan import MOST_OUTLINES
+from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
+from ratelimit_rls.settings.redis_address import RedisAddress
+from ratelimit_rls.store.base import Prepared
+from ratelimit_rls.store.batch import Form, PackedPlan, form_of, pack_batch, runs, spec_of, unpack
+from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
+from ratelimit_rls.store.script import script, script_sha
+
+log = structlog.get_logger()
+
+SHORTEST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+"""Between attempts to reconnect: soon enough that service is back within a second of Redis."""
+
+
+class RedisStore:
+    def __init__(
+        self,
+        address: RedisAddress,
+        *,
+        timeout_s: float = 1.0,
+        connect_timeout_s: float = 10.0,
+        jitter_ms: int = 0,
+        clock: Callable[[], int] | None = None,
+        on_connection: Callable[[bool], None] = lambda connected: None,
+    ) -> None:
+        """`clock` is for tests; without one, the server's own time decides."""
+        self._address = address
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._jitter_ms = jitter_ms
+        self._clock = clock
+        self._on_connection = on_connection
+        self._pipe: Pipe | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._pipe is not None and not self._pipe.closed.done()
+
+    async def start(self) -> None:
+        """Connect and load the script. Raises StoreUnavailable if that cannot be done now."""
+        await self._connect()
+        self._keeper = asyncio.create_task(self._keep_connected())
+
+    async def _connect(self) -> None:
+        pipe = await connect(self._address, self._connect_timeout_s)
+        reply = await asyncio.wait_for(pipe.send(_command(b"SCRIPT", b"LOAD", script())), self._connect_timeout_s)
+        if isinstance(reply, ReplyError):
+            pipe.abort()
+            raise StoreUnavailable(f"Redis at {self._address} does not take the script: {reply}")
+        self._pipe = pipe
+        self._on_connection(True)
+
+    async def _keep_connected(self) -> None:
+        """Wait for the connection to break, and bring it back; for as long as the store is open."""
+        pause_s = SHORTEST_PAUSE_S
+        while True:
+            if self._pipe is not None:
+                await asyncio.shield(self._pipe.closed)
+                self._pipe = None
+                self._on_connection(False)
+                log.warning("redis connection lost", address=str(self._address))
+                pause_s = SHORTEST_PAUSE_S
+            try:
+                await self._connect()
+                log.warning("redis connection restored", address=str(self._address))
+            except (StoreError, TimeoutError) as exc:
+                log.debug("redis still away", error=str(exc))
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return PackedPlan(tuple(map(_bulk, plan.keys)), _form(plan.outline))
+
+    async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
+        pipe = self._pipe
+        if pipe is None:
+            return [StoreUnavailable(f"no connection to Redis at {self._address}")] * len(batch)
+        answers: list[Answer | StoreError] = []
+        pieces = list(runs(cast("Sequence[PackedPlan[bytes]]", batch)))
+        commands = [self._arguments(piece) for piece in pieces]
+        replies = [pipe.send(_evalsha(command)) for command in commands]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for piece, command, reply in zip(pieces, commands, replies, strict=True):
+                    answers += await _answers(pipe, piece, command, reply)
+        except TimeoutError:
+            pipe.abort()
+            late = StoreTimeout(f"no answer from Redis at {self._address} within {self._timeout_s:g} s")
+            answers += [late] * (len(batch) - len(answers))
+        return answers
+
+    def _arguments(self, piece: Sequence[PackedPlan[bytes]]) -> tuple[int, bytes]:
+        """How many arguments, and all of them, from the number of keys on."""
+        packed = pack_batch(piece)
+        now = b"%d" % self._clock() if self._clock else b""
+        jitter_ms = random.randrange(self._jitter_ms) if self._jitter_ms else 0
+        count = 1 + len(packed.keys) + 3 + 6 * len(packed.specs)
+        arguments = [_bulk(b"%d" % len(packed.keys)), *packed.keys]
+        arguments += _bulk(now), _bulk(b"%d" % jitter_ms), _bulk(packed.calls), *packed.specs
+        return count, b"".join(arguments)
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._pipe is not None:
+            self._pipe.abort()
+            await asyncio.shield(self._pipe.closed)
+
+
+async def _answers(
+    pipe: Pipe, piece: Sequence[PackedPlan[bytes]], command: tuple[int, bytes], reply: asyncio.Future[Any]
+) -> Sequence[Answer | StoreError]:
+    try:
+        told = await reply
+        if isinstance(told, ReplyError) and str(told).startswith("NOSCRIPT"):
+            # The server says that it did not run, so this is the one case in which a batch may be sent again; with the
+            # text this time, which also brings the script back for everybody.
+            told = await pipe.send(_eval(command))
+    except StoreError as exc:
+        return [exc] * len(piece)
+    if isinstance(told, ReplyError):
+        return [StoreUnavailable(f"Redis refused the batch: {told}")] * len(piece)
+    return unpack(piece, told)
+
+
+@lru_cache(MOST_OUTLINES)
+def _form(outline: Outline) -> Form[bytes]:
+    """Specs as RESP, so that a batch is joined from them as they are."""
+    return form_of(outline, _spec)
+
+
+def _spec(step: Step) -> bytes:
+    name, *numbers = spec_of(step)
+    return b"".join([_bulk(name), *(_bulk(b"%d" % number) for number in numbers)])
+
+
+def _bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(value), value)
+
+
+def _command(*words: bytes) -> bytes:
+    return b"*%d\r\n%s" % (len(words), b"".join(map(_bulk, words)))
+
+
+def _evalsha(arguments: tuple[int, bytes]) -> bytes:
+    count, packed = arguments
+    return b"*%d\r\n$7\r\nEVALSHA\r\n%s%s" % (count + 2, _bulk(script_sha()), packed)
+
+
+def _eval(arguments: tuple[int, bytes]) -> bytes:
+    count, packed = arguments
+    return b"*%d\r\n$4\r\nEVAL\r\n%s%s" % (count + 2, _bulk(script()), packed)

@@ -1,0 +1,1 @@
+"""What the service tells of itself: counters and logs, written from finished decisions."""

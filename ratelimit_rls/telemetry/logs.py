@@ -1,0 +1,94 @@
+"""Logs: one line per event on stderr, ours and the libraries' alike.
+
+    LOG_FORMAT=text   time=… level=info msg=serving grpc_port=8081   (on a terminal: aligned and coloured)
+    LOG_FORMAT=json   {"@timestamp": "…", "level": "info", "@message": "serving", "grpc_port": 8081}
+
+Field and level names are the reference's. Tracebacks never show local variables: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import Processor
+
+_LEVELS = {
+    "panic": logging.CRITICAL,
+    "fatal": logging.CRITICAL,
+    "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": logging.NOTSET,
+}
+
+
+def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:
+    """Everything logged from now on goes to `stream` (default: stderr). `level` is one of the settings' LOG_LEVELS."""
+    out = sys.stderr if stream is None else stream
+    least = _LEVELS[level.lower()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        _reference_level,
+    ]
+    rendering = _json() if log_format.lower() == "json" else _terminal() if out.isatty() else _text()
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+        )
+    )
+    # debug is about this service; what libraries have to say at that level starts at trace.
+    logging.basicConfig(handlers=[handler], level=least if least != logging.DEBUG else logging.INFO, force=True)
+
+
+def _json() -> list[Processor]:
+    return [
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="@timestamp"),
+        structlog.processors.format_exc_info,
+        structlog.processors.EventRenamer("@message"),
+        structlog.processors.JSONRenderer(ensure_ascii=False),
+    ]
+
+
+def _text() -> list[Processor]:
+    return [
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
+        structlog.processors.EventRenamer("msg"),
+        structlog.processors.LogfmtRenderer(key_order=["time", "level", "msg"], bool_as_flag=False),
+    ]
+
+
+def _terminal() -> list[Processor]:
+    colors = not os.environ.get("NO_COLOR")
+    styles = structlog.dev.ConsoleRenderer.get_default_level_styles(colors)
+    return [
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.dev.ConsoleRenderer(
+            colors=colors,
+            level_styles={**styles, "fatal": styles["critical"]},
+            exception_formatter=structlog.dev.plain_traceback,
+        ),
+    ]
+
+
+def _reference_level(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What Python calls critical, the reference calls fatal."""
+    if event.get("level") == "critical":
+        event["level"] = "fatal"
+    return event

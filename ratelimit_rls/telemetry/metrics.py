@@ -1,0 +1,121 @@
+"""Counters, under the names the reference gives them, so that existing dashboards and alerts go on working.
+
+A counter is a plain integer on an object that the caller holds: counting costs an addition. Whatever exports them
+(/stats now) reads them when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from ratelimit_rls.core.model import Code, Decision, Reading, Step
+
+MOST_PATHS = 10_000
+"""Distinct metric paths kept. Some come from request values (detailed_metric, value_to_metric, overrides, unknown
+domains), and the reference keeps every one for ever; here the rest is counted under `_other`."""
+
+OTHER = "_other"
+
+
+@dataclass(slots=True)
+class LimitCounters:
+    """What happened to the hits of one limit."""
+
+    total_hits: int = 0
+    over_limit: int = 0
+    near_limit: int = 0
+    over_limit_with_local_cache: int = 0
+    within_limit: int = 0
+    shadow_mode: int = 0
+    total_negative_hits: int = 0
+
+
+@dataclass(slots=True)
+class ServiceCounters:
+    """What happened to calls and to rules."""
+
+    config_load_success: int = 0
+    config_load_error: int = 0
+    global_shadow_mode: int = 0
+    redis_error: int = 0
+    service_error: int = 0
+    total_requests: int = 0
+
+
+class Metrics:
+    def __init__(self, near_limit_ratio: float = 0.8) -> None:
+        self.service = ServiceCounters()
+        self._near_limit_ratio = near_limit_ratio
+        self._limits: dict[str, LimitCounters] = {}
+        self._domains_not_found: dict[str, int] = {}
+
+    def limit(self, path: str) -> LimitCounters:
+        """The counters of a limit; hold on to them, looking them up again is the expensive part."""
+        counters = self._limits.get(path)
+        if counters is None:
+            if len(self._limits) >= MOST_PATHS:
+                path = OTHER
+            counters = self._limits.setdefault(path, LimitCounters())
+        return counters
+
+    def domain_not_found(self, domain: str) -> None:
+        if domain not in self._domains_not_found and len(self._domains_not_found) >= MOST_PATHS:
+            domain = OTHER
+        self._domains_not_found[domain] = self._domains_not_found.get(domain, 0) + 1
+
+    def record(self, decision: Decision, counters: tuple[LimitCounters | None, ...]) -> None:
+        """Count one finished decision. `counters` has one entry per descriptor, None where no limit was met."""
+        if not decision.outline.domain_known:
+            self.domain_not_found(decision.outline.domain)
+        if decision.shadowed:
+            self.service.global_shadow_mode += 1
+        for status, counted in zip(decision.statuses, counters, strict=True):
+            step = status.slot.step
+            if counted is not None and step is not None and status.reading is not None:
+                self._record_limit(counted, step, status.reading, status.code)
+
+    def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> None:
+        """The reference's arithmetic: of hits that cross a threshold, each is counted on its own side of it."""
+        hits = step.cost
+        if hits < 0:
+            counted.total_negative_hits -= hits
+            return
+        counted.total_hits += hits
+        capacity = step.limit.burst or step.limit.requests_per_unit
+        near = int(capacity * self._near_limit_ratio)
+        if reading.allowed:
+            counted.within_limit += hits
+            after = capacity - reading.left
+            if after > near:
+                before = after - hits
+                counted.near_limit += hits if before >= near else after - near
+            return
+        # A refusal under `admitted` spends nothing, so `left` says what there was before it; under `always`, after.
+        before = capacity - reading.left - (hits if step.charge.value == "always" else 0)
+        if before >= capacity:
+            over = hits
+        else:
+            over = before + hits - capacity
+            counted.near_limit += capacity - max(near, before)
+        counted.over_limit += over
+        if code is Code.OK:
+            counted.shadow_mode += over
+
+    def names(self) -> Iterator[tuple[str, int]]:
+        """Every counter with its value, under the reference's name, sorted."""
+        yield from sorted(self._names())
+
+    def _names(self) -> Iterator[tuple[str, int]]:
+        for path, counters in self._limits.items():
+            for field in fields(counters):
+                yield f"ratelimit.service.rate_limit.{path}.{field.name}", getattr(counters, field.name)
+        for domain, count in self._domains_not_found.items():
+            yield f"ratelimit.service.rate_limit.{domain}.domain_not_found", count
+        service = self.service
+        yield "ratelimit.service.config_load_success", service.config_load_success
+        yield "ratelimit.service.config_load_error", service.config_load_error
+        yield "ratelimit.service.global_shadow_mode", service.global_shadow_mode
+        yield "ratelimit.service.call.should_rate_limit.redis_error", service.redis_error
+        yield "ratelimit.service.call.should_rate_limit.service_error", service.service_error
+        yield "ratelimit_server.ShouldRateLimit.total_requests", service.total_requests

@@ -1,0 +1,122 @@
+"""What a call with several limits promises: one verdict, and who pays for it."""
+
+from __future__ import annotations
+
+from ratelimit_rls.core.model import Charge
+from tests.stores import StoreUnderTest, call, step
+
+
+def left(store: StoreUnderTest, key: str, limit: int) -> int:
+    return store.ask(step(key, limit, cost=0)).readings[0].left
+
+
+def test_a_refused_call_leaves_no_trace_on_limits_that_charge_the_admitted(store: StoreUnderTest) -> None:
+    store.ask(step("c", 1))
+
+    answer = store.ask(step("a", 5), step("b", 5), step("c", 1))
+
+    assert answer.refused
+    assert [reading.allowed for reading in answer.readings] == [True, True, False]
+    assert [reading.left for reading in answer.readings] == [5, 5, 0]
+    assert (left(store, "a", 5), left(store, "b", 5)) == (5, 5)
+
+
+def test_a_refused_call_is_counted_on_limits_that_charge_always(store: StoreUnderTest) -> None:
+    store.ask(step("c", 1))
+
+    answer = store.ask(step("a", 5), step("b", 5, charge=Charge.ALWAYS), step("c", 1, charge=Charge.ALWAYS))
+
+    assert answer.refused
+    assert [reading.left for reading in answer.readings] == [5, 4, -1]
+    assert (left(store, "a", 5), left(store, "b", 5), left(store, "c", 1)) == (5, 4, -1)
+
+
+def test_a_limit_named_twice_in_a_call_sees_its_own_first_hit(store: StoreUnderTest) -> None:
+    always = step("a", 1, charge=Charge.ALWAYS)
+    answer = store.ask(always, always)
+    assert [reading.allowed for reading in answer.readings] == [True, False]
+    assert answer.readings[1].left == -1
+
+    admitted = step("b", 1)
+    answer = store.ask(admitted, admitted)
+    assert [reading.allowed for reading in answer.readings] == [True, False]
+    assert left(store, "b", 1) == 1
+
+
+def test_mixed_accounting_on_one_limit_charges_from_where_the_call_began(store: StoreUnderTest) -> None:
+    store.ask(step("full", 1))
+
+    answer = store.ask(step("a", 5, cost=2), step("a", 5, cost=1, charge=Charge.ALWAYS), step("full", 1))
+
+    assert answer.refused
+    assert left(store, "a", 5) == 4
+
+
+def test_a_shadowed_limit_never_refuses_and_is_charged_only_for_what_fits(store: StoreUnderTest) -> None:
+    shadow = step("a", 1, shadow=True)
+
+    answers = [store.ask(shadow, step("b", 9)) for _ in range(3)]
+
+    assert [answer.refused for answer in answers] == [False] * 3
+    assert [answer.readings[0].allowed for answer in answers] == [True, False, False]
+    assert (left(store, "a", 1), left(store, "b", 9)) == (0, 6)
+
+
+def test_quotas_refuse_only_all_together(store: StoreUnderTest) -> None:
+    one, two = step("a", 1, quota=True), step("b", 2, quota=True)
+
+    assert [store.ask(one, two).refused for _ in range(3)] == [False, False, True]
+
+
+def test_a_quota_that_is_spent_beside_a_plain_limit_refuses_and_a_plain_limit_refuses_beside_a_quota(
+    store: StoreUnderTest,
+) -> None:
+    assert [store.ask(step("a", 1, quota=True), step("b", 9)).refused for _ in range(2)] == [False, True]
+    assert [store.ask(step("c", 9, quota=True), step("d", 1)).refused for _ in range(2)] == [False, True]
+
+
+def test_a_quota_without_a_limit_passes_for_the_others(store: StoreUnderTest) -> None:
+    quota = call(step("a", 1, quota=True), quota_passes=True)
+
+    assert [answer.refused for answer in store.spend(quota, quota)] == [False, False]
+
+
+def test_the_global_shadow_tells_the_verdict_and_lets_the_call_pass(store: StoreUnderTest) -> None:
+    shadowed = call(step("a", 1), step("b", 9), shadow_mode=True)
+
+    answers = store.spend(shadowed, shadowed)
+
+    assert [answer.refused for answer in answers] == [False, True]
+    assert (left(store, "a", 1), left(store, "b", 9)) == (0, 7)
+
+
+def test_calls_of_a_batch_are_decided_in_order_as_if_each_came_alone(store: StoreUnderTest) -> None:
+    answers = store.spend(*(call(step("a", 3), step(f"own {i}", 1)) for i in range(5)))
+
+    assert [answer.refused for answer in answers] == [False, False, False, True, True]
+    assert left(store, "own 4", 1) == 1
+
+
+def test_a_batch_larger_than_one_run_is_answered_whole(store: StoreUnderTest) -> None:
+    answers = store.spend(*(call(*(step(f"{i} {j}", 2) for j in range(3))) for i in range(200)))
+
+    assert [reading.left for answer in answers for reading in answer.readings] == [1] * 600
+
+
+def test_a_call_with_a_thousand_limits_is_one_step(store: StoreUnderTest) -> None:
+    store.ask(step("key 999", 1))
+
+    answer = store.ask(*(step(f"key {i}", 1) for i in range(1000)))
+
+    assert answer.refused
+    assert left(store, "key 0", 1) == 1
+
+
+def test_a_refund_in_a_refused_call_is_not_given(store: StoreUnderTest) -> None:
+    store.ask(step("a", 5, cost=5), step("full", 1))
+
+    answer = store.ask(step("a", 5, cost=-3), step("full", 1))
+
+    assert answer.refused
+    assert answer.readings[0].left == 0
+    assert left(store, "a", 5) == 0

@@ -1,0 +1,45 @@
+"""Fixtures every folder of tests may use; the servers behind them are in tests/servers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import RedisServer, redis_binaries
+
+REDIS_IDS = ("redis-6.2", "valkey-9", "redis-on-path")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The quick tests run first, whatever was selected: what is broken shows within seconds."""
+    items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "e2e", "chaos")))
+
+
+@pytest.fixture(scope="session", params=REDIS_IDS)
+def _running_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    binary = redis_binaries().get(request.param)
+    if binary is None:
+        pytest.skip(f"{request.param} is not on this machine")
+    with RedisServer(binary) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(_running_redis: RedisServer) -> RedisServer:
+    """Each Redis there is, in turn: empty, and running again should the test before have stopped it."""
+    _running_redis.flush()
+    return _running_redis
+
+
+@pytest.fixture(scope="session")
+def _any_redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def any_redis(_any_redis: RedisServer) -> RedisServer:
+    """One Redis, for tests to which its version does not matter."""
+    _any_redis.flush()
+    return _any_redis

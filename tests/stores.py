@@ -1,0 +1,97 @@
+"""Every store behind one face with a clock that tests turn by hand: what conformance and property tests run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Step, Unit
+from ratelimit_rls.settings.redis_address import RedisAddress
+from ratelimit_rls.store.base import Store
+from ratelimit_rls.store.embedded import EmbeddedStore
+from ratelimit_rls.store.redis.store import RedisStore
+from tests.servers import RedisServer
+
+START_US = 1_786_000_000_000_000
+"""A moment in 2026 at which a second, a minute and an hour begin, but no day."""
+
+EMBEDDED = "embedded"
+STORE_IDS = (EMBEDDED, "redis-6.2", "valkey-9", "redis-on-path")
+
+
+class Asked(NamedTuple):
+    """One counter, and what is asked of it."""
+
+    key: bytes
+    step: Step
+
+
+class StoreUnderTest:
+    """Calls go in one by one or as batches; the moment is `now_us`."""
+
+    def __init__(self, store: Store, runner: asyncio.Runner, clock: list[int]) -> None:
+        self._store = store
+        self._runner = runner
+        self._clock = clock
+
+    @property
+    def now_us(self) -> int:
+        return self._clock[0]
+
+    @now_us.setter
+    def now_us(self, us: int) -> None:
+        self._clock[0] = us
+
+    def spend(self, *plans: Plan) -> list[Answer]:
+        """The plans as one batch."""
+        answers = self._runner.run(self._store.spend([self._store.prepare(plan) for plan in plans]))
+        for answer in answers:
+            assert isinstance(answer, Answer), answer
+        return answers  # type: ignore[return-value]
+
+    def ask(self, *asked: Asked) -> Answer:
+        """One call with these limits."""
+        return self.spend(call(*asked))[0]
+
+
+@contextmanager
+def embedded_store(budget_bytes: int = 2**26) -> Iterator[StoreUnderTest]:
+    clock = [START_US]
+    with asyncio.Runner() as runner:
+        yield StoreUnderTest(EmbeddedStore(budget_bytes, clock=lambda: clock[0]), runner, clock)
+
+
+@contextmanager
+def redis_store(server: RedisServer) -> Iterator[StoreUnderTest]:
+    clock = [START_US]
+    with asyncio.Runner() as runner:
+        store = RedisStore(RedisAddress("127.0.0.1", server.port), timeout_s=10, clock=lambda: clock[0])
+        runner.run(store.start())
+        try:
+            yield StoreUnderTest(store, runner, clock)
+        finally:
+            runner.run(store.close())
+
+
+def step(
+    key: str = "k",
+    limit: int = 3,
+    *,
+    unit: Unit = Unit.MINUTE,
+    algorithm: Algorithm = Algorithm.FIXED_WINDOW,
+    burst: int | None = None,
+    cost: int = 1,
+    charge: Charge = Charge.ADMITTED,
+    shadow: bool = False,
+    quota: bool = False,
+) -> Asked:
+    full = (limit if burst is None else burst) if algorithm.has_burst else 0
+    name = f"{key}:{algorithm.value}:{unit.seconds}".encode()
+    return Asked(name, Step(Limit(limit, unit, algorithm, full), cost, charge, shadow, quota))
+
+
+def call(*asked: Asked, quota_passes: bool = False, shadow_mode: bool = False) -> Plan:
+    outline = Outline("domain", True, tuple(one.step for one in asked), (), quota_passes, shadow_mode)
+    return Plan(outline, tuple(one.key for one in asked))

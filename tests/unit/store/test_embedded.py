@@ -1,0 +1,81 @@
+"""The embedded store's own affairs: memory, and whom it forgets first."""
+
+from __future__ import annotations
+
+from ratelimit_rls.core.model import Algorithm, Answer, Plan
+from ratelimit_rls.store.embedded import EmbeddedStore
+from tests.stores import START_US, call, step
+
+MINUTE_US = 60_000_000
+
+
+class Clocked:
+    """An embedded store at a moment that tests choose."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.now_us = START_US
+        self.store = EmbeddedStore(budget_bytes, clock=lambda: self.now_us)
+
+    def ask(self, plan: Plan) -> Answer:
+        (answer,) = self.store.decide([self.store.prepare(plan)])  # type: ignore[list-item]
+        assert isinstance(answer, Answer)
+        return answer
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def test_state_stays_within_the_budget_whatever_clients_send() -> None:
+    kept = Clocked(2**20)
+
+    for i in range(20_000):
+        kept.ask(call(step(f"user {i}", algorithm=Algorithm.TOKEN_BUCKET)))
+
+    size = kept.store.size()
+    assert size.bytes <= 2**20
+    assert 1_000 < size.keys < 2_000
+    assert size.evicted == 20_000 - size.keys
+
+
+def test_the_estimate_of_memory_is_not_below_the_truth() -> None:
+    kept = Clocked(2**30)
+    kept.ask(call(step("first")))
+    before = resident_bytes()
+
+    for i in range(100_000):
+        kept.ask(call(step(f"a user with an address like {i}@example.com")))
+
+    assert resident_bytes() - before < 1.3 * kept.store.size().bytes
+
+
+def test_what_was_used_last_is_forgotten_last() -> None:
+    kept = Clocked(100 * 700)
+    kept.ask(call(step("precious", 1)))
+
+    for i in range(1_000):
+        kept.ask(call(step(f"passing {i}")))
+        assert not kept.ask(call(step("precious", 1))).readings[0].allowed
+
+
+def test_what_has_expired_makes_room_without_counting_as_evicted() -> None:
+    kept = Clocked(2**20)
+    for i in range(1_000):
+        kept.ask(call(step(f"old {i}")))
+    kept.now_us += 10 * MINUTE_US
+
+    for i in range(1_000):
+        kept.ask(call(step(f"new {i}")))
+
+    assert kept.store.size().keys == 1_000
+    assert kept.store.size().evicted == 0
+
+
+def test_the_list_of_a_sliding_log_counts_towards_the_budget() -> None:
+    kept = Clocked(2**18)
+    for _ in range(10_000):
+        kept.now_us += 1
+        kept.ask(call(step("log", 10_000, algorithm=Algorithm.SLIDING_LOG)))
+
+    assert kept.store.size().bytes <= 2**18

@@ -1,0 +1,278 @@
+"""Every variable of the reference, read as it reads them; ours; and the flags and descriptions made from both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import ratelimit_rls
+from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.settings import Settings
+from ratelimit_rls.settings.catalogue import GROUPS, VARIABLES, Variable
+from ratelimit_rls.settings.parse import format_duration, parse_duration
+
+# As the reference's source lists them (OTEL_EXPORTER_OTLP_* are the exporter library's own).
+REFERENCE = """
+HOST PORT DEBUG_HOST DEBUG_PORT GRPC_UDS GRPC_HOST GRPC_PORT GRPC_MAX_CONNECTION_AGE GRPC_MAX_CONNECTION_AGE_GRACE
+GRPC_SERVER_USE_TLS GRPC_SERVER_TLS_CERT GRPC_SERVER_TLS_KEY GRPC_CLIENT_TLS_CACERT GRPC_CLIENT_TLS_SAN
+LOG_LEVEL LOG_FORMAT CONFIG_TYPE FORCE_START_WITHOUT_INITIAL_CONFIG
+CONFIG_GRPC_XDS_NODE_ID CONFIG_GRPC_XDS_NODE_METADATA CONFIG_GRPC_XDS_SERVER_URL
+CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS CONFIG_GRPC_XDS_SERVER_USE_TLS
+CONFIG_GRPC_XDS_CLIENT_TLS_CERT CONFIG_GRPC_XDS_CLIENT_TLS_KEY CONFIG_GRPC_XDS_SERVER_TLS_CACERT
+CONFIG_GRPC_XDS_SERVER_TLS_SAN XDS_CLIENT_BACKOFF_INITIAL_INTERVAL XDS_CLIENT_BACKOFF_MAX_INTERVAL
+XDS_CLIENT_BACKOFF_RANDOM_FACTOR XDS_CLIENT_BACKOFF_JITTER XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES
+USE_STATSD STATSD_HOST STATSD_PORT STATSD_PROTOCOL USE_DOG_STATSD USE_DOG_STATSD_MOGRIFIERS USE_PROMETHEUS
+PROMETHEUS_ADDR PROMETHEUS_PATH PROMETHEUS_MAPPER_YAML PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS EXTRA_TAGS
+STATS_FLUSH_INTERVAL DISABLE_STATS RUNTIME_ROOT RUNTIME_SUBDIRECTORY RUNTIME_APPDIRECTORY RUNTIME_IGNOREDOTFILES
+RUNTIME_WATCH_ROOT EXPIRATION_JITTER_MAX_SECONDS LOCAL_CACHE_SIZE_IN_BYTES NEAR_LIMIT_RATIO CACHE_KEY_PREFIX
+BACKEND_TYPE STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT LIMIT_RESPONSE_HEADERS_ENABLED LIMIT_LIMIT_HEADER
+LIMIT_REMAINING_HEADER LIMIT_RESET_HEADER HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED
+REDIS_SOCKET_TYPE REDIS_TYPE REDIS_URL REDIS_POOL_SIZE REDIS_AUTH REDIS_TLS REDIS_TLS_CLIENT_CERT REDIS_TLS_CLIENT_KEY
+REDIS_TLS_CACERT REDIS_TLS_SKIP_HOSTNAME_VERIFICATION REDIS_PIPELINE_WINDOW REDIS_PIPELINE_LIMIT
+REDIS_CLUSTER_PIPELINE_PARALLELISM REDIS_PERSECOND REDIS_PERSECOND_SOCKET_TYPE REDIS_PERSECOND_TYPE REDIS_PERSECOND_URL
+REDIS_PERSECOND_POOL_SIZE REDIS_PERSECOND_AUTH REDIS_PERSECOND_TLS REDIS_SENTINEL_AUTH REDIS_PERSECOND_SENTINEL_AUTH
+REDIS_PERSECOND_PIPELINE_WINDOW REDIS_PERSECOND_PIPELINE_LIMIT REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM
+REDIS_HEALTH_CHECK_ACTIVE_CONNECTION REDIS_TIMEOUT REDIS_PERSECOND_TIMEOUT REDIS_POOL_ON_EMPTY_BEHAVIOR
+REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR REDIS_STARTUP_INITIAL_INTERVAL REDIS_STARTUP_MAX_INTERVAL
+REDIS_STARTUP_MAX_ELAPSED_TIME MEMCACHE_HOST_PORT MEMCACHE_MAX_IDLE_CONNS MEMCACHE_SRV MEMCACHE_SRV_REFRESH
+MEMCACHE_TLS MEMCACHE_TLS_CLIENT_CERT MEMCACHE_TLS_CLIENT_KEY MEMCACHE_TLS_CACERT
+MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION SHADOW_MODE QUOTA_MODE RESPONSE_DYNAMIC_METADATA MERGE_DOMAIN_CONFIG
+TRACING_ENABLED TRACING_SERVICE_NAME TRACING_SERVICE_NAMESPACE TRACING_SERVICE_INSTANCE_ID TRACING_EXPORTER_PROTOCOL
+TRACING_SAMPLING_RATE
+""".split()  # noqa: SIM905 - a list would be three pages
+
+# Set by others for the reference, though no code of its snapshot reads them.
+NEIGHBOURS = {"GRPC_SERVER_TLS_CA_CERT", "REDIS_POOL_ON_EMPTY_WAIT_DURATION", "USE_CALENDAR_MONTH_RATE_LIMIT"}
+
+OURS = {
+    "RLS_TRANSPORT": "native",
+    "RLS_WORKERS": "1",
+    "RLS_DRAIN_DELAY": "5s",
+    "RLS_DRAIN_TIMEOUT": "30s",
+    "RLS_STORE_TIMEOUT": "1s",
+    "RLS_EMBEDDED_MEMORY_BYTES": "268435456",
+    "RLS_PLAN_CACHE_BYTES": "134217728",
+    "RLS_RUNTIME_DIR": "",
+    "RLS_RULES": "",
+    "RLS_MAX_CONCURRENT_STREAMS": "1024",
+    "RLS_GRPC_IO_THREADS": "1",
+}
+
+Read = Callable[..., Settings]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Read:
+    """Settings from nothing but the given variables."""
+
+    def read(**environ: str) -> Settings:
+        for variable in VARIABLES:
+            monkeypatch.delenv(variable.name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        return Settings()
+
+    return read
+
+
+def test_every_variable_of_the_reference_is_a_setting() -> None:
+    assert {name for name in REFERENCE if name.lower() not in Settings.model_fields} == set()
+
+
+def test_there_is_no_setting_that_is_neither_the_references_nor_ours() -> None:
+    assert {name.upper() for name in Settings.model_fields} == {*REFERENCE, *NEIGHBOURS, *OURS}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_own_settings_have_their_defaults(name: str) -> None:
+    assert next(variable.default for variable in VARIABLES if variable.name == name) == OURS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("PORT", "8080"),
+        ("GRPC_PORT", "8081"),
+        ("DEBUG_PORT", "6070"),
+        ("GRPC_MAX_CONNECTION_AGE", "24h"),
+        ("LOG_LEVEL", "WARN"),
+        ("RUNTIME_ROOT", "/srv/runtime_data/current"),
+        ("RUNTIME_APPDIRECTORY", "config"),
+        ("RUNTIME_WATCH_ROOT", "true"),
+        ("NEAR_LIMIT_RATIO", "0.8"),
+        ("REDIS_TIMEOUT", "10s"),
+        ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "1m"),
+        ("EXPIRATION_JITTER_MAX_SECONDS", "300"),
+        ("LIMIT_RESET_HEADER", "RateLimit-Reset"),
+    ],
+)
+def test_the_references_settings_have_its_defaults(name: str, default: str) -> None:
+    assert next(variable.default for variable in VARIABLES if variable.name == name) == default
+
+
+def test_every_setting_is_described_in_one_line_and_has_a_flag_of_its_own() -> None:
+    assert len({variable.flag for variable in VARIABLES}) == len(VARIABLES) == len(Settings.model_fields)
+    for variable in VARIABLES:
+        assert variable.description, variable.name
+        assert len(variable.description) <= 90, variable.name
+        assert re.fullmatch(r"--[a-z]+(-[a-z]+)*", variable.flag)
+
+
+def test_what_is_offered_is_used_and_what_comes_later_is_not() -> None:
+    """A setting that nothing reads would be a promise nobody keeps."""
+    package = Path(ratelimit_rls.__file__).parent
+    sources = {path: path.read_text() for path in package.rglob("*.py")}
+    outside = "".join(text for path, text in sources.items() if path.parent.name != "settings")
+    everywhere = "".join(sources.values())
+    for group in GROUPS:
+        is_offered = group.__module__ == "ratelimit_rls.settings.variables"
+        for field in group.model_fields:
+            is_used = re.search(rf"\.{field}\b", everywhere if is_offered else outside) is not None
+            assert is_used is is_offered, field
+
+
+@pytest.mark.parametrize("text", ["1", "t", "T", "TRUE", "true", "True"])
+def test_what_go_calls_true_is_true(read: Read, text: str) -> None:
+    assert read(SHADOW_MODE=text).shadow_mode is True
+
+
+@pytest.mark.parametrize("text", ["0", "f", "F", "FALSE", "false", "False"])
+def test_what_go_calls_false_is_false(read: Read, text: str) -> None:
+    assert read(RUNTIME_WATCH_ROOT=text).runtime_watch_root is False
+
+
+@pytest.mark.parametrize("text", ["yes", "no", "on", "tRuE", " true", "2"])
+def test_other_words_are_not_booleans(read: Read, text: str) -> None:
+    with pytest.raises(SettingsError, match=r"SHADOW_MODE='.*' is not a boolean; use true or false"):
+        read(SHADOW_MODE=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8081", 8081), ("0", 0), ("+7", 7), ("0x1F91", 8081), ("0b11", 3), ("0o17", 15), ("017", 15), ("1_000", 1000)],
+)
+def test_whole_numbers_may_be_written_in_any_base_go_knows(read: Read, text: str, number: int) -> None:
+    assert read(GRPC_PORT=text).grpc_port == number
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", "1.5", " 1", "1 ", "08", "1__0", "_1", "0x", "tcp://10.0.0.1:80", "١", "9" * 5000]
+)
+def test_other_text_is_not_a_whole_number(read: Read, text: str) -> None:
+    with pytest.raises(SettingsError, match=r"GRPC_PORT=.* is not a whole number"):
+        read(GRPC_PORT=text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("0.8", 0.8), ("1", 1.0), (".5", 0.5), ("1e-2", 0.01)])
+def test_numbers_may_have_fractions(read: Read, text: str, number: float) -> None:
+    assert read(NEAR_LIMIT_RATIO=text).near_limit_ratio == number
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "eighty", "0,8", "1e999"])
+def test_what_cannot_be_computed_with_is_not_a_number(read: Read, text: str) -> None:
+    with pytest.raises(SettingsError, match="NEAR_LIMIT_RATIO"):
+        read(NEAR_LIMIT_RATIO=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("0", timedelta()),
+        ("150us", timedelta(microseconds=150)),
+        ("150µs", timedelta(microseconds=150)),
+        ("3s", timedelta(seconds=3)),
+        ("24h", timedelta(hours=24)),
+        ("1h2m3.5s", timedelta(hours=1, minutes=2, seconds=3.5)),
+        (".5s", timedelta(milliseconds=500)),
+        ("+10ms", timedelta(milliseconds=10)),
+        ("1ns", timedelta(microseconds=1)),
+        ("0s", timedelta()),
+    ],
+)
+def test_durations_are_gos(read: Read, text: str, duration: timedelta) -> None:
+    assert read(RLS_DRAIN_DELAY=text).rls_drain_delay == duration
+
+
+@pytest.mark.parametrize("text", ["5", "5 s", "s", "5d", "1h5", "-3s", "5S", "300000000h"])
+def test_other_text_is_not_a_duration(read: Read, text: str) -> None:
+    with pytest.raises(SettingsError, match=r"RLS_DRAIN_DELAY=.*duration"):
+        read(RLS_DRAIN_DELAY=text)
+
+
+@pytest.mark.parametrize("text", ["0", "1us", "250ms", "3s", "90s", "2m", "24h"])
+def test_a_duration_written_out_reads_back_the_same(text: str) -> None:
+    duration = parse_duration(text)
+    assert isinstance(duration, timedelta)
+    assert parse_duration(format_duration(duration)) == duration
+
+
+def test_lists_are_split_at_commas(read: Read) -> None:
+    settings = read(RLS_RULES="a.yaml,dir/b", MEMCACHE_HOST_PORT=" ")
+    assert settings.rls_rules == ("a.yaml", "dir/b")
+    assert settings.memcache_host_port == ()
+
+
+def test_maps_are_pairs_at_colons(read: Read) -> None:
+    assert read(EXTRA_TAGS="a:b,c:").extra_tags == {"a": "b", "c": ""}
+    with pytest.raises(SettingsError, match="EXTRA_TAGS='a:b:c' is not a map"):
+        read(EXTRA_TAGS="a:b:c")
+
+
+@pytest.mark.parametrize(
+    "variable", [v for v in VARIABLES if v.kind in ("bool", "number", "duration")], ids=lambda v: v.name
+)
+def test_a_variable_that_is_set_must_not_be_empty(read: Read, variable: Variable) -> None:
+    name = variable.name
+    with pytest.raises(SettingsError, match=f"^{name} is set but empty; give it a value or unset it$"):
+        read(**{name: ""})
+
+
+def test_names_of_variables_are_in_capitals_only(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("grpc_port", "9")
+    assert read().grpc_port == 8081
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("GRPC_PORT", "65536", "GRPC_PORT='65536' is too large; the most is 65535"),
+        ("PORT", "-1", "PORT='-1' is too small; the least is 0"),
+        ("RLS_WORKERS", "0", "RLS_WORKERS='0' is too small; the least is 1"),
+        ("RLS_STORE_TIMEOUT", "0", "RLS_STORE_TIMEOUT='0' is too small; it must be more than 0 seconds"),
+        ("RLS_EMBEDDED_MEMORY_BYTES", "5", "RLS_EMBEDDED_MEMORY_BYTES='5' is too small; the least is 1048576"),
+        ("RLS_TRANSPORT", "rust", "RLS_TRANSPORT='rust' is not one of the choices; use 'native' or 'grpcio'"),
+        ("LIMIT_LIMIT_HEADER", "a b", "LIMIT_LIMIT_HEADER='a b' is not a header name; use letters, digits and dashes"),
+    ],
+)
+def test_a_value_out_of_bounds_is_told_the_bounds(read: Read, name: str, value: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read(**{name: value})
+    assert str(refused.value) == sentence
+
+
+def test_a_flag_wins_over_its_variable(read: Read) -> None:
+    read(GRPC_PORT="1")
+    assert Settings(GRPC_PORT="2").grpc_port == 2  # type: ignore[call-arg]
+    assert Settings(grpc_port=3).grpc_port == 3
+
+
+def test_settings_are_frozen(read: Read) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        read().grpc_port = 1  # type: ignore[misc]
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(SettingsError, match="GRPC_PROT is not a setting"):
+        Settings(grpc_prot=1)  # type: ignore[call-arg]
+
+
+def test_all_problems_are_reported_together_in_the_order_of_the_docs(read: Read) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read(NEAR_LIMIT_RATIO="x", GRPC_PORT="x", REDIS_TYPE="cluster", LOG_LEVEL="loud", RLS_WORKERS="2")
+    names = [re.split("[= ]", line)[0] for line in str(refused.value).splitlines()]
+    assert names == ["GRPC_PORT", "NEAR_LIMIT_RATIO", "LOG_LEVEL", "RLS_WORKERS", "REDIS_TYPE"]
