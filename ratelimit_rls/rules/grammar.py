@@ -1,0 +1,133 @@
+"""Which key may stand where, and the check that every key of a file is one of them.
+
+The reference knows one flat set of keys: a known key in a place where it means nothing is ignored there without a
+word. Here it is a warning, since somebody meant something by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ratelimit_rls.core.model import Position
+from ratelimit_rls.errors import Problem
+from ratelimit_rls.rules import offences
+from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.rules.scalars import MAX_INT64, Kind
+
+
+@dataclass(slots=True)
+class Findings:
+    """What is wrong and what is odd in one file."""
+
+    file: str
+    errors: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    def error(self, at: YamlNode | Position, message: str) -> None:
+        self.errors.append(Problem(self.file, at.line, at.column, message))
+
+    def warn(self, at: YamlNode | Position, code: str, message: str) -> None:
+        self.warnings.append(Problem(self.file, at.line, at.column, message, "warning", code))
+
+    def position(self, node: YamlNode) -> Position:
+        return Position(self.file, node.line, node.column)
+
+
+FREE = "anything"  # metadata: what is inside is nobody's business
+LEAF = "leaf"
+
+FILE_KEYS: Mapping[str, str] = {"domain": LEAF, "descriptors": "descriptor", "charge": LEAF}
+DESCRIPTOR_KEYS: Mapping[str, str] = {
+    "key": LEAF,
+    "value": LEAF,
+    "rate_limit": "rate_limit",
+    "descriptors": "descriptor",
+    "charge": LEAF,
+    "shadow_mode": LEAF,
+    "quota_mode": LEAF,
+    "detailed_metric": LEAF,
+    "value_to_metric": LEAF,
+    "share_threshold": LEAF,
+    "metadata": FREE,
+}
+RATE_LIMIT_KEYS: Mapping[str, str] = {
+    "unit": LEAF,
+    "requests_per_unit": LEAF,
+    "unlimited": LEAF,
+    "name": LEAF,
+    "replaces": "replaces",
+    "algorithm": LEAF,
+    "burst": LEAF,
+}
+REPLACES_KEYS: Mapping[str, str] = {"name": LEAF}
+
+PLACES: Mapping[str, Mapping[str, str]] = {
+    "file": FILE_KEYS,
+    "descriptor": DESCRIPTOR_KEYS,
+    "rate_limit": RATE_LIMIT_KEYS,
+    "replaces": REPLACES_KEYS,
+}
+KNOWN = frozenset(key for keys in PLACES.values() for key in keys)
+
+_PLACE_WORDS = {
+    "file": "at the top of the file",
+    "descriptor": "on a descriptor, beside 'key'",
+    "rate_limit": "inside 'rate_limit'",
+    "replaces": "inside 'replaces'",
+}
+
+
+def check(node: YamlMap, place: str, found: Findings) -> None:
+    """Report every key that is unknown, misplaced or written twice, and every value that no place takes."""
+    keys = PLACES.get(place, {})
+    _check_written_twice(node, found)
+    values: dict[str, YamlNode] = {}
+    for key, value in node.fields():
+        if not isinstance(key, YamlScalar) or key.kind is not Kind.STRING:
+            found.error(key, offences.key_not_text(excerpt(key)))
+            continue
+        if key.text not in KNOWN:
+            found.error(key, offences.unknown_key(key.text, keys, KNOWN))
+            continue
+        if place in PLACES and key.text not in keys:
+            found.warn(key, "misplaced", offences.misplaced(key.text, _right_place(key.text)))
+        values[key.text] = value
+    for name, value in values.items():
+        if name != "metadata":
+            _check_value(value, keys.get(name, LEAF), found)
+
+
+def _check_value(value: YamlNode, place: str, found: Findings) -> None:
+    if isinstance(value, YamlMap):
+        check(value, place, found)
+    elif isinstance(value, YamlList):
+        for element in value.items:
+            if isinstance(element, YamlMap):
+                check(element, place, found)
+            else:
+                found.error(element, offences.list_of_other_than_maps(excerpt(element)))
+    elif is_unusable(value):
+        found.error(value, offences.unusable_scalar(value.text))
+
+
+def is_unusable(scalar: YamlScalar) -> bool:
+    """Whether the reference has no place for such a scalar outside metadata."""
+    if scalar.kind is Kind.INT:
+        assert isinstance(scalar.value, int)
+        return scalar.value > MAX_INT64
+    return scalar.kind is Kind.FLOAT
+
+
+def _check_written_twice(node: YamlMap, found: Findings) -> None:
+    """Only keys of this very mapping: overriding what `<<` merged is what merging is for."""
+    lines: dict[str, int] = {}
+    for key, _ in node.pairs:
+        if isinstance(key, YamlScalar) and not key.is_merge_key:
+            if key.text in lines:
+                found.warn(key, "duplicate-key", offences.written_twice(key.text, lines[key.text]))
+            lines.setdefault(key.text, key.line)
+
+
+def _right_place(key: str) -> str:
+    return " or ".join(_PLACE_WORDS[place] for place, keys in PLACES.items() if key in keys)

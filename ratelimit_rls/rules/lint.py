@@ -1,0 +1,133 @@
+"""What is allowed but hardly meant. Each kind of warning has a code; none of them stops a load.
+
+    unreachable     another descriptor always answers first       no-effect   a key that changes nothing where it is
+    zero-limit      every request is refused                      replaces    the name of no rate_limit
+
+(`misplaced` and `duplicate-key` are found by the grammar, while the text is at hand.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ratelimit_rls.core.model import Position
+from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard
+from ratelimit_rls.errors import Problem
+from ratelimit_rls.rules import offences
+from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument
+
+MOST_COMPARED = 500
+"""Earlier wildcards each wildcard of a level is compared with: the comparison is quadratic, and rules with more have
+a different problem."""
+
+_NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata")
+_NEEDS_COUNTER = ("unit", "requests_per_unit", "algorithm", "burst")
+
+
+def lint(tree: Tree, documents: Iterable[Document]) -> Iterator[Problem]:
+    for root in tree.domains.values():
+        yield from _unreachable(root)
+    documents = tuple(documents)
+    names: dict[str, set[str]] = {}
+    for document in documents:
+        known = names.setdefault(_domain(document), set())
+        known.update(limit.name.value for limit in _limits(document) if limit.name)
+    for document in documents:
+        for descriptor in _descriptors(document):
+            yield from _without_effect(descriptor)
+            yield from _refusing_everything(descriptor)
+            yield from _replacing_nobody(descriptor, names[_domain(document)])
+
+
+def _unreachable(root: Node) -> Iterator[Problem]:
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        nodes.extend(node.exact.values())
+        nodes.extend(node.by_key.values())
+        for index, later in enumerate(node.wildcards):
+            for earlier in node.wildcards[: min(index, MOST_COMPARED)]:
+                if covers(earlier, later.key.pattern, later.node.value):
+                    yield _shadowed(later.node, earlier.node)
+                    break
+        for key, child in node.by_key.items():
+            if WILDCARD not in key:
+                for wildcard in node.wildcards[:MOST_COMPARED]:
+                    if covers(wildcard, key, ""):
+                        yield _shadowed(child, wildcard.node)
+                        break
+
+
+def covers(wildcard: Wildcard, key: str, value: str) -> bool:
+    """Whether whatever meets (key, value), as written in the rules, would meet the wildcard. No value: any value."""
+    return _contains(wildcard.key, key) and (wildcard.value is None or _contains(wildcard.value, value or WILDCARD))
+
+
+def _contains(outer: Glob, inner: str) -> bool:
+    """Whether `outer` matches everything that the pattern `inner` does.
+
+    It does exactly if it matches `inner` with each `*` read as one character that stands nowhere in `outer`: such a
+    character can only be taken by a `*` of `outer`, and what takes it takes anything.
+    """
+    stranger = next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in outer.pattern + inner)
+    return outer.matches(inner.replace(WILDCARD, stranger))
+
+
+def _shadowed(node: Node, by: Node) -> Problem:
+    assert node.position is not None
+    assert by.position is not None
+    return _warning(node.position, "unreachable", offences.unreachable(_named(node), _named(by), by.position))
+
+
+def _named(node: Node) -> str:
+    return f"key '{node.key}' value '{node.value}'" if node.value else f"key '{node.key}'"
+
+
+def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
+    limit = descriptor.rate_limit
+    if limit is None:
+        for key in _NEEDS_LIMIT:
+            written = getattr(descriptor, key)
+            if written is not None and written.value:
+                yield _warning(written.position, "no-effect", offences.no_effect_without_limit(key))
+    elif limit.unlimited and limit.unlimited.value:
+        for key in _NEEDS_COUNTER:
+            written = getattr(limit, key)
+            if written is not None:
+                yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+
+
+def _refusing_everything(descriptor: DescriptorDocument) -> Iterator[Problem]:
+    limit = descriptor.rate_limit
+    if limit is None or (limit.unlimited and limit.unlimited.value):
+        return
+    if limit.requests_per_unit is None:
+        yield _warning(limit.position, "zero-limit", offences.refuses_everything(is_written=False))
+    elif limit.requests_per_unit.value == 0:
+        yield _warning(limit.requests_per_unit.position, "zero-limit", offences.refuses_everything(is_written=True))
+
+
+def _replacing_nobody(descriptor: DescriptorDocument, names: set[str]) -> Iterator[Problem]:
+    for replaced in descriptor.rate_limit.replaces if descriptor.rate_limit else ():
+        if replaced.value not in names:
+            yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
+
+
+def _domain(document: Document) -> str:
+    return document.domain.value if document.domain else ""
+
+
+def _limits(document: Document) -> Iterator[RateLimitDocument]:
+    return (descriptor.rate_limit for descriptor in _descriptors(document) if descriptor.rate_limit)
+
+
+def _descriptors(document: Document) -> Iterator[DescriptorDocument]:
+    waiting = list(document.descriptors)
+    while waiting:
+        descriptor = waiting.pop()
+        yield descriptor
+        waiting.extend(descriptor.descriptors)
+
+
+def _warning(at: Position, code: str, message: str) -> Problem:
+    return Problem(at.file, at.line, at.column, message, "warning", code)

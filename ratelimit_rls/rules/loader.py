@@ -1,0 +1,114 @@
+"""Reads, compiles, and puts in force; a bad update changes nothing but the record of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from ratelimit_rls.errors import RateLimitRlsError, RulesError
+from ratelimit_rls.rules.compile import Compiled, compile_documents, digest
+from ratelimit_rls.rules.load import Source
+from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.telemetry.metrics import Metrics
+
+MOST_LOGGED = 20
+"""Problems of one load that are written to the log; `check` shows all."""
+
+_log = structlog.get_logger()
+
+
+class RulesSource(Protocol):
+    def check(self) -> None: ...
+
+    def read(self) -> list[Source]: ...
+
+    def watch(self) -> AsyncIterator[None]: ...
+
+
+class RulesLoader:
+    """Keeps `rules` as the source has them."""
+
+    def __init__(
+        self,
+        source: RulesSource,
+        rules: Rules,
+        metrics: Metrics,
+        *,
+        merge_domains: bool = False,
+        default_admitted: bool = False,
+    ) -> None:
+        self._source = source
+        self._rules = rules
+        self._metrics = metrics
+        self._merge_domains = merge_domains
+        self._default_admitted = default_admitted
+        self._tried: str | None = None  # the digest of the last attempt, good or bad
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """The first load. Raises SettingsError if there is nowhere to read from.
+
+        Rules that are refused are no reason not to start: every request is answered NotReady until they are mended
+        (reference behaviour), and whoever looks at the health or the log sees why.
+        """
+        await asyncio.to_thread(self._source.check)
+        await self.reload()
+
+    async def reload(self) -> bool:
+        """Whether the rules in force are now those of the source. The same text as last time is not tried again."""
+        async with self._turn:
+            try:
+                compiled = await asyncio.to_thread(self._compile)
+            except RateLimitRlsError as error:
+                self._refuse(error)
+                return False
+            if compiled is not None:
+                self._apply(compiled)
+            return self._rules.last_error is None
+
+    async def watch(self) -> None:
+        """Follow the source until cancelled."""
+        async for _ in self._source.watch():
+            await self.reload()
+
+    def _compile(self) -> Compiled | None:
+        """In a thread of its own: large rules take seconds, and requests go on meanwhile."""
+        tried, self._tried = self._tried, None
+        sources = self._source.read()
+        self._tried = digest(sources)
+        if self._tried == tried:
+            return None
+        return compile_documents(sources, merge_domains=self._merge_domains, default_admitted=self._default_admitted)
+
+    def _apply(self, compiled: Compiled) -> None:
+        loaded = self._rules.swap(
+            compiled.tree, digest=compiled.digest, files=compiled.files, loaded_at=datetime.now(UTC)
+        )
+        self._metrics.service.config_load_success += 1
+        _log.info(
+            "rules loaded",
+            version=loaded.version,
+            digest=loaded.digest[:12],
+            files=loaded.files,
+            domains=len(loaded.tree.domains),
+            rules=len(loaded.tree.rules()),
+        )
+        _log_each(compiled.warnings, "rules warning")
+
+    def _refuse(self, error: RateLimitRlsError) -> None:
+        self._rules.refuse(error)
+        self._metrics.service.config_load_error += 1
+        kept = self._rules.current.version if self._rules.current else None
+        _log.error("Error loading new configuration", version_kept=kept, failures=self._rules.failures)
+        _log_each(error.problems if isinstance(error, RulesError) else (error,), "rules error")
+
+
+def _log_each(problems: Sequence[object], event: str) -> None:
+    for problem in problems[:MOST_LOGGED]:
+        _log.warning(event, problem=str(problem))
+    if len(problems) > MOST_LOGGED:
+        _log.warning(event, problem=f"{len(problems) - MOST_LOGGED} more; `ratelimit-rls check` shows all")

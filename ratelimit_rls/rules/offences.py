@@ -1,0 +1,253 @@
+"""Every sentence a rules file can be refused or questioned with: one function, one message.
+
+A message that the reference has contains its sentence word for word, so that whoever searches for it finds it; then
+comes what would be right. The place is added by the Problem that carries the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Charge, Limit, Position, Unit
+
+UNITS = ("second", "minute", "hour", "day", "week", "month", "year")
+ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm)
+CHARGES = tuple(charge.value for charge in Charge)
+BURSTY = tuple(algorithm.value for algorithm in Algorithm if algorithm.has_burst)
+
+LONGEST_SLIDING_LOG = 10_000
+LONGEST_FILL_US = 2**51
+
+# -- the file cannot be read ------------------------------------------------------------------------------------------
+
+
+def not_yaml(what: str) -> str:
+    return f"error loading config file: yaml: {what}"
+
+
+def unreadable_file(why: str) -> str:
+    return f"error loading config file: {why}"
+
+
+def too_large(most_bytes: int) -> str:
+    return not_yaml(f"the file is larger than {most_bytes // 2**20} MiB; split it into several files")
+
+
+def too_many_nodes(most: int) -> str:
+    return not_yaml(
+        f"document contains excessive aliasing or is too large: more than {most:,} nodes with every alias expanded; "
+        "write less, or split it into several files"
+    )
+
+
+def too_deep(most: int) -> str:
+    return not_yaml(f"nested more than {most} levels deep; that is enough for {most // 2} levels of descriptors")
+
+
+def not_utf8(byte: int) -> str:
+    return not_yaml(f"invalid UTF-8: byte 0x{byte:02x}; save the file as UTF-8")
+
+
+def control_character(code: int) -> str:
+    return not_yaml(f"control characters are not allowed: U+{code:04X}; is this a text file?")
+
+
+def foreign_tag(tag: str) -> str:
+    return not_yaml(f"tag '{tag}' has no meaning in rules; write the plain value")
+
+
+def mistagged(kind: str, text: str, tag: str) -> str:
+    return not_yaml(f"cannot decode {kind} `{_cut(text)}` as a {tag}; drop the tag or correct the value")
+
+
+def bad_base64() -> str:
+    return not_yaml("!!binary value contains invalid base64 data, or is not text; write the text itself")
+
+
+def unknown_anchor(name: str) -> str:
+    return not_yaml(f"unknown anchor '{_cut(name)}' referenced; an anchor (&{_cut(name)}) stands before its aliases")
+
+
+def endless_anchor(name: str) -> str:
+    return not_yaml(f"anchor '{_cut(name)}' value contains itself")
+
+
+def bad_merge() -> str:
+    return not_yaml("map merge requires map or sequence of maps as the value")
+
+
+# -- the grammar ------------------------------------------------------------------------------------------------------
+
+
+def key_not_text(key: str) -> str:
+    return f"config error, key is not of type string: {key}; put it in quotes if it is meant"
+
+
+def unknown_key(key: str, here: Iterable[str], elsewhere: Iterable[str]) -> str:
+    here = tuple(here)
+    hint = _did_you_mean(key, here) or _did_you_mean(key, elsewhere)
+    if here and not hint:
+        hint = f"; allowed here: {', '.join(here)}"
+    return f"config error, unknown key '{_cut(key)}'{hint}"
+
+
+def list_of_other_than_maps(element: str) -> str:
+    return (
+        f"config error, yaml file contains list of type other than map: {element}; "
+        "each element is a mapping, e.g. '- key: user'"
+    )
+
+
+def unusable_scalar(text: str) -> str:
+    return f"error checking config: {_cut(text)} is neither text nor a whole number of 64 bits; put text in quotes"
+
+
+def wrong_type(line: int, tag: str, text: str | None, go_type: str, wanted: str) -> str:
+    """`text` is None for a mapping or a list."""
+    shown = "" if text is None else f" `{text if len(text.encode()) <= 10 else text[:7] + '...'}`"
+    return not_yaml(f"unmarshal errors: line {line}: cannot unmarshal {tag}{shown} into {go_type}; {wanted}")
+
+
+def bad_metadata(why: str) -> str:
+    return f"error parsing metadata: {why}; metadata is what JSON can say"
+
+
+def misplaced(key: str, right: str) -> str:
+    return f"'{key}' has no effect here; it belongs {right}"
+
+
+def written_twice(key: str, first_line: int) -> str:
+    return f"'{_cut(key)}' is already written at line {first_line}; the last one counts"
+
+
+# -- domains and descriptors ------------------------------------------------------------------------------------------
+
+
+def empty_domain() -> str:
+    return "config file cannot have empty domain; write 'domain: <name>' at the top, as Envoy's filter sends it"
+
+
+def duplicate_domain(domain: str, first: Position) -> str:
+    return (
+        f"duplicate domain '{domain}' in config file; it is already in {first}; "
+        "name another, or set MERGE_DOMAIN_CONFIG=true to merge them"
+    )
+
+
+def charge_conflict(domain: str, first: Position) -> str:
+    return f"domain '{domain}' has another charge at {first}; a domain has one, and a rule may have its own"
+
+
+def empty_key() -> str:
+    return "descriptor has empty key; write 'key: <name>', as Envoy's action sends it"
+
+
+def duplicate_descriptor(path: str, first: Position) -> str:
+    return f"duplicate descriptor composite key '{path}'; it is already at {first}; join the two"
+
+
+def share_without_wildcard(label: str) -> str:
+    return (
+        f"share_threshold can only be used with wildcard values (containing '*'), but found key '{label}'; "
+        "without a wildcard there is one counter per value, or one for the one value"
+    )
+
+
+# -- rate_limit -------------------------------------------------------------------------------------------------------
+
+
+def unit_when_unlimited() -> str:
+    return "should not specify rate limit unit when unlimited; drop 'unit', or 'unlimited'"
+
+
+def invalid_unit(unit: str) -> str:
+    hint = _did_you_mean(unit.lower(), UNITS)
+    return f"invalid rate limit unit '{_cut(unit)}'; it is one of {', '.join(UNITS)}{hint}"
+
+
+def empty_replaces() -> str:
+    return "should not have an empty replaces entry; write '- name: <the name of another rate_limit>'"
+
+
+def replaces_itself() -> str:
+    return "replaces should not contain name of same descriptor; name another rate_limit, or drop the entry"
+
+
+def unknown_algorithm(name: str) -> str:
+    return f"algorithm '{_cut(name)}' is not one of {', '.join(ALGORITHMS)}{_did_you_mean(name.lower(), ALGORITHMS)}"
+
+
+def unknown_charge(name: str) -> str:
+    return f"charge '{_cut(name)}' is not one of {', '.join(CHARGES)}{_did_you_mean(name.lower(), CHARGES)}"
+
+
+def burst_without_bucket(algorithm: Algorithm) -> str:
+    return (
+        f"burst has no meaning for algorithm {algorithm.value}; it is for {', '.join(BURSTY)}: "
+        "drop it, or choose one of them"
+    )
+
+
+def burst_of_nothing() -> str:
+    return "burst is 0, so that nothing could ever pass; it is at least 1 (requests_per_unit if not written)"
+
+
+def burst_beside_zero() -> str:
+    return "burst beside requests_per_unit: 0, which refuses everything; drop the burst, or allow some requests"
+
+
+def log_too_long(requests_per_unit: int) -> str:
+    return (
+        f"sliding_log remembers every request, so requests_per_unit is at most {LONGEST_SLIDING_LOG:,}, "
+        f"not {requests_per_unit:,}; sliding_window counts any number"
+    )
+
+
+def fills_too_slowly(limit: Limit) -> str:
+    years = limit.burst * limit.window_us // limit.requests_per_unit // (Unit.YEAR.seconds * 1_000_000)
+    rate = f"{limit.requests_per_unit:,} per {limit.unit.name.lower()}"
+    return (
+        f"a burst of {limit.burst:,} at {rate} takes {years:,} years to refill; "
+        "at most 71 years can be counted exactly (2^51 microseconds): lower the burst or raise the rate"
+    )
+
+
+# -- odd, but allowed -------------------------------------------------------------------------------------------------
+
+
+def no_effect_without_limit(key: str) -> str:
+    return f"'{key}' has no effect on a descriptor without rate_limit"
+
+
+def no_effect_when_unlimited(key: str) -> str:
+    return f"'{key}' has no effect when unlimited"
+
+
+def refuses_everything(is_written: bool) -> str:
+    why = "requests_per_unit is 0" if is_written else "there is no requests_per_unit, which means 0"
+    return f"{why}: every request is refused"
+
+
+def unreachable(what: str, by: str, at: Position) -> str:
+    return f"{what} is always met first by {by} at {at}"
+
+
+def replaces_nobody(name: str) -> str:
+    return f"replaces '{_cut(name)}', but no rate_limit of this domain has that name"
+
+
+# -- wording ----------------------------------------------------------------------------------------------------------
+
+TEXT = "it is text"
+TRUTH = "it is true or false, without quotes"
+COUNT = f"it is a whole number from 0 to {MAX_REQUESTS_PER_UNIT}, without quotes"
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word[:60], list(known), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,1 @@
+"""Where rules come from: each source can be read whole, and says when to read it again."""

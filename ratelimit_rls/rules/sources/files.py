@@ -1,0 +1,265 @@
+"""Rules in files: which files are read, and when they have changed.
+
+Guarantee: what is read at once belongs together. A symbolic link swapped or a file replaced in the middle of a reading
+makes it start again, so that a release is seen as a whole. A change is seen at once where the system reports it
+(inotify and its like), and within POLL_MS everywhere else, whatever was done: an edit, a rename, a swapped link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import watchfiles
+
+from ratelimit_rls.errors import Problem, RulesError, SettingsError
+from ratelimit_rls.rules import offences
+from ratelimit_rls.rules.load import MOST_BYTES, Source
+
+POLL_MS = 1000
+SETTLE_MS = 50
+"""Editors and kubelets write in bursts: a change counts once nothing has moved for this long."""
+
+MOST_TRIES = 5
+
+_YAML_ENDINGS = (".yaml", ".yml")
+_LEFTOVER_ENDINGS = ("~", ".swp", ".swx", ".tmp", "#")
+_TEST_ENDINGS = (".test.yaml", ".test.yml")
+
+Fingerprint = tuple[tuple[str, int, int, int, int, int], ...]
+
+_log = structlog.get_logger()
+
+
+class FileSet(Protocol):
+    """Which files are rules, now."""
+
+    def files(self) -> list[Path]:
+        """Sorted; raises SettingsError where the place to look in does not exist."""
+        ...
+
+    def watched(self) -> set[Path]:
+        """Directories in which a change may matter."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPaths:
+    """Files, and directories of which every *.yaml and *.yml is taken, at any depth."""
+
+    paths: tuple[Path, ...]
+
+    def files(self) -> list[Path]:
+        found: set[Path] = set()
+        for path in self.paths:
+            if path.is_dir():
+                found.update(file for file in walk(path, ignore_dot_files=True) if file.name.endswith(_YAML_ENDINGS))
+            elif path.exists():
+                found.add(path)
+            else:
+                raise SettingsError(f"no rules at {path}: there is no such file or directory")
+        return sorted(found)
+
+    def watched(self) -> set[Path]:
+        directories = {path.parent for path in self.paths}
+        for path in self.paths:
+            if path.is_dir():
+                directories.update(_directories(path))
+        return directories
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeTree:
+    """The reference's RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY.
+
+    With `watch_root`, everything under ROOT/SUBDIRECTORY whose path, with dots for slashes, starts with
+    "APPDIRECTORY.": the directory's files, and also a file such as config.yaml beside it. Without, the files of
+    ROOT/SUBDIRECTORY/APPDIRECTORY. Every file counts, whatever its name ends with.
+    """
+
+    root: Path
+    subdirectory: str = ""
+    app_directory: str = "config"
+    watch_root: bool = True
+    ignore_dot_files: bool = False
+
+    def files(self) -> list[Path]:
+        base = self._base()
+        prefix = self.app_directory.strip("/").replace("/", ".") + "."
+        if not base.is_dir():
+            raise SettingsError(self._missing(base))
+        found = walk(base, ignore_dot_files=self.ignore_dot_files)
+        if not self.watch_root or not self.app_directory:
+            return sorted(found)
+        inside = sorted(file for file in found if _dotted(file, base).startswith(prefix))
+        if not inside and not (base / self.app_directory).is_dir():
+            raise SettingsError(self._missing(base / self.app_directory))
+        return inside
+
+    def watched(self) -> set[Path]:
+        # The parents hold the links that are swapped: ROOT itself as a rule, and in a mounted volume any of them.
+        base = self._base()
+        parents = {self.root.parent, self.root, base.parent}
+        return {directory for directory in parents if directory.is_dir()} | set(_directories(base))
+
+    def _base(self) -> Path:
+        base = self.root / self.subdirectory.strip("/")
+        return base if self.watch_root else base / self.app_directory.strip("/")
+
+    def _missing(self, path: Path) -> str:
+        return (
+            f"no rules at {path}: there is no such directory; create it, or say where the rules are "
+            f"(now RUNTIME_ROOT={self.root}, RUNTIME_SUBDIRECTORY={self.subdirectory}, "
+            f"RUNTIME_APPDIRECTORY={self.app_directory})"
+        )
+
+
+def walk(base: Path, *, ignore_dot_files: bool) -> Iterator[Path]:
+    """Every file that may hold rules under `base`. Links to files are followed, links to directories are not.
+
+    Names that start with ".." are never taken: in a Kubernetes volume they are the same files once more.
+    """
+    for directory, subdirectories, names in os.walk(base):
+        subdirectories[:] = [name for name in subdirectories if not _is_hidden(name, ignore_dot_files)]
+        for name in names:
+            if not _is_hidden(name, ignore_dot_files) and not name.endswith(_LEFTOVER_ENDINGS + _TEST_ENDINGS):
+                yield Path(directory, name)
+
+
+def _is_hidden(name: str, ignore_dot_files: bool) -> bool:
+    return name.startswith(".." if not ignore_dot_files else ".")
+
+
+def _dotted(file: Path, base: Path) -> str:
+    return ".".join(file.relative_to(base).parts)
+
+
+def _directories(base: Path) -> Iterator[Path]:
+    for directory, _, _ in os.walk(base):
+        yield Path(directory)
+
+
+class RulesFiles:
+    """A set of files as a source of rules."""
+
+    def __init__(self, files: FileSet | Sequence[Path | str]) -> None:
+        self._files = PlainPaths(tuple(Path(path) for path in files)) if isinstance(files, Sequence) else files
+
+    def check(self) -> None:
+        """Raise SettingsError if there is nowhere to read from."""
+        self._files.files()
+
+    def read(self) -> list[Source]:
+        """Every file as of one moment, sorted by name; raises SettingsError or RulesError."""
+        for _ in range(MOST_TRIES):
+            before = self.fingerprint()
+            try:
+                sources = [Source(name, _read_start(name)) for name, *_ in before]
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                why = offences.unreadable_file(f"{error.strerror}; the service's user must be able to read it")
+                raise RulesError([Problem(str(error.filename), 1, 1, why)]) from error
+            if self.fingerprint() == before:
+                return sources
+        name = before[0][0] if before else str(self._files)
+        raise RulesError([Problem(name, 1, 1, offences.unreadable_file("the files change faster than they are read"))])
+
+    def fingerprint(self) -> Fingerprint:
+        """Differs from an earlier one if a file was added, removed, replaced or written to."""
+        seen = []
+        for file in self._files.files():
+            try:
+                found = file.stat()
+            except OSError:
+                continue  # a link to nowhere, or a file that went since it was listed
+            if stat.S_ISREG(found.st_mode):
+                # ctime too: a copy that keeps mtime and size is still a change.
+                seen.append(
+                    (str(file), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+                )
+        return tuple(seen)
+
+    async def watch(self) -> AsyncGenerator[None, None]:
+        """Yield at once, and after every change, when it has settled; ends by being cancelled or closed.
+
+        At once, so that nothing is missed between a reading and the first look of the watch.
+        """
+        seen = await asyncio.to_thread(self._fingerprint_or_nothing)
+        yield
+        while True:
+            async with aclosing(self._wakeups()) as wakeups:
+                async for _ in wakeups:
+                    if await asyncio.to_thread(self._fingerprint_or_nothing) != seen:
+                        break
+            seen = await self._settle()
+            yield
+
+    async def _settle(self) -> Fingerprint:
+        """What there is when nothing has moved for SETTLE_MS; after POLL_MS, what there is all the same."""
+        now = await asyncio.to_thread(self._fingerprint_or_nothing)
+        for _ in range(POLL_MS // SETTLE_MS):
+            await asyncio.sleep(SETTLE_MS / 1000)
+            before, now = now, await asyncio.to_thread(self._fingerprint_or_nothing)
+            if now == before:
+                break
+        return now
+
+    def _fingerprint_or_nothing(self) -> Fingerprint:
+        try:
+            return self.fingerprint()
+        except SettingsError:
+            return ()
+
+    async def _wakeups(self) -> AsyncGenerator[None, None]:
+        """Yield once the watches are set, when something may have changed, and at least every POLL_MS.
+
+        To be started anew after each change: the directories to watch may be others then.
+        """
+        try:
+            directories = await asyncio.to_thread(self._files.watched)
+            async with aclosing(_changes_in(directories)) as changes:
+                async for _ in changes:
+                    yield
+        except (OSError, RuntimeError) as error:  # a directory has gone, or the system's watches are used up
+            _log.debug("watching by polling alone", reason=str(error))
+            while True:
+                await asyncio.sleep(POLL_MS / 1000)
+                yield
+
+
+async def _changes_in(directories: set[Path]) -> AsyncGenerator[None, None]:
+    watching = watchfiles.awatch(
+        *directories,
+        watch_filter=None,
+        recursive=False,
+        step=SETTLE_MS,
+        rust_timeout=POLL_MS,
+        yield_on_timeout=True,
+        ignore_permission_denied=True,
+    )
+    first = asyncio.ensure_future(anext(watching))
+    try:
+        await asyncio.sleep(0)  # the first step of `first` sets the watches
+        yield
+        await first
+        yield
+        async for _ in watching:
+            yield
+    finally:
+        first.cancel()
+        await asyncio.wait([first])
+        await watching.aclose()
+
+
+def _read_start(name: str) -> bytes:
+    """The file, or one byte more than may be read of it."""
+    with open(name, "rb") as file:
+        return file.read(MOST_BYTES + 1)

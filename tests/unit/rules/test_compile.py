@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.core.model import Algorithm, Charge, Entry, Limit, Rule, Unit
+from ratelimit_rls.core.tree import find
+from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.load import Source
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def _rules(text: str, **options: bool) -> dict[str, Rule]:
+    return {rule.path: rule for rule in compile_documents({"f.yaml": text.encode()}, **options).tree.rules()}
+
+
+def _rule(limit: str, beside: str = "", **options: bool) -> Rule:
+    (rule,) = _rules(
+        f"domain: d\ndescriptors:\n  - key: k\n    rate_limit: {{{limit}}}\n    {beside}\n", **options
+    ).values()
+    return rule
+
+
+def test_the_examples_load_together_without_a_warning() -> None:
+    files = {str(path): path.read_bytes() for path in (REPOSITORY / "descriptors").glob("*.yaml")}
+
+    compiled = compile_documents({name: text for name, text in files.items() if ".test." not in name})
+
+    assert compiled.warnings == ()
+    demo, _ = find(compiled.tree.domains["demo"], Entry("user", "anybody"))
+    assert demo is not None
+    assert demo.rule is not None
+    assert demo.rule.limit == Limit(5, Unit.MINUTE)
+
+
+def test_everything_the_reference_can_write_ends_up_in_the_rule() -> None:
+    text = """
+domain: d
+descriptors:
+  - key: k
+    value: v
+    shadow_mode: true
+    quota_mode: true
+    detailed_metric: true
+    value_to_metric: true
+    metadata: {a: 1}
+    rate_limit: {unit: WEEK, requests_per_unit: 7, name: mine, replaces: [{name: x}, {name: y}]}
+"""
+    tree = compile_documents({"f.yaml": text.encode()}).tree
+    node = tree.domains["d"].exact["k", "v"]
+
+    assert node.value_to_metric
+    assert str(node.position) == "f.yaml:4:5"
+    assert node.rule == Rule(
+        path="d.k_v",
+        limit=Limit(7, Unit.WEEK, name="mine"),
+        name="mine",
+        replaces=frozenset({"x", "y"}),
+        charge=Charge.ALWAYS,
+        shadow_mode=True,
+        quota_mode=True,
+        detailed_metric=True,
+        metadata={"a": 1},
+        position=node.position,
+    )
+
+
+@pytest.mark.parametrize("unit", [unit for unit in Unit if unit is not Unit.UNKNOWN])
+def test_a_unit_is_known_in_any_case(unit: Unit) -> None:
+    for text in (unit.name, unit.name.lower(), unit.name.title()):
+        assert _rule(f"unit: {text}, requests_per_unit: 1").limit == Limit(1, unit)
+
+
+def test_unlimited_takes_an_unknown_unit_and_a_count_without_complaint() -> None:
+    assert _rule("unlimited: true, unit: fortnight, requests_per_unit: 3").unlimited
+
+
+def test_a_key_with_an_underscore_is_another_than_a_key_with_a_value() -> None:
+    rules = _rules("domain: d\ndescriptors: [{key: a, value: b_c}, {key: a_b, value: c}, {key: a_b_c}]")
+
+    assert rules == {}
+
+
+def test_wildcards_keep_the_order_of_the_file() -> None:
+    text = b"domain: d\ndescriptors: [{key: k, value: b*}, {key: k, value: c}, {key: '*'}, {key: k, value: '*a*'}]"
+
+    root = compile_documents({"f": text}).tree.domains["d"]
+
+    assert [wildcard.node.label for wildcard in root.wildcards] == ["k_b*", "*", "k_*a*"]
+    assert set(root.exact) == {("k", "b*"), ("k", "c"), ("k", "*a*")}
+    assert set(root.by_key) == {"*"}
+
+
+class TestDomainsInSeveralFiles:
+    FIRST = b"domain: d\ndescriptors: [{key: k, value: a*}, {key: x}]"
+    SECOND = b"domain: d\ndescriptors: [{key: k, value: '*'}]"
+
+    def test_one_domain_in_two_files_is_an_error_that_names_both(self) -> None:
+        with pytest.raises(RulesError) as refused:
+            compile_documents({"b.yaml": self.FIRST, "a.yaml": self.SECOND})
+
+        (problem,) = refused.value.problems
+        assert problem.file == "b.yaml"
+        assert "duplicate domain 'd' in config file" in problem.message
+        assert "a.yaml:1:9" in problem.message
+        assert "MERGE_DOMAIN_CONFIG=true" in problem.message
+
+    @pytest.mark.parametrize("turn", [1, -1])
+    def test_merged_files_are_taken_in_the_order_of_their_names(self, turn: int) -> None:
+        sources = [Source("a.yaml", self.FIRST), Source("b.yaml", self.SECOND)][::turn]
+
+        root = compile_documents(sources, merge_domains=True).tree.domains["d"]
+
+        assert [wildcard.node.value for wildcard in root.wildcards] == ["a*", "*"]
+        assert set(root.by_key) == {"x"}
+
+    def test_a_descriptor_in_both_files_is_an_error_that_names_both(self) -> None:
+        with pytest.raises(RulesError) as refused:
+            compile_documents({"a.yaml": self.FIRST, "b.yaml": self.FIRST}, merge_domains=True)
+
+        assert [problem.file for problem in refused.value.problems] == ["b.yaml", "b.yaml"]
+        assert "duplicate descriptor composite key 'd.k_a*'; it is already at a.yaml:2:15" in str(refused.value)
+
+    def test_errors_are_found_in_a_file_whose_domain_is_taken(self) -> None:
+        with pytest.raises(RulesError, match="descriptor has empty key"):
+            compile_documents({"a.yaml": b"domain: d", "b.yaml": b"domain: d\ndescriptors: [{value: x}]"})
+
+    def test_the_charge_of_a_domain_counts_for_all_its_files(self) -> None:
+        files = {
+            "a.yaml": b"domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]",
+            "b.yaml": b"domain: d\ncharge: admitted",
+        }
+
+        (rule,) = compile_documents(files, merge_domains=True).tree.rules()
+
+        assert rule.charge is Charge.ADMITTED
+
+    def test_a_domain_has_one_charge(self) -> None:
+        with pytest.raises(RulesError, match=r"b\.yaml:2:9: .*another charge at a\.yaml:2:9"):
+            compile_documents(
+                {"a.yaml": b"domain: d\ncharge: admitted", "b.yaml": b"domain: d\ncharge: always"}, merge_domains=True
+            )
+
+
+class TestAlgorithms:
+    def test_the_default_is_a_fixed_window_without_burst(self) -> None:
+        assert _rule("unit: minute, requests_per_unit: 5").limit == Limit(5, Unit.MINUTE, Algorithm.FIXED_WINDOW, 0)
+
+    @pytest.mark.parametrize("algorithm", [algorithm for algorithm in Algorithm if algorithm.has_burst])
+    def test_the_burst_is_what_was_written_or_the_limit(self, algorithm: Algorithm) -> None:
+        limit = f"unit: minute, requests_per_unit: 5, algorithm: {algorithm.value}"
+
+        assert _rule(limit).limit == Limit(5, Unit.MINUTE, algorithm, 5)
+        assert _rule(f"{limit}, burst: 9").limit == Limit(5, Unit.MINUTE, algorithm, 9)
+
+    @pytest.mark.parametrize("algorithm", Algorithm)
+    def test_a_limit_of_zero_is_a_fixed_window_whatever_was_asked(self, algorithm: Algorithm) -> None:
+        rule = _rule(f"unit: minute, requests_per_unit: 0, algorithm: {algorithm.value}")
+
+        assert rule.limit == Limit(0, Unit.MINUTE, Algorithm.FIXED_WINDOW)
+
+    def test_the_bounds_themselves_are_allowed(self) -> None:
+        assert _rule("unit: year, requests_per_unit: 10000, algorithm: sliding_log").limit is not None
+        assert _rule("unit: year, requests_per_unit: 1, algorithm: gcra, burst: 71").limit is not None
+        assert _rule("unit: year, requests_per_unit: 4294967295, algorithm: gcra, burst: 4294967295").limit is not None
+
+    def test_the_largest_burst_is_refused_where_it_cannot_be_counted(self) -> None:
+        with pytest.raises(RulesError, match="years to refill"):
+            _rule("unit: second, requests_per_unit: 1, algorithm: gcra, burst: 4294967295")
+
+
+CHARGES = [
+    # the rule's grammar, the rule's charge, the domain's charge, STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT, who pays
+    ("", "", "", False, Charge.ALWAYS),
+    ("", "", "", True, Charge.ADMITTED),
+    (", algorithm: fixed_window", "", "", False, Charge.ADMITTED),
+    (", algorithm: gcra, burst: 2", "", "", False, Charge.ADMITTED),
+    ("", "", "charge: admitted", False, Charge.ADMITTED),
+    (", algorithm: gcra", "", "charge: always", False, Charge.ALWAYS),
+    ("", "", "charge: always", True, Charge.ALWAYS),
+    ("", "charge: admitted", "charge: always", False, Charge.ADMITTED),
+    (", algorithm: gcra", "charge: always", "charge: admitted", True, Charge.ALWAYS),
+]
+
+
+@pytest.mark.parametrize(("grammar", "rule_charge", "domain_charge", "stop_increment", "expected"), CHARGES)
+def test_who_pays_is_said_by_the_rule_else_the_domain_else_the_grammar(
+    grammar: str, rule_charge: str, domain_charge: str, stop_increment: bool, expected: Charge
+) -> None:
+    text = f"""
+domain: d
+{domain_charge}
+descriptors:
+  - key: k
+    {rule_charge}
+    rate_limit: {{unit: minute, requests_per_unit: 5{grammar}}}
+"""
+    (rule,) = _rules(text, default_admitted=stop_increment).values()
+
+    assert rule.charge is expected
+
+
+def test_the_digest_is_of_the_text_in_order_and_not_of_the_names() -> None:
+    def digest(**files: str) -> str:
+        return compile_documents({name: text.encode() for name, text in files.items()}).digest
+
+    assert digest(a="domain: x", b="domain: y") == digest(c="domain: x", d="domain: y")
+    assert digest(a="domain: x", b="domain: y") != digest(a="domain: y", b="domain: x")
+    assert digest(a="domain: x") != digest(a="domain: x ")
+
+
+def test_no_files_are_no_domains() -> None:
+    compiled = compile_documents({})
+
+    assert (compiled.tree.domains, compiled.files) == ({}, 0)

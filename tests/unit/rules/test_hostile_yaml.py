@@ -1,0 +1,120 @@
+"""A rules file that means harm is refused with a sentence, quickly and in little memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from time import process_time
+
+import pytest
+import yaml
+
+from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules import load as load_module
+from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.load import DEEPEST, MOST_BYTES, Source, load
+
+
+def _billion_laughs() -> str:
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
+    return "\n".join(lines)
+
+
+def _ladder() -> str:
+    return "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200))
+
+
+def _staircase() -> str:
+    return "domain: d\n" + "".join(f"{'  ' * n}descriptors:\n{'  ' * n}- key: a\n" for n in range(120))
+
+
+def _merge_bomb() -> str:
+    wide = "&w {" + ", ".join(f"k{n}: 1" for n in range(2000)) + "}"
+    return f"metadata: {wide}\ndescriptors:\n" + "  - {<<: *w}\n" * 1000
+
+
+HOSTILE = {
+    "billion laughs": (_billion_laughs(), "excessive aliasing"),
+    "aliases deeper than the text": (_ladder(), "levels deep"),
+    "merged without end": (_merge_bomb(), "excessive aliasing"),
+    "flow lists in lists": ("[" * 500_000, "levels deep"),
+    "flow maps in maps": ("{a: " * 200_000, "levels deep"),
+    "block lists in lists": ("- " * 100_000 + "x", "levels deep"),
+    "keys in keys": ("? " * 100_000 + "x", "levels deep"),
+    "descriptors in descriptors": (_staircase(), "levels deep"),
+    "too large": ("#" * (MOST_BYTES + 1), "larger than 16 MiB"),
+    "python object": ("!!python/object/apply:os.system ['exit 1']", "has no meaning in rules"),
+    "python name": ("domain: !!python/name:os.system x", "has no meaning in rules"),
+    "own tag": ("domain: !secret x", "tag '!secret' has no meaning"),
+    "escape beyond unicode": ('domain: "\\UFFFFFFFF"', "error loading config file"),
+    "half a surrogate": ('domain: "\\ud800"', "error loading config file"),
+    "nul": ("domain: a\n  \0", "control characters are not allowed: U+0000"),
+}
+
+
+@pytest.mark.parametrize("parser", [yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "python"])
+@pytest.mark.parametrize(("text", "sentence"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_text_is_refused(text: str, sentence: str, parser: type[yaml.SafeLoader]) -> None:
+    with pytest.raises(RulesError, match="error loading config file") as refused:
+        load(Source("f", text.encode()), parser)
+
+    assert sentence in str(refused.value)
+
+
+def test_more_nodes_than_allowed_are_refused_and_as_many_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "MOST_NODES", 1000)
+
+    assert load(Source("f", b"[" + b"a," * 999 + b"]")) is not None
+    with pytest.raises(RulesError, match="more than 1,000 nodes"):
+        load(Source("f", b"[" + b"a," * 1000 + b"]"))
+
+
+def test_a_bomb_costs_neither_time_nor_memory() -> None:
+    bomb = _billion_laughs().encode()
+    tracemalloc.start()
+    began = process_time()
+
+    with pytest.raises(RulesError):
+        compile_documents({"f": bomb})
+
+    spent, (_, peak) = process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert spent < 2
+    assert peak < 20 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b"domain: \xff\xfe", (1, 9)),
+        (b"a: 1\nb: \xc3(", (2, 4)),
+        (b"\xff\xfe\x00", (1, 3)),
+        (b"\x7fELF\x02\x01", (1, 1)),
+    ],
+)
+def test_what_is_no_text_is_refused_at_its_first_bad_byte(content: bytes, place: tuple[int, int]) -> None:
+    with pytest.raises(RulesError, match=r"UTF-8|control characters") as refused:
+        load(Source("f", content))
+
+    (problem,) = refused.value.problems
+    assert (problem.line, problem.column) == place
+
+
+def test_as_deep_as_allowed_still_compiles() -> None:
+    levels = DEEPEST // 2 - 1
+    text = "domain: d\n" + "descriptors: [{key: a, " * levels + "value: b" + "}]" * levels
+
+    node = compile_documents({"f": text.encode()}).tree.domains["d"]
+
+    for _ in range(levels - 1):
+        node = node.by_key["a"]
+    assert ("a", "b") in node.exact
+
+
+def test_thousands_of_equal_keys_cost_no_more_than_their_number() -> None:
+    text = "domain: d\ndescriptors:\n  - key: a\n" + "    rate_limit: {unit: second, requests_per_unit: 1}\n" * 5_000
+    began = process_time()
+
+    compile_documents({"f": text.encode()})
+
+    assert process_time() - began < 5

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.rules.loader import MOST_LOGGED, RulesLoader
+from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.rules.sources.files import RulesFiles
+from ratelimit_rls.telemetry.metrics import Metrics
+
+GOOD, BETTER, BAD = "domain: good\n", "domain: better\n", "domain: ''\n"
+
+
+class Loading:
+    """A loader over one real file."""
+
+    def __init__(self, directory: Path, text: str) -> None:
+        self.file = directory / "rules.yaml"
+        self.file.write_text(text)
+        self.rules = Rules()
+        self.metrics = Metrics()
+        self.loader = RulesLoader(RulesFiles([directory]), self.rules, self.metrics)
+
+    @property
+    def domains(self) -> set[str]:
+        assert self.rules.current is not None
+        return set(self.rules.current.tree.domains)
+
+    @property
+    def loads(self) -> tuple[int, int]:
+        return self.metrics.service.config_load_success, self.metrics.service.config_load_error
+
+
+async def test_a_good_update_is_put_in_force_and_counted(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, GOOD)
+    with capture_logs() as logs:
+        await loading.loader.start()
+    loading.file.write_text(BETTER)
+
+    assert await loading.loader.reload()
+
+    assert loading.domains == {"better"}
+    assert loading.rules.current is not None
+    assert loading.rules.current.version == 2
+    assert loading.loads == (2, 0)
+    assert logs[0]["event"] == "rules loaded"
+    assert logs[0]["domains"] == 1
+
+
+async def test_a_bad_update_changes_nothing_and_is_told(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    loading.file.write_text(BAD)
+
+    with capture_logs() as logs:
+        assert not await loading.loader.reload()
+
+    assert loading.domains == {"good"}
+    assert loading.loads == (1, 1)
+    assert loading.rules.failures == 1
+    assert "cannot have empty domain" in str(loading.rules.last_error)
+    assert logs[0]["event"] == "Error loading new configuration"
+    assert "rules.yaml:1:9" in logs[1]["problem"]
+
+
+async def test_going_back_to_the_good_rules_clears_the_failure(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    for text in (BAD, GOOD):
+        loading.file.write_text(text)
+        await loading.loader.reload()
+
+    assert (loading.rules.failures, loading.rules.last_error) == (0, None)
+    assert loading.loads == (2, 1)
+
+
+async def test_the_same_text_is_neither_loaded_nor_refused_twice(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    loading.file.write_text(GOOD)
+    assert await loading.loader.reload()
+    loading.file.write_text(BAD)
+    assert not await loading.loader.reload()
+    assert not await loading.loader.reload()
+
+    assert loading.loads == (1, 1)
+
+
+async def test_rules_that_could_not_be_read_are_tried_again_with_the_same_text(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    away = tmp_path.with_name(tmp_path.name + "-away")
+    tmp_path.rename(away)
+    assert not await loading.loader.reload()
+    away.rename(tmp_path)
+
+    assert await loading.loader.reload()
+
+    assert loading.rules.last_error is None
+
+
+async def test_bad_rules_at_the_start_leave_none_in_force(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, BAD)
+
+    await loading.loader.start()
+
+    assert loading.rules.current is None
+    assert loading.rules.failures == 1
+
+
+async def test_no_place_to_read_from_stops_the_start(tmp_path: Path) -> None:
+    loader = RulesLoader(RulesFiles([tmp_path / "typo"]), Rules(), Metrics())
+
+    with pytest.raises(SettingsError, match="typo"):
+        await loader.start()
+
+
+async def test_a_flood_of_problems_does_not_flood_the_log(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, "domain: d\n" + "".join(f"k{n}: 1\n" for n in range(500)))
+
+    with capture_logs() as logs:
+        await loading.loader.start()
+
+    assert len(logs) == MOST_LOGGED + 2
+    assert "480 more" in logs[-1]["problem"]
+
+
+async def test_an_edit_before_the_watch_began_and_one_after_it_are_both_followed(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    changed: asyncio.Queue[set[str]] = asyncio.Queue()
+    loading.rules.on_change = lambda _: changed.put_nowait(loading.domains)
+    loading.file.write_text(BETTER)
+
+    watching = asyncio.create_task(loading.loader.watch())
+    try:
+        assert await asyncio.wait_for(changed.get(), 10) == {"better"}
+        loading.file.write_text("domain: best\n")
+        assert await asyncio.wait_for(changed.get(), 10) == {"best"}
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)

@@ -1,0 +1,107 @@
+"""One file per way to be refused: the reference's sentence, the place, and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules.compile import compile_documents
+
+REJECTED = Path(__file__).parent / "rejected"
+
+# file: (line, column, the sentence, the remedy)
+EXPECTED = {
+    # the text
+    "not_yaml": (4, 1, "error loading config file: yaml: while scanning a quoted scalar", "end of stream"),
+    "top_level_not_a_map": (1, 1, "cannot unmarshal !!seq into map[interface {}]interface {}", "'domain:'"),
+    "foreign_tag": (1, 9, "error loading config file", "write the plain value"),
+    "unknown_anchor": (1, 9, "unknown anchor 'edge' referenced", "before its aliases"),
+    "endless_anchor": (4, 18, "anchor 'all' value contains itself", ""),
+    "bad_merge": (3, 9, "map merge requires map or sequence of maps as the value", ""),
+    # the grammar
+    "key_not_text": (4, 5, "config error, key is not of type string: y", "in quotes"),
+    "unknown_key": (4, 5, "config error, unknown key 'ratelimit'", "did you mean 'rate_limit'?"),
+    "later_key": (4, 5, "config error, unknown key 'limits'", ""),
+    "list_of_text": (3, 5, "config error, yaml file contains list of type other than map: user", "- key: user"),
+    "float_value": (4, 12, "error checking config", "in quotes"),
+    "uint64_value": (4, 12, "error checking config", "in quotes"),
+    # the types
+    "negative_count": (6, 26, "line 6: cannot unmarshal !!int `-1` into uint32", "from 0 to 4294967295"),
+    "quoted_count": (6, 26, "line 6: cannot unmarshal !!str `1234567...` into uint32", "without quotes"),
+    "quoted_flag": (4, 18, "line 4: cannot unmarshal !!str `true` into bool", "without quotes"),
+    "map_for_text": (3, 10, "line 3: cannot unmarshal !!map into string", "it is text"),
+    "map_for_list": (3, 3, "line 3: cannot unmarshal !!map into []config.YamlDescriptor", "a list of mappings"),
+    "text_for_rate_limit": (4, 17, "line 4: cannot unmarshal !!str `5/m` into config.YamlRateLimit", "a mapping"),
+    # domains and descriptors
+    "empty_file": (1, 1, "config file cannot have empty domain", "domain: <name>"),
+    "empty_domain": (1, 1, "config file cannot have empty domain", "domain: <name>"),
+    "empty_key": (3, 10, "descriptor has empty key", "key: <name>"),
+    "missing_key": (3, 5, "descriptor has empty key", "key: <name>"),
+    "duplicate_descriptor": (7, 9, "duplicate descriptor composite key 'edge.plan_free.user'", ".yaml:6:9"),
+    "share_without_wildcard": (
+        5,
+        22,
+        "share_threshold can only be used with wildcard values (containing '*'), but found key 'path_/v1'",
+        "without a wildcard",
+    ),
+    "metadata_not_json": (5, 15, "error parsing metadata: .inf", "JSON"),
+    "unknown_charge": (2, 9, "charge 'sometimes' is not one of", "always, admitted"),
+    # rate_limit
+    "unlimited_with_unit": (6, 13, "should not specify rate limit unit when unlimited", "drop 'unit'"),
+    "invalid_unit": (5, 13, "invalid rate limit unit 'minutes'", "did you mean 'minute'?"),
+    "unknown_unit": (5, 13, "invalid rate limit unit 'unknown'", "second, minute, hour, day, week, month, year"),
+    "missing_unit": (5, 7, "invalid rate limit unit ''", "second, minute"),
+    "replaces_nothing": (8, 17, "should not have an empty replaces entry", "name: <"),
+    "replaces_itself": (9, 17, "replaces should not contain name of same descriptor", "name another"),
+    "unknown_algorithm": (7, 18, "algorithm 'tokenbucket' is not one of", "did you mean 'token_bucket'?"),
+    "burst_without_bucket": (7, 14, "burst has no meaning for algorithm fixed_window", "gcra"),
+    "burst_of_nothing": (8, 14, "burst is 0", "at least 1"),
+    "burst_beside_zero": (8, 14, "burst beside requests_per_unit: 0", "drop the burst"),
+    "sliding_log_too_long": (6, 26, "at most 10,000, not 10,001", "sliding_window"),
+    "fills_too_slowly": (8, 14, "a burst of 72 at 1 per year takes 72 years to refill", "at most 71 years"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in REJECTED.glob("*.yaml")))
+def test_each_offence_is_refused_at_its_place_with_its_sentence_and_a_remedy(name: str) -> None:
+    file = REJECTED / f"{name}.yaml"
+
+    with pytest.raises(RulesError) as refused:
+        compile_documents({file.name: file.read_bytes()})
+
+    (problem,) = refused.value.problems
+    line, column, sentence, remedy = EXPECTED[name]
+    assert (problem.file, problem.line, problem.column) == (file.name, line, column)
+    assert sentence in problem.message
+    assert remedy in problem.message
+
+
+def test_every_expectation_has_its_file() -> None:
+    assert EXPECTED.keys() == {path.stem for path in REJECTED.glob("*.yaml")}
+
+
+def test_all_errors_of_all_files_are_told_sorted_by_place() -> None:
+    files = {
+        "b.yaml": b"domain: b\ndescriptors:\n  - key: ''\n  - key: x\n    rate_limit: {unit: fortnight}\n",
+        "a.yaml": b"domain: a\nwhat: 1\ndescriptors:\n  - key: k\n    shadow_mode: 3\n  - key: k\n",
+        "c.yaml": b"{",
+    }
+
+    with pytest.raises(RulesError) as refused:
+        compile_documents(files)
+
+    assert [(problem.file, problem.line) for problem in refused.value.problems] == [
+        ("a.yaml", 2),
+        ("a.yaml", 5),
+        ("a.yaml", 6),
+        ("b.yaml", 3),
+        ("b.yaml", 5),
+        ("c.yaml", 2),
+    ]
+
+
+def test_a_message_reads_as_place_kind_and_sentence() -> None:
+    with pytest.raises(RulesError, match=r"^x\.yaml:1:9: error: config file cannot have empty domain"):
+        compile_documents({"x.yaml": b"domain: ''"})
