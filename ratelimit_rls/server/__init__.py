@@ -1,0 +1,20 @@
+"""The process: which parts there are, in which order they start and stop, and how many processes there are."""
+
+from __future__ import annotations
+
+import uvloop
+
+from ratelimit_rls.server.lifecycle import serve_until_signal
+from ratelimit_rls.server.workers import supervise
+from ratelimit_rls.settings import Settings
+from ratelimit_rls.telemetry import logs
+
+__all__ = ["run"]
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; returns the exit code. Raises SettingsError if it cannot start as it is set."""
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.rls_workers > 1:
+        return supervise(settings)
+    return uvloop.run(serve_until_signal(settings))

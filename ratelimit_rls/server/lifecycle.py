@@ -1,0 +1,190 @@
+"""One process, from start to stop, top to bottom.
+
+    start   store answers ─► rules loaded ─► ports open ─► health says SERVING
+    stop    health says NOT_SERVING ─► drain delay ─► nothing in flight ─► ports closed ─► store closed
+
+The delay is for those who choose where to send calls: until they have seen NOT_SERVING, calls keep coming and are
+answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import structlog
+
+from ratelimit_rls import __version__
+from ratelimit_rls.errors import SettingsError, StoreError
+from ratelimit_rls.server.parts import Parts, build
+from ratelimit_rls.settings import Settings
+from ratelimit_rls.store.redis.store import SHORTEST_PAUSE_S, RedisStore
+
+log = structlog.get_logger()
+
+
+async def serve_until_signal(settings: Settings, shared_directory: Path | None = None) -> int:
+    """SIGTERM and SIGINT stop in good order, a second one at once; SIGHUP reads the rules again."""
+    stop, stop_now = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    serving = asyncio.current_task()
+    assert serving is not None
+
+    def told_to_stop(hurry: bool) -> None:
+        if stop.is_set():
+            serving.cancel()
+        if hurry:
+            stop_now.set()
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, told_to_stop, False)
+    # Somebody at a terminal wants it gone, not drained.
+    loop.add_signal_handler(signal.SIGINT, told_to_stop, True)
+    try:
+        await serve(settings, until=stop.wait, hurry=stop_now, shared_directory=shared_directory)
+    except asyncio.CancelledError:
+        return 1
+    return 0
+
+
+async def serve(
+    settings: Settings,
+    *,
+    until: Callable[[], Awaitable[object]],
+    hurry: asyncio.Event | None = None,
+    shared_directory: Path | None = None,
+    started: Callable[[Parts], None] = lambda parts: None,
+) -> None:
+    """Serve until `until` is done. Raises SettingsError or StoreError if it cannot start."""
+    for warning in settings.warnings():
+        log.warning(warning)
+    parts = build(settings, shared_directory)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(parts.store.close)
+        stopped = asyncio.ensure_future(until())
+        starting = asyncio.create_task(_start(parts, stack))
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+            return
+        await starting
+        started(parts)
+        _announce(parts)
+        _calm_the_collector()
+        await stopped
+        await _drain(parts, hurry)
+
+
+async def _start(parts: Parts, stack: AsyncExitStack) -> None:
+    settings = parts.settings
+    if isinstance(parts.store, RedisStore):
+        await _connect(parts.store, settings)
+    try:
+        await parts.loader.start()
+    except SettingsError as error:
+        if not settings.force_start_without_initial_config:
+            raise
+        log.warning("starting without rules", error=str(error))
+    watching = asyncio.create_task(_watch(parts))
+    stack.push_async_callback(_cancel, watching)
+    stack.push_async_callback(parts.grpc.close)
+    await parts.grpc.start()
+    stack.push_async_callback(parts.siblings.close)
+    await parts.siblings.start()
+    reuse_port = settings.rls_workers > 1
+    stack.push_async_callback(parts.http.stop)
+    await parts.http.start(settings.host, settings.port, reuse_port=reuse_port)
+    try:
+        await parts.debug.start(settings.debug_host, settings.debug_port, reuse_port=reuse_port)
+        stack.push_async_callback(parts.debug.stop)
+    except SettingsError as error:  # the reference serves on without it, too
+        log.warning("no debug port", error=str(error))
+    parts.health.listening()
+
+
+async def _connect(store: RedisStore, settings: Settings) -> None:
+    """Until Redis answers, longer and longer waits between attempts; for ever unless a bound is set."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    pause_s = settings.redis_startup_initial_interval.total_seconds()
+    longest_s = settings.redis_startup_max_interval.total_seconds()
+    give_up_s = settings.redis_startup_max_elapsed_time.total_seconds()
+    while True:
+        try:
+            return await store.start()
+        except StoreError as error:
+            elapsed_s = loop.time() - begun
+            if give_up_s and elapsed_s >= give_up_s:
+                message = f"timed out waiting for Redis connection to {settings.redis} after {elapsed_s:.0f}s: {error}"
+                raise type(error)(message) from error
+            log.warning("waiting for redis", error=str(error), next_attempt_s=round(pause_s, 2))
+        await asyncio.sleep(max(SHORTEST_PAUSE_S, pause_s * random.uniform(0.5, 1)))
+        pause_s = min(2 * pause_s, longest_s)
+
+
+async def _watch(parts: Parts) -> None:
+    """Follow the rules, by watching and by SIGHUP."""
+    reload = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
+
+    async def on_demand() -> None:
+        while True:
+            await reload.wait()
+            reload.clear()
+            await parts.loader.reload()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(on_demand())
+        group.create_task(parts.loader.watch())
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _calm_the_collector() -> None:
+    """Let it look at young objects only.
+
+    Nothing on a call's way makes cycles, but a hundred thousand remembered requests are a hundred thousand objects to
+    walk over: full collections took up to 0.4 s with every call waiting. What is there now stays for good; what comes
+    later and does not die young is freed by counting references, or with the process.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 1_000_000)
+
+
+def _announce(parts: Parts) -> None:
+    """The one line that says it is up. A warning, as in the reference: it must be seen at the default level."""
+    settings = parts.settings
+    loaded = parts.rules.current
+    log.warning(
+        "serving",
+        version=__version__,
+        grpc=parts.grpc.options.target if settings.grpc_uds else f"{settings.grpc_host}:{parts.grpc.port}",
+        transport=settings.rls_transport,
+        tls=settings.grpc_server_use_tls,
+        http=f"{settings.host}:{parts.http.port}",
+        debug=f"{settings.debug_host}:{parts.debug.port}",
+        store=str(settings.redis or "embedded"),
+        rules=len(loaded.tree.rules()) if loaded else 0,
+        digest=loaded.digest[:12] if loaded else "none",
+    )
+
+
+async def _drain(parts: Parts, hurry: asyncio.Event | None) -> None:
+    settings = parts.settings
+    parts.health.stopping()
+    log.warning("stopping", drain_delay_s=settings.rls_drain_delay.total_seconds(), in_flight=parts.grpc.in_flight)
+    delay_s = settings.rls_drain_delay.total_seconds()
+    with suppress(TimeoutError):
+        await asyncio.wait_for((hurry or asyncio.Event()).wait(), delay_s)
+    await parts.grpc.drain(settings.rls_drain_timeout.total_seconds())

@@ -1,0 +1,168 @@
+"""The composition root: every part of a process, made from its settings and given to those that need it.
+
+The only place that constructs things, so the only one to read for who knows whom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratelimit_rls.core.model import Charge
+from ratelimit_rls.core.plan import Policy
+from ratelimit_rls.rules.loader import RulesLoader
+from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.rules.sources.files import RulesFiles, RuntimeTree
+from ratelimit_rls.server.siblings import Siblings
+from ratelimit_rls.service import RateLimiter
+from ratelimit_rls.settings import Settings
+from ratelimit_rls.store.embedded import EmbeddedStore
+from ratelimit_rls.store.redis.store import RedisStore
+from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.transport.answers import AnswerOptions
+from ratelimit_rls.transport.grpc.certificates import TlsFiles
+from ratelimit_rls.transport.grpc.rls import RlsDoor
+from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.health import Health
+from ratelimit_rls.transport.http.json import json_app
+from ratelimit_rls.transport.http.ops import ops_app
+from ratelimit_rls.transport.http.server import HttpServer
+
+REDIS = "redis"
+CONFIG = "config"
+"""Health components, named as in the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    settings: Settings
+    health: Health
+    store: EmbeddedStore | RedisStore
+    rules: Rules
+    loader: RulesLoader
+    grpc: GrpcServer
+    http: HttpServer
+    debug: HttpServer
+    siblings: Siblings
+
+
+def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
+    """`shared_directory` is where the workers of one port meet; a process on its own needs none."""
+    metrics = Metrics(settings.near_limit_ratio)
+    rules = Rules()
+    health = _health(settings, rules)
+    store = _store(settings, health)
+    limiter = RateLimiter(rules, store, metrics, _policy(settings))
+    door = RlsDoor(limiter, metrics, _answers(settings), cache_bytes=settings.rls_plan_cache_bytes)
+    loader = RulesLoader(
+        _rules_files(settings),
+        rules,
+        metrics,
+        merge_domains=settings.merge_domain_config,
+        default_admitted=settings.stop_cache_key_increment_when_overlimit,
+    )
+    siblings = Siblings(metrics, shared_directory)
+    return Parts(
+        settings=settings,
+        health=health,
+        store=store,
+        rules=rules,
+        loader=loader,
+        grpc=GrpcServer(_grpc(settings), door, health),
+        http=HttpServer(json_app(door, health)),
+        debug=HttpServer(ops_app(rules, siblings.stats)),
+        siblings=siblings,
+    )
+
+
+def _policy(settings: Settings) -> Policy:
+    admitted = settings.stop_cache_key_increment_when_overlimit
+    return Policy(
+        key_prefix=settings.cache_key_prefix,
+        quota_mode=settings.quota_mode,
+        shadow_mode=settings.shadow_mode,
+        override_charge=Charge.ADMITTED if admitted else Charge.ALWAYS,
+    )
+
+
+def _health(settings: Settings, rules: Rules) -> Health:
+    waited_for = [REDIS] if settings.redis else []
+    waited_for += [CONFIG] if settings.healthy_with_at_least_one_config_loaded else []
+    health = Health(waited_for)
+
+    def tell(rules: Rules) -> None:
+        """A refused update leaves health as it is, but is there to be read."""
+        refused = f"{rules.failures} update(s) refused: {rules.last_error}" if rules.last_error else ""
+        if settings.healthy_with_at_least_one_config_loaded:
+            has_rules = rules.current is not None and bool(rules.current.tree.domains)
+            health.set(CONFIG, has_rules, refused or ("" if has_rules else "no domain has rules"))
+        else:
+            health.set(CONFIG, True, refused)
+
+    rules.on_change = tell
+    return health
+
+
+def _store(settings: Settings, health: Health) -> EmbeddedStore | RedisStore:
+    address = settings.redis
+    if address is None:
+        return EmbeddedStore(settings.rls_embedded_memory_bytes)
+
+    def connection(up: bool) -> None:
+        if up:
+            health.set(REDIS, True)
+        elif settings.redis_health_check_active_connection:
+            health.set(REDIS, False, "no connection")
+
+    return RedisStore(
+        address,
+        timeout_s=settings.rls_store_timeout.total_seconds(),
+        connect_timeout_s=settings.redis_timeout.total_seconds(),
+        jitter_ms=settings.expiration_jitter_max_seconds * 1000,
+        on_connection=connection,
+    )
+
+
+def _rules_files(settings: Settings) -> RulesFiles:
+    if settings.rls_rules:
+        return RulesFiles([Path(path) for path in settings.rls_rules])
+    return RulesFiles(
+        RuntimeTree(
+            root=Path(settings.runtime_root),
+            subdirectory=settings.runtime_subdirectory,
+            app_directory=settings.runtime_appdirectory,
+            watch_root=settings.runtime_watch_root,
+            ignore_dot_files=settings.runtime_ignoredotfiles,
+        )
+    )
+
+
+def _answers(settings: Settings) -> AnswerOptions:
+    return AnswerOptions(
+        headers_enabled=settings.limit_response_headers_enabled,
+        limit_header=settings.limit_limit_header,
+        remaining_header=settings.limit_remaining_header,
+        reset_header=settings.limit_reset_header,
+        dynamic_metadata=settings.response_dynamic_metadata,
+    )
+
+
+def _grpc(settings: Settings) -> GrpcOptions:
+    host = f"[{settings.grpc_host}]" if ":" in settings.grpc_host else settings.grpc_host
+    tls = TlsFiles(
+        certificate=settings.grpc_server_tls_cert,
+        key=settings.grpc_server_tls_key,
+        client_ca=settings.client_ca,
+        client_names=settings.grpc_client_tls_san,
+    )
+    return GrpcOptions(
+        target=f"unix:{settings.grpc_uds}" if settings.grpc_uds else f"{host}:{settings.grpc_port}",
+        transport=settings.rls_transport,
+        tls=tls if settings.grpc_server_use_tls else None,
+        runtime_dir=settings.rls_runtime_dir,
+        reuse_port=settings.rls_workers > 1,
+        io_threads=settings.rls_grpc_io_threads,
+        max_concurrent_streams=settings.rls_max_concurrent_streams,
+        max_connection_age_s=settings.grpc_max_connection_age.total_seconds(),
+        max_connection_age_grace_s=settings.grpc_max_connection_age_grace.total_seconds(),
+    )

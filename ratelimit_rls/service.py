@@ -1,0 +1,86 @@
+"""The whole service on one screen: prepare what a request asks, check a batch of what was prepared.
+
+Request ─► prepare ─► Call      match and plan; kept by the transport for as long as the rules stand
+Calls   ─► check ─► Decisions   one await for the whole batch, then words, then counters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.model import Decision, Outline, Request
+from ratelimit_rls.core.plan import MOST_OUTLINES, Planner, Policy
+from ratelimit_rls.errors import NotReady, StoreError
+from ratelimit_rls.rules.snapshot import Loaded, Rules
+from ratelimit_rls.store.base import Prepared, Store
+from ratelimit_rls.telemetry.metrics import LimitCounters, Metrics
+
+Counters = tuple[LimitCounters | None, ...]
+"""One per descriptor; None where nothing is counted."""
+
+
+class Call(NamedTuple):
+    """A request with everything that can be worked out before the moment it is decided.
+
+    Only `prepared` is its own; the rest is shared with every call of its kind, so that keeping many calls is cheap.
+    """
+
+    outline: Outline
+    counters: Counters
+    prepared: Prepared | None  # None: nothing to ask the store
+
+
+class RateLimiter:
+    def __init__(self, rules: Rules, store: Store, metrics: Metrics, policy: Policy) -> None:
+        self._rules = rules
+        self._store = store
+        self._metrics = metrics
+        self._policy = policy
+        self._planned: Loaded | None = None  # the rules `_planner` plans by
+        self._planner: Planner
+        self._counters: dict[Outline, Counters] = {}
+
+    @property
+    def rules(self) -> Loaded | None:
+        """What is in force now; a Call prepared under another must be prepared again."""
+        return self._rules.current
+
+    def prepare(self, request: Request) -> Call:
+        """Raises BadRequest if the request has no meaning, NotReady if there are no rules yet."""
+        loaded = self._rules.current
+        if loaded is None:
+            raise NotReady("no rate limit configuration loaded")
+        if loaded is not self._planned:
+            self._planned, self._planner = loaded, Planner(loaded.tree, self._policy)
+            self._counters.clear()
+        plan = self._planner.plan(request)
+        prepared = self._store.prepare(plan) if plan.keys else None
+        return Call(plan.outline, self._counters_of(plan.outline), prepared)
+
+    def _counters_of(self, outline: Outline) -> Counters:
+        counters = self._counters.get(outline)
+        if counters is None:
+            if len(self._counters) >= MOST_OUTLINES:
+                self._counters.clear()
+            counters = self._counters[outline] = tuple(
+                None if slot.step is None else self._metrics.limit(slot.metric_path) for slot in outline.slots
+            )
+        return counters
+
+    async def check(self, calls: Sequence[Call]) -> list[Decision | StoreError]:
+        """What to tell each caller, in order; a StoreError where the store did not say."""
+        asked = [call.prepared for call in calls if call.prepared is not None]
+        answers = iter(await self._store.spend(asked)) if asked else iter(())
+        decisions: list[Decision | StoreError] = []
+        for outline, counters, prepared in calls:
+            answer = next(answers) if prepared is not None else None
+            if isinstance(answer, StoreError):
+                self._metrics.service.redis_error += 1
+                decisions.append(answer)
+                continue
+            decision = decide(outline, answer)
+            self._metrics.record(decision, counters)
+            decisions.append(decision)
+        return decisions

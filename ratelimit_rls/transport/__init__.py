@@ -1,0 +1,1 @@
+"""Bytes in, bytes out: the doors through which requests come. Nothing here decides anything."""

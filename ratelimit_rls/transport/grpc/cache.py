@@ -1,0 +1,67 @@
+"""Requests seen before under the rules in force, with everything that was worked out for them.
+
+Clients ask the same few questions again and again, and what a request means depends on nothing but its bytes and the
+rules. Bounded in bytes; when full, one that is drawn by lot goes. Keeping order of use would cost every hit, and going
+by age would never hit when slightly more requests than fit come round and round; the lot still hits most of them.
+"""
+
+from __future__ import annotations
+
+from random import randrange
+from typing import NamedTuple
+
+from ratelimit_rls.service import Call
+from ratelimit_rls.transport.grpc.encode import Wording
+
+LARGEST_MESSAGE_BYTES = 16 * 1024
+"""A larger message is not kept: few are repeated, and one would drive out hundreds that are."""
+
+# Weighed with tracemalloc on CPython 3.11: an entry's objects, and the key of each descriptor's counter. A message's
+# texts are held again in those keys, where escaping may triple them.
+_ENTRY_BYTES = 340
+_DESCRIPTOR_BYTES = 70
+_COPIES = 2
+
+
+class Known(NamedTuple):
+    """A request made ready: what to ask, and how its answer will be worded."""
+
+    call: Call
+    wording: Wording
+
+
+class CallCache:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held_bytes = 0
+        self._known: dict[bytes, Known] = {}
+        self._messages: list[bytes] = []  # the same keys, where one can be drawn by its number
+        self.get = self._known.get
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def put(self, message: bytes, known: Known) -> None:
+        if len(message) > LARGEST_MESSAGE_BYTES or message in self._known:
+            return
+        self._known[message] = known
+        self._messages.append(message)
+        self._held_bytes += weight_bytes(message, known)
+        while self._held_bytes > self._most_bytes:
+            self._evict(randrange(len(self._messages)))
+
+    def _evict(self, number: int) -> None:
+        last = self._messages.pop()
+        drawn = last
+        if number < len(self._messages):
+            drawn, self._messages[number] = self._messages[number], last
+        self._held_bytes -= weight_bytes(drawn, self._known.pop(drawn))
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._messages.clear()
+        self._held_bytes = 0
+
+
+def weight_bytes(message: bytes, known: Known) -> int:
+    return _ENTRY_BYTES + _DESCRIPTOR_BYTES * len(known.call.outline.slots) + _COPIES * len(message)

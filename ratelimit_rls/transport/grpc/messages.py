@@ -1,0 +1,35 @@
+"""Envoy's messages, from our own small .proto files (proto/), in a descriptor pool of our own.
+
+Another package in the process may bring Envoy's full API under the same names; in a private pool the two never meet.
+`make docs` compiles descriptors.binpb, and a test fails when it is older than what it was made from.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
+SHOULD_RATE_LIMIT = f"/{SERVICE}/ShouldRateLimit"
+
+
+def new_pool() -> descriptor_pool.DescriptorPool:
+    """A pool that holds the service and everything it mentions."""
+    pool = descriptor_pool.DescriptorPool()
+    every = descriptor_pb2.FileDescriptorSet.FromString(files(__package__).joinpath("descriptors.binpb").read_bytes())
+    for file in every.file:
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+POOL = new_pool()
+
+
+def _message(name: str) -> Any:
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"envoy.service.ratelimit.v3.{name}"))
+
+
+RateLimitRequest = _message("RateLimitRequest")
+RateLimitResponse = _message("RateLimitResponse")

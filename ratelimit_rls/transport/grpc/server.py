@@ -1,0 +1,124 @@
+"""The gRPC port: one of two transports, with TLS before it if asked for.
+
+TLS is terminated by us and piped to the transport's Unix socket on both transports: the native one has none of its own,
+and one implementation means one behaviour of reload, client certificates and names.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ratelimit_rls.transport.grpc.certificates import TlsFiles
+from ratelimit_rls.transport.grpc.rls import RlsDoor
+from ratelimit_rls.transport.grpc.runtime import runtime_dir
+from ratelimit_rls.transport.grpc.tls import TlsListener
+from ratelimit_rls.transport.health import Health
+from ratelimit_rls.transport.listen import check_target
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    target: str  # "host:port" or "unix:/path"
+    transport: Literal["native", "grpcio"] = "native"
+    tls: TlsFiles | None = None
+    runtime_dir: str = ""
+    reuse_port: bool = False
+    io_threads: int = 1
+    max_concurrent_streams: int = 1024
+    # None: connections live as long as they like. The native transport knows no other way; settings say so.
+    max_connection_age_s: float | None = None
+    max_connection_age_grace_s: float | None = None
+
+
+class Transport(Protocol):
+    """Speaks gRPC in the clear."""
+
+    in_flight: int
+
+    async def start(self, target: str) -> int: ...
+    async def drain(self, timeout_s: float) -> None: ...
+    async def close(self) -> None: ...
+
+
+class GrpcServer:
+    """start ─► (serving) ─► drain ─► close."""
+
+    def __init__(self, options: GrpcOptions, door: RlsDoor, health: Health) -> None:
+        self.options = options
+        self._door = door
+        self._health = health
+        self._directory: Path | None = None
+        self._transport: Transport | None = None
+        self._tls: TlsListener | None = None
+        self.port = 0  # once started; 0 on a Unix socket
+
+    @property
+    def in_flight(self) -> int:
+        return self._transport.in_flight if self._transport else 0
+
+    async def start(self) -> None:
+        """Raises SettingsError if the address, a certificate or the runtime directory cannot be used."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        options = self.options
+        check_target(options.target)
+        self._tls = TlsListener(options.tls) if options.tls else None
+        if self._tls or options.transport == "native":
+            self._directory = runtime_dir(options.runtime_dir)
+        self._transport = self._new_transport()
+        if self._tls:
+            assert self._directory is not None
+            behind = self._directory / "grpc.sock"
+            await self._transport.start(f"unix:{behind}")
+            port = await self._tls.start(options.target, behind, reuse_port=options.reuse_port)
+        else:
+            port = await self._transport.start(options.target)
+        self.port = 0 if options.target.startswith("unix:") else port
+
+    def _new_transport(self) -> Transport:
+        # Each is imported when chosen: the native wheel does not exist for every platform.
+        options = self.options
+        reuse_port = options.reuse_port and not options.tls
+        if options.transport == "grpcio":
+            from ratelimit_rls.transport.grpc.grpcio import GrpcioServer
+
+            return GrpcioServer(
+                self._door,
+                self._health,
+                reuse_port=reuse_port,
+                max_concurrent_streams=options.max_concurrent_streams,
+                max_connection_age_s=options.max_connection_age_s,
+                max_connection_age_grace_s=options.max_connection_age_grace_s,
+            )
+        from ratelimit_rls.transport.grpc.native import NativeServer
+
+        assert self._directory is not None
+        return NativeServer(
+            self._door,
+            self._health,
+            directory=self._directory,
+            reuse_port=reuse_port,
+            io_threads=options.io_threads,
+            max_concurrent_streams=options.max_concurrent_streams,
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until nothing is in flight, at most so long."""
+        if self._transport:
+            await self._transport.drain(timeout_s)
+
+    async def close(self) -> None:
+        if self._transport:
+            await self._transport.close()
+        if self._tls:
+            await self._tls.close()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)

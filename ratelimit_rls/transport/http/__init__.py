@@ -1,0 +1,1 @@
+"""The two HTTP ports: `json` for callers without gRPC, `ops` for people."""

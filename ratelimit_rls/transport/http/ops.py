@@ -1,0 +1,68 @@
+"""The debug port: what a person wants to see of a running process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from ratelimit_rls.core.model import Algorithm, Rule
+from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.transport.http.lines import one_line
+
+_LISTING = """\
+/rlconfig: print out the currently loaded configuration for debugging
+/stats: print out stats
+"""
+
+
+Stats = Callable[[], Awaitable[Iterable[tuple[str, int]]]]
+"""Every counter by name, whoever counted it."""
+
+
+def ops_app(rules: Rules, counters: Stats) -> Starlette:
+    async def listing(_: Request) -> Response:
+        return PlainTextResponse(_LISTING)
+
+    async def rlconfig(_: Request) -> Response:
+        loaded = rules.current
+        lines = [rule_line(rule) for rule in loaded.tree.rules()] if loaded else []
+        return PlainTextResponse("".join(lines), headers=_rules_headers(rules))
+
+    async def stats(_: Request) -> Response:
+        return PlainTextResponse("".join(f"{name}: {value}\n" for name, value in await counters()))
+
+    return Starlette(routes=[Route("/", listing), Route("/rlconfig", rlconfig), Route("/stats", stats)])
+
+
+def rule_line(rule: Rule) -> str:
+    """The reference's line; what the reference does not have comes after it, and only where it is used."""
+    limit = rule.limit
+    unit, requests_per_unit = (limit.unit.name, limit.requests_per_unit) if limit else ("UNKNOWN", 0)
+    line = (
+        f"{rule.path}: unit={unit} requests_per_unit={requests_per_unit}, "
+        f"shadow_mode: {_bool(rule.shadow_mode)}, quota_mode: {_bool(rule.quota_mode)}"
+    )
+    if limit and limit.algorithm is not Algorithm.FIXED_WINDOW:
+        line += f", algorithm: {limit.algorithm.value}"
+        if limit.algorithm.has_burst:
+            line += f", burst: {limit.burst}"
+    return line + "\n"
+
+
+def _rules_headers(rules: Rules) -> dict[str, str]:
+    """Which rules these are, and whether newer ones were refused."""
+    headers = {"X-Ratelimit-Rules-Failures": str(rules.failures)}
+    if rules.current is not None:
+        headers["X-Ratelimit-Rules-Version"] = str(rules.current.version)
+        headers["X-Ratelimit-Rules-Digest"] = rules.current.digest
+    if rules.last_error is not None:
+        headers["X-Ratelimit-Rules-Last-Error"] = one_line(str(rules.last_error))
+    return headers
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,74 @@
+"""Listening sockets, opened by us wherever a library would not let us choose how."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from typing import Any
+
+from ratelimit_rls.errors import SettingsError
+
+BACKLOG = 1024
+
+
+def listening_socket(target: str, *, reuse_port: bool = False) -> socket.socket:
+    """A socket that listens on "host:port", "[v6]:port" or "unix:/path"; raises SettingsError if it cannot."""
+    try:
+        if target.startswith("unix:"):
+            return _unix(target.removeprefix("unix:"))
+        return _tcp(*_host_port(target), reuse_port)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {target}: {error.strerror or error}") from error
+
+
+def check_target(target: str) -> None:
+    """Raises SettingsError if the target is not written as one. Libraries differ in what they make of a wrong one."""
+    if target.startswith("unix:@"):
+        raise SettingsError(f"cannot listen on {target}: abstract sockets are not supported; name a path")
+    if not target.startswith("unix:"):
+        _host_port(target)
+
+
+def _host_port(target: str) -> tuple[str, int]:
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"cannot listen on {target!r}: write host:port, [IPv6 address]:port or unix:/path")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _tcp(host: str, port: int, reuse_port: bool) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return _listen(listening, address)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def _unix(path: str) -> socket.socket:
+    """A socket left behind by an earlier process is taken over; any other file is not touched."""
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        return _listen(listening, path)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def _listen(listening: socket.socket, address: tuple[Any, ...] | str) -> socket.socket:
+    listening.bind(address)
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+    return listening

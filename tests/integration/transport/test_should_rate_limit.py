@@ -1,0 +1,200 @@
+"""ShouldRateLimit over the wire: what is told, and what is refused with which status. Both transports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import grpc
+import pytest
+from grpc import aio
+
+from ratelimit_rls.errors import RulesError, StoreUnavailable
+from ratelimit_rls.transport.answers import AnswerOptions
+from ratelimit_rls.transport.grpc.grpcio import GrpcioServer
+from ratelimit_rls.transport.grpc.messages import RateLimitRequest, RateLimitResponse
+from ratelimit_rls.transport.grpc.rls import MOST_MESSAGE_BYTES
+from tests.integration.transport.conftest import Client, Service, eventually, message
+
+OK, OVER_LIMIT = 1, 2
+HOUR = 3
+
+
+async def test_the_third_of_two_allowed_requests_is_refused(client: Client) -> None:
+    codes = [(await client.ask({"user": "a"})).overall_code for _ in range(3)]
+    assert codes == [OK, OK, OVER_LIMIT]
+
+
+async def test_statuses_are_one_per_descriptor_in_order(client: Client) -> None:
+    answer = await client.ask({"staff": "x"}, {"user": "a"}, {"nobody": "knows"})
+    unlimited, limited, unknown = answer.statuses
+    assert (unlimited.code, unlimited.limit_remaining, unlimited.HasField("current_limit")) == (OK, 2**32 - 1, False)
+    assert (limited.code, limited.limit_remaining) == (OK, 1)
+    limit = limited.current_limit
+    assert (limit.name, limit.requests_per_unit, limit.unit) == ("per-user", 2, HOUR)
+    assert 0 < limited.duration_until_reset.seconds <= 3600
+    assert limited.duration_until_reset.nanos == 0
+    assert (unknown.code, unknown.limit_remaining, unknown.HasField("duration_until_reset")) == (OK, 0, False)
+    assert not answer.response_headers_to_add
+    assert not answer.HasField("dynamic_metadata")
+
+
+async def test_hits_of_the_request_are_spent(client: Client) -> None:
+    assert (await client.ask({"user": "a"}, hits=2)).statuses[0].limit_remaining == 0
+    assert (await client.ask({"user": "a"})).overall_code == OVER_LIMIT
+
+
+async def test_an_override_and_own_hits_are_read(client: Client) -> None:
+    request = RateLimitRequest.FromString(message({"user": "a"}))
+    request.descriptors[0].limit.requests_per_unit = 50
+    request.descriptors[0].limit.unit = 7
+    request.descriptors[0].hits_addend.value = 20
+    answer = RateLimitResponse.FromString(await client.raw(request.SerializeToString()))
+    status = answer.statuses[0]
+    assert (status.current_limit.requests_per_unit, status.current_limit.unit, status.limit_remaining) == (50, 7, 30)
+    request.descriptors[0].is_negative_hits = True
+    request.descriptors[0].hits_addend.value = 5
+    answer = RateLimitResponse.FromString(await client.raw(request.SerializeToString()))
+    assert answer.statuses[0].limit_remaining == 35
+
+
+@pytest.mark.parametrize("answers", [AnswerOptions(headers_enabled=True, reset_header="X-Reset")])
+async def test_headers_are_sent_on_ok_and_over_limit_alike(client: Client) -> None:
+    for code, remaining in ((OK, "1"), (OK, "0"), (OVER_LIMIT, "0")):
+        answer = await client.ask({"tenant": "t"}, {"user": "a"})
+        headers = [(header.key, header.value) for header in answer.response_headers_to_add]
+        assert answer.overall_code == code
+        reset = str(answer.statuses[1].duration_until_reset.seconds)
+        assert headers == [("RateLimit-Limit", "2"), ("RateLimit-Remaining", remaining), ("X-Reset", reset)]
+
+
+@pytest.mark.parametrize("answers", [AnswerOptions(dynamic_metadata=True)])
+async def test_dynamic_metadata_tells_what_was_asked_and_what_the_rules_say(client: Client) -> None:
+    answer = await client.ask({"tenant": "t"}, {"user": "a"}, hits=1)
+    told = answer.dynamic_metadata
+    assert told["domain"] == "edge"
+    assert [list(descriptor["entries"]) for descriptor in told["descriptors"]] == [["tenant=t"], ["user=a"]]
+    assert told["hitsAddend"] == 1
+    assert (told["metadata"]["plan"], told["metadata"]["caps"]["burst"]) == ("free", 5)
+
+
+async def test_a_request_without_domain_or_descriptors_is_invalid(client: Client, service: Service) -> None:
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    assert await client.failure(message({"user": "a"}, domain="")) == (invalid, "rate limit domain must not be empty")
+    assert await client.failure(message()) == (invalid, "rate limit descriptor list must not be empty")
+    assert service.metrics.service.service_error == 2
+    assert service.metrics.service.total_requests == 2
+
+
+@pytest.mark.parametrize("unit", [0, 8, 2**31 - 1])
+async def test_an_unknown_unit_in_an_override_is_invalid(client: Client, unit: int) -> None:
+    request = RateLimitRequest.FromString(message({"user": "a"}))
+    request.descriptors[0].limit.requests_per_unit = 5
+    request.descriptors[0].limit.unit = unit
+    code, words = await client.failure(request.SerializeToString())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "unit" in words
+
+
+async def test_ten_thousand_descriptors_are_refused_and_a_megabyte_is_answered(client: Client) -> None:
+    code, words = await client.failure(message(*[{"user": "a"}] * 10_000))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "10000 descriptors" in words
+    assert (await client.ask({"user": "x" * 1_000_000})).overall_code == OK
+
+
+async def test_what_is_not_a_request_is_invalid(client: Client) -> None:
+    not_utf8 = message({"user": "abcd"}).replace(b"abcd", b"\xff\xfe\xfd\xfc")
+    cut_short = message({"user": "abcd"})[:-1]
+    for bad in (not_utf8, cut_short, b"\xff" * 100):
+        code, words = await client.failure(bad)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "RateLimitRequest" in words
+
+
+async def test_random_bytes_never_break_the_server(client: Client) -> None:
+    for size in range(1, 200):
+        with pytest.raises(aio.AioRpcError) as refusal:
+            await client.raw(os.urandom(size))
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await client.ask({"user": "a"})).overall_code == OK
+
+
+async def test_a_message_over_four_mebibytes_is_not_read(client: Client) -> None:
+    code, _ = await client.failure(b"\x00" * (MOST_MESSAGE_BYTES + 1))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await client.ask({"user": "a"})).overall_code == OK
+
+
+async def test_an_absent_store_is_unavailable(client: Client, service: Service) -> None:
+    service.store.fault = StoreUnavailable("no connection to the store")
+    assert await client.failure(message({"user": "a"})) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "no connection to the store",
+    )
+    assert (service.metrics.service.redis_error, service.metrics.service.service_error) == (1, 0)
+
+
+async def test_without_rules_the_service_is_unavailable(client: Client, service: Service) -> None:
+    service.rules.current = None
+    assert await client.failure(message({"user": "a"})) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "no rate limit configuration loaded",
+    )
+
+
+async def test_an_unexpected_fault_is_internal_and_says_no_more(
+    client: Client, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.store.fault = ZeroDivisionError("a secret")
+    assert await client.failure(message({"user": "a"})) == (grpc.StatusCode.INTERNAL, "internal error")
+    assert "ZeroDivisionError: a secret" in caplog.text
+
+
+async def test_new_rules_hold_for_requests_seen_before(client: Client, service: Service) -> None:
+    assert (await client.ask({"user": "a"})).statuses[0].current_limit.requests_per_unit == 2
+    service.load(b"domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 77}}]")
+    assert (await client.ask({"user": "a"})).statuses[0].current_limit.requests_per_unit == 77
+    service.rules.refuse(RulesError(()))
+    assert (await client.ask({"user": "a"})).statuses[0].limit_remaining == 75
+
+
+# grpc.aio itself lets one call a turn through, so there is nothing to gather there.
+@pytest.mark.parametrize("transport", ["native"])
+async def test_calls_that_come_together_travel_together(client: Client, service: Service) -> None:
+    await client.ask({"tenant": "warm"})
+    service.store.batches.clear()
+    await asyncio.gather(*(client.ask({"tenant": "t"}) for _ in range(200)))
+    assert sum(service.store.batches) == 200
+    assert len(service.store.batches) < 100
+
+
+@pytest.mark.parametrize("transport", ["grpcio"])
+async def test_a_caller_that_gives_up_leaves_the_rest_of_its_batch_alone(service: Service) -> None:
+    """grpc.aio lets calls in one by one, so the batch is put together by hand."""
+    server = GrpcioServer(service.door, service.health)
+    service.store.gate.clear()
+    calls = [asyncio.create_task(server._should_rate_limit(message({"tenant": "t"}), None)) for _ in range(3)]  # type: ignore[arg-type]
+    await eventually(lambda: service.store.batches == [3])
+    calls[0].cancel()
+    await asyncio.sleep(0)
+    service.store.gate.set()
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert all(isinstance(answer, bytes) for answer in answers[1:])
+    assert server.in_flight == 0
+
+
+async def test_a_cancelled_call_and_a_missed_deadline_harm_nobody(client: Client, service: Service) -> None:
+    service.store.gate.clear()
+    cancelled = client.raw(message({"user": "gone"}))
+    late = client.raw(message({"user": "late"}), timeout=0.2)
+    patient = client.raw(message({"user": "here"}))
+    await eventually(lambda: service.servers[0].in_flight == 3)
+    cancelled.cancel()
+    with pytest.raises(aio.AioRpcError) as missed:
+        await late
+    assert missed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    service.store.gate.set()
+    assert RateLimitResponse.FromString(await patient).overall_code == OK
+    assert (await client.ask({"user": "here"})).statuses[0].limit_remaining == 0

@@ -1,0 +1,85 @@
+"""Our small .proto files say what Envoy's say, and the descriptor set says what they say."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from google.protobuf import descriptor_pool
+from grpc_tools import protoc
+
+from ratelimit_rls.core.model import Unit
+from ratelimit_rls.transport.grpc import messages
+from ratelimit_rls.transport.grpc.messages import POOL, RateLimitRequest, RateLimitResponse
+
+with warnings.catch_warnings():
+    # The package declares its validators in a way pydantic wants changed.
+    warnings.simplefilter("ignore")
+    from envoy_data_plane.envoy.service.ratelimit import v3 as envoy
+    from envoy_data_plane.envoy.type.v3 import RateLimitUnit
+
+GRPC = Path(messages.__file__).parent
+
+
+def test_the_descriptor_set_is_what_the_proto_files_compile_to(tmp_path: Path) -> None:
+    fresh = tmp_path / "descriptors.binpb"
+    arguments = ["protoc", f"-I{GRPC / 'proto'}", "--include_imports", f"--descriptor_set_out={fresh}"]
+    include = Path(protoc.__file__).parent / "_proto"
+    assert protoc.main([*arguments, f"-I{include}", "envoy/service/ratelimit/v3/rls.proto"]) == 0
+    assert (GRPC / "descriptors.binpb").read_bytes() == fresh.read_bytes(), "stale: run `make docs`"
+
+
+def test_every_proto_file_is_in_the_descriptor_set() -> None:
+    for path in (GRPC / "proto").rglob("*.proto"):
+        assert POOL.FindFileByName(str(path.relative_to(GRPC / "proto")))
+
+
+def test_the_shared_pool_is_left_to_others() -> None:
+    assert RateLimitRequest.DESCRIPTOR.file.pool is POOL
+    assert POOL is not descriptor_pool.Default()
+
+
+def test_a_full_request_reads_the_same_in_envoy_s_own_words() -> None:
+    ours = RateLimitRequest(domain="edge", hits_addend=7)
+    descriptor = ours.descriptors.add(is_negative_hits=True)
+    descriptor.entries.add(key="user", value="ä")
+    descriptor.limit.requests_per_unit = 2**32 - 1
+    descriptor.limit.unit = Unit.MONTH
+    descriptor.hits_addend.value = 2**64 - 1
+    theirs = envoy.RateLimitRequest.parse(ours.SerializeToString())
+    (read,) = theirs.descriptors
+    assert (theirs.domain, theirs.hits_addend) == ("edge", 7)
+    assert [(entry.key, entry.value) for entry in read.entries] == [("user", "ä")]
+    assert read.limit is not None
+    assert (read.limit.requests_per_unit, read.limit.unit) == (2**32 - 1, RateLimitUnit.MONTH)
+    assert (read.hits_addend, read.is_negative_hits) == (2**64 - 1, True)
+    assert RateLimitRequest.FromString(bytes(theirs)) == ours
+
+
+def test_a_full_response_reads_the_same_in_envoy_s_own_words() -> None:
+    ours = RateLimitResponse(overall_code="OVER_LIMIT", raw_body=b"no")
+    status = ours.statuses.add(code="OK", limit_remaining=2**32 - 1)
+    status.current_limit.name = "per-user"
+    status.current_limit.requests_per_unit = 10
+    status.current_limit.unit = Unit.WEEK
+    status.duration_until_reset.seconds = 58
+    status.quota.requests = 3
+    ours.response_headers_to_add.add(key="a", value="b")
+    ours.request_headers_to_add.add(key="c", raw_value=b"\xff")
+    ours.dynamic_metadata.update({"domain": "edge", "numbers": [1.5]})
+    ours.quota.id = "q"
+    ours.quota.valid_until.seconds = 1_700_000_000
+    theirs = envoy.RateLimitResponse.parse(ours.SerializeToString())
+    assert theirs.overall_code is envoy.RateLimitResponseCode.OVER_LIMIT
+    assert theirs.statuses[0].current_limit is not None
+    assert theirs.statuses[0].current_limit.unit is envoy.RateLimitResponseRateLimitUnit.WEEK
+    assert theirs.statuses[0].quota is not None
+    assert (theirs.request_headers_to_add[0].raw_value, theirs.raw_body) == (b"\xff", b"no")
+    assert RateLimitResponse.FromString(bytes(theirs)) == ours
+
+
+def test_units_have_envoy_s_numbers() -> None:
+    known = {unit.name: int(unit) for unit in RateLimitUnit}
+    told = {unit.name: int(unit) for unit in envoy.RateLimitResponseRateLimitUnit}
+    assert told == {unit.name: int(unit) for unit in Unit}
+    assert known.items() <= told.items()
