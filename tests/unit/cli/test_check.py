@@ -1,0 +1,89 @@
+"""`check`: problems and a verdict on stdout, and an exit code a pipeline can use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ratelimit_rls.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Run
+
+BAD = "domain: edge\ndescriptors:\n  - key: a\n    rate_limit: {unit: minut, requests_per_unit: 1}\n  - value: b\n"
+# A limit of an enclosing level is no fallback, and shadow_mode without a rate_limit does nothing.
+ODD = "domain: odd\ndescriptors:\n  - key: a\n    shadow_mode: true\n"
+
+
+def test_good_rules_are_ok(run: Run, rules: Path) -> None:
+    assert (run("check", rules).code, run("check", "--strict", rules).out) == (ExitCode.DONE, "1 file, 4 rules: ok\n")
+
+
+def test_every_error_has_a_line_with_its_place_and_the_verdict_comes_last(run: Run, rules: Path) -> None:
+    Path("bad.yaml").write_text(BAD)
+    ended = run("check", "bad.yaml", rules, "--merge-domains")
+    *problems, verdict = ended.out.splitlines()
+    assert ended.code == ExitCode.BAD
+    assert [line.split(": ")[0] for line in problems] == ["bad.yaml:4:24", "bad.yaml:5:5"]
+    assert all(": error: " in line for line in problems)
+    assert verdict == "2 files: 2 errors"
+    assert ended.err == ""
+
+
+def test_warnings_fail_only_when_asked_to(run: Run, rules: Path) -> None:
+    Path("odd.yaml").write_text(ODD)
+    ended = run("check", ".")
+    assert ended.code == ExitCode.DONE
+    assert ended.out.splitlines()[-1] == "2 files, 4 rules: 1 warning"
+    assert ": warning[" in ended.out
+    assert run("check", "--strict", ".").code == ExitCode.WARNINGS
+
+
+def test_json_has_the_same_problems(run: Run, rules: Path) -> None:
+    Path("bad.yaml").write_text(BAD)
+    ended = run("check", "bad.yaml", "--format", "json")
+    told = json.loads(ended.out)
+    assert ended.code == ExitCode.BAD
+    assert (told["files"], told["rules"], told["errors"], told["warnings"]) == (1, None, 2, 0)
+    first = told["problems"][0]
+    assert (first["file"], first["line"], first["column"], first["severity"]) == ("bad.yaml", 4, 24, "error")
+    assert "minut" in first["message"]
+
+
+def test_one_domain_in_two_files_needs_merging(run: Run, rules: Path) -> None:
+    Path("more.yaml").write_text(
+        "domain: edge\ndescriptors: [{key: z, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+    )
+    assert run("check", ".").code == ExitCode.BAD
+    assert run("check", ".", "--merge-domains").out == "2 files, 5 rules: ok\n"
+
+
+def test_a_directory_without_rules_is_told_so(run: Run, tmp_path: Path) -> None:
+    ended = run("check", tmp_path)
+    assert ended.code == ExitCode.BAD
+    assert ended.err == f"Error: no rules in {tmp_path}: there is no *.yaml or *.yml file\n"
+
+
+@pytest.mark.parametrize(("environ", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colour_is_for_terminals_that_want_it(
+    run: Run, rules: Path, environ: dict[str, str], is_coloured: bool
+) -> None:
+    Path("bad.yaml").write_text(BAD)
+    assert "\x1b" not in run("check", "bad.yaml").out
+    ours, theirs = os.openpty()
+    with open(ours, "rb", closefd=True) as terminal:
+        others = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        command = [sys.executable, "-m", "ratelimit_rls", "check", "bad.yaml"]
+        path = {"PYTHONPATH": str(Path(__file__).parents[3])}
+        done = subprocess.run(command, stdout=theirs, env={**others, **path, **environ}, timeout=30, check=False)
+        os.close(theirs)
+        shown = terminal.read1()
+    assert done.returncode == ExitCode.BAD
+    assert b"2 errors" in shown
+    assert (b"\x1b[31merror" in shown) is is_coloured

@@ -1,0 +1,86 @@
+"""`explain`: the walk, the rule, the counter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ratelimit_rls.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Run
+
+
+def test_the_walk_the_limit_and_the_counter_are_told(run: Run, rules: Path) -> None:
+    ended = run("explain", rules, "--domain", "edge", "--descriptor", "plan=free,user=alice")
+    assert ended.code == ExitCode.DONE
+    assert ended.out == (
+        "domain edge · descriptor (plan=free, user=alice)\n"
+        "  plan=free     exact 'free'     met            api.yaml:3:5\n"
+        "                key only 'plan'  not tried      api.yaml:12:5\n"
+        "    user=alice  exact 'alice'    none\n"
+        "                key only 'user'  met            api.yaml:6:9\n"
+        "rule edge.plan_free.user\n"
+        "limit 10/minute gcra, burst 5, charge admitted\n"
+        "counter rl:{edge/plan=free/user=alice}:gcra:60\n"
+    )
+
+
+def test_descriptors_of_one_request_may_replace_each_other(run: Run, rules: Path) -> None:
+    ended = run("explain", rules, "--domain", "edge", "--descriptor", "path=/v1/x", "--descriptor", "plan=gold")
+    first, second = ended.out.split("\n\n")
+    assert "not counted: another descriptor of this request replaces 'five'" in first
+    assert "counter" not in first
+    assert "counter rl:{edge/plan=gold}:fixed_window:60" in second
+
+
+@pytest.mark.parametrize(
+    ("domain", "descriptor", "conclusion"),
+    [
+        ("edge", "plan=free", "no rate_limit"),
+        ("edge", "color=red", "no limit applies"),
+        ("nowhere", "plan=free", "no rules for domain 'nowhere'"),
+        ("edge", "staff=me", "unlimited"),
+    ],
+)
+def test_what_is_not_limited_is_told_why(run: Run, rules: Path, domain: str, descriptor: str, conclusion: str) -> None:
+    ended = run("explain", rules, "--domain", domain, "--descriptor", descriptor)
+    assert ended.code == ExitCode.DONE
+    assert conclusion in ended.out
+    assert "counter" not in ended.out
+
+
+def test_entries_may_hold_commas_and_equals_signs(run: Run, rules: Path) -> None:
+    told = json.loads(run("explain", rules, "--domain", "edge", "--entry", "path=/v1/a,b=c", "--format", "json").out)[
+        "descriptors"
+    ][0]
+    assert told["descriptor"] == [["path", "/v1/a,b=c"]]
+    assert told["rule"] == "edge.path_/v1/*"
+    assert told["limit"] == {"requests_per_unit": 5, "unit": "second", "algorithm": "fixed_window", "burst": 0}
+    assert told["storage_key"] == "rl:{edge/path=%2Fv1%2Fa,b%3Dc}:fixed_window:1"
+    assert [attempt["outcome"] for attempt in told["levels"][0]["attempts"]] == ["no such value", "met", "none"]
+
+
+def test_the_counter_has_the_servers_prefix(run: Run, rules: Path) -> None:
+    ended = run("explain", rules, "--domain", "edge", "--descriptor", "plan=x", "--cache-key-prefix", "eu-")
+    assert "counter eu-rl:{edge/plan=x}:fixed_window:60\n" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "no descriptor: give --descriptor key=value,key=value or --entry key=value"),
+        (("--descriptor", "path=/a,b"), "'b' in 'path=/a,b' is not key=value; a value with a comma needs --entry"),
+        (("--descriptor", "path"), "'path' in 'path' is not key=value"),
+        (("--entry", "=x"), "'=x' in '=x' is not key=value"),
+    ],
+)
+def test_what_is_not_a_descriptor_is_wrong_usage(
+    run: Run, rules: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    ended = run("explain", rules, "--domain", "edge", *arguments)
+    assert ended.code == ExitCode.USAGE
+    assert sentence in ended.err

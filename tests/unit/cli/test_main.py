@@ -1,0 +1,123 @@
+"""What all verbs have in common: help, exit codes, streams, and a quick start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from ratelimit_rls import __version__, cli
+from ratelimit_rls.cli.exit_codes import LEGEND, ExitCode
+from ratelimit_rls.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Run
+
+VERBS = ("serve", "check", "show", "explain", "ask")
+ROOT = Path(__file__).parents[3]
+
+
+def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_help_names_every_verb_and_every_exit_code(run: Run) -> None:
+    ended = run("--help")
+    assert ended.code == ExitCode.DONE
+    for verb in VERBS:
+        assert f"\n  {verb} " in ended.out
+    for code in ExitCode:
+        assert f"{code.value} " in LEGEND
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_ends_with_two_examples(run: Run, verb: str) -> None:
+    ended = run(verb, "--help")
+    assert ended.code == ExitCode.DONE
+    examples = ended.out.split("Examples:")[1].splitlines()
+    assert sum(line.startswith("    $ ") for line in examples) == 2
+    assert sum(line.startswith("    # ") for line in examples) == 2
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "serve"])
+def test_the_help_of_a_verb_fits_a_screen(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert len(run(verb, "--help").out.splitlines()) <= 40
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"ratelimit-rls {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("serv",), ("check",), ("check", "no-such-file.yaml"), ("show", "--format", "xml", "."), ("ask", "--hits", "-1")],
+)
+def test_wrong_usage_is_told_on_stderr(run: Run, arguments: tuple[str, ...]) -> None:
+    ended = run(*arguments)
+    assert ended.code == ExitCode.USAGE
+    assert ended.out == ""
+    assert "Error: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(KeyboardInterrupt(), ExitCode.INTERRUPTED), (StoreUnavailable("no"), ExitCode.UNREACHABLE)]
+)
+def test_faults_become_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, fault: BaseException, code: int) -> None:
+    @click.command()
+    def failing() -> None:
+        raise fault
+
+    monkeypatch.setitem(cli.commands.commands, "failing", failing)
+    assert run("failing").code == code
+
+
+def test_the_module_runs_as_the_command_does(rules: Path) -> None:
+    done = python("-m", "ratelimit_rls", "check", rules.absolute())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 file, 4 rules: ok\n", "")
+
+
+def test_help_and_check_import_nothing_heavy(rules: Path) -> None:
+    program = (
+        "import sys; from ratelimit_rls.cli import main; main(['--help']); main(['check', sys.argv[1]]);"
+        "heavy = {'grpc', 'redis', 'lupa', 'pydantic', 'google.protobuf', 'starlette', 'uvicorn', 'pygrpc_native'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    assert python("-c", program, rules.absolute()).stderr == "[]\n"
+
+
+def test_a_reader_that_has_gone_is_no_stack_trace(rules: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ratelimit_rls", "show", str(rules.absolute())],
+            cwd=ROOT,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (ExitCode.BAD, b"")
+
+
+def test_an_interrupted_command_ends_with_130() -> None:
+    program = (
+        "import os, signal, sys; from ratelimit_rls import cli; import click\n"
+        "@click.command()\n"
+        "def wait(): os.kill(os.getpid(), signal.SIGINT); signal.pause()\n"
+        "cli.commands.add_command(wait); sys.exit(cli.main(['wait']))"
+    )
+    done = python("-c", program)
+    assert done.returncode == ExitCode.INTERRUPTED == 128 + signal.SIGINT
+    assert "Traceback" not in done.stderr
