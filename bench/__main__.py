@@ -1,0 +1,80 @@
+"""`python -m bench`: what a decision costs, in calls per second and CPU per call, beside bare echo."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench import report, scenarios
+from bench.connection import LoadError
+from bench.measure import LOAD_CORE, SERVICE_CORE, Bench, Plan
+from bench.servers import StartError
+
+OUT = Path(__file__).parent / "out"
+QUICK_S, QUICK_KEYS = 0.3, 2_000
+
+
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--seconds", type=float, help="length of one measurement (default: 3)")
+    parser.add_argument("--repeats", type=int, help="rounds over all scenarios (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="three scenarios, one short round, few keys: does it run?")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="these scenarios; a pattern, repeatable"
+    )
+    parser.add_argument(
+        "--peer", type=Path, metavar="PATH", help="a binary of envoyproxy/ratelimit to measure beside ours"
+    )
+    parser.add_argument("--list", action="store_true", help="name the scenarios and stop")
+    return parser.parse_args(arguments)
+
+
+def plan(chosen: argparse.Namespace) -> Plan:
+    """What the options ask for."""
+    offered = (scenarios.quick if chosen.quick else scenarios.every)(peer=chosen.peer is not None)
+    wanted = scenarios.chosen(offered, chosen.only)
+    if not wanted:
+        names = ", ".join(one.name for one in offered)
+        raise SystemExit(f"no scenario is named {' or '.join(chosen.only)}; there are: {names}")
+    if chosen.peer is not None and not os.access(chosen.peer, os.X_OK):
+        raise SystemExit(f"--peer {chosen.peer}: not a program; build envoyproxy/ratelimit's src/service_cmd first")
+    quick = Plan(wanted, chosen.seconds or QUICK_S, chosen.repeats or 1, QUICK_KEYS, peer=chosen.peer)
+    return quick if chosen.quick else Plan(wanted, chosen.seconds or 3.0, chosen.repeats or 3, peer=chosen.peer)
+
+
+def progress(text: str) -> None:
+    start, end = ("\r\033[K", "") if sys.stderr.isatty() else ("", "\n")
+    print(start + text, end=end, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    chosen = options()
+    todo = plan(chosen)
+    if chosen.list:
+        print("\n".join(one.name for one in todo.scenarios))
+        return
+    if not {SERVICE_CORE, LOAD_CORE} <= os.sched_getaffinity(0):
+        raise SystemExit("two cores are needed, 0 for the server and 1 for Redis and the load: one alone measures both")
+    gc.disable()  # a collection of the load would stand in the figures as a pause of the service
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+            results = Bench(todo, Path(directory), progress).run()
+    except (LoadError, StartError) as error:
+        progress("")
+        raise SystemExit(f"no figures: {error}") from error
+    progress("")
+    print(report.table(results))
+    print("\n" + report.reading(results))
+    print("\n" + "\n".join(report.verdicts(results)))
+    path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")
+    report.write_json(path, todo, results)
+    print(f"\nAll of it: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""One HTTP/2 connection that keeps a fixed number of calls in flight and looks at no more of an answer than it must.
+
+Of each answer it reads the frame headers, the first two bytes of the message (the overall code) and the bytes of the
+trailers, which are known after the first few. Everything else a server may say is handled, off the hot path.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench import wire
+from bench.blocks import Blocks, UnreadableBlock
+
+OK_ANSWER = b"\x08\x01"  # a RateLimitResponse that begins with overall_code: OK
+GRPC_PREFIX_BYTES = 5
+FRAME_HEADER_BYTES = 9
+RECEIVE_BYTES = 262_144
+MOST_REQUEST_BYTES = 16_384  # one frame, and what every server's window for a call has room for
+ROOM_BYTES = 2**30  # given back to the server whenever it has sent as much
+
+_HEADER = struct.Struct(">IBI")
+_STREAM_ID = struct.Struct(">I")
+
+
+class LoadError(Exception):
+    """The load could not be kept up: the figures of this run would mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a server listens: a host and port, or a Unix socket."""
+
+    address: tuple[str, int] | str
+    tls: ssl.SSLContext | None = None
+
+    def connect(self) -> socket.socket:
+        if isinstance(self.address, str):
+            plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            plain.connect(self.address)
+            return plain
+        plain = socket.create_connection(self.address, timeout=10)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.tls is None:
+            return plain
+        secured = self.tls.wrap_socket(plain, server_hostname="localhost")
+        if secured.selected_alpn_protocol() != "h2":
+            raise LoadError(f"{self.address}: the server did not choose h2 by ALPN")
+        return secured
+
+
+class Connection:
+    def __init__(self, target: Target, timeout: str | None = "5S") -> None:
+        self.answered = 0
+        self.refused = 0  # answered, but not OK: some limit was reached
+        self.sent = 0
+        self.reads = 0
+        self.samples: list[bytes] = []  # messages of some answers, for a reader with real protobuf
+        self.wants_samples = 0
+        self.watched_for_room = False
+        self._blocks = Blocks()
+        self._rest = b""
+        self._unsent = b""
+        self._stream_id = 1
+        self._may_send_bytes = wire.DEFAULT_WINDOW_BYTES
+        self._received_bytes = 0
+        self._most_streams = 100
+        self._settled = False
+        first, later = wire.header_blocks("https" if target.tls else "http", "ratelimit", timeout)
+        self._first_head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, first)
+        self._head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, later)
+        self.socket = target.connect()
+        self._send(wire.opening())
+
+    def prime(self, calls: Iterator[bytes], in_flight: int) -> None:
+        """Settle the connection with two calls, one after the other, so that every later call is like the second."""
+        while not self._settled:
+            self.receive()
+        if self._most_streams < in_flight:
+            raise LoadError(f"the server takes {self._most_streams} calls on a connection, fewer than {in_flight}")
+        head, self._head = self._head, self._first_head
+        for _ in range(2):
+            self.ask(1, calls)
+            while self.answered < self.sent:
+                self.receive()
+            self._head = head
+        self.socket.setblocking(False)
+
+    def ask(self, count: int, calls: Iterator[bytes]) -> int:
+        """Send up to `count` calls, as many as the server's window has room for; says how many."""
+        out = bytearray()
+        head, head_bytes = self._head, len(self._head)
+        put, id_offset = _STREAM_ID.pack_into, wire.STREAM_ID_OFFSET
+        stream_id, room, asked = self._stream_id, self._may_send_bytes, 0
+        while asked < count:
+            if room < MOST_REQUEST_BYTES:
+                break
+            data = next(calls)
+            at = len(out)
+            out += head
+            put(out, at + id_offset, stream_id)
+            out += data
+            put(out, at + head_bytes + id_offset, stream_id)
+            room -= len(data) - FRAME_HEADER_BYTES
+            stream_id += 2
+            asked += 1
+        self._stream_id, self._may_send_bytes = stream_id, room
+        self.sent += asked
+        self._send(bytes(out))
+        return asked
+
+    def receive(self) -> int:
+        """Take what has arrived; says how many calls it finished."""
+        try:
+            chunk = self.socket.recv(RECEIVE_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        if not chunk:
+            raise LoadError(f"the server closed a connection with {self.in_flight} calls in flight")
+        self.reads += 1
+        buffer = self._rest + chunk if self._rest else chunk
+        finished = self._take(buffer)
+        self.answered += finished
+        self._received_bytes += len(chunk)
+        if self._received_bytes > ROOM_BYTES:
+            self._send(wire.window_update(self._received_bytes))
+            self._received_bytes = 0
+        return finished
+
+    @property
+    def in_flight(self) -> int:
+        return self.sent - self.answered
+
+    @property
+    def blocked(self) -> bool:
+        """The socket took less than it was given; the next `ask` hands over the rest."""
+        return bool(self._unsent)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _take(self, buffer: bytes) -> int:
+        unpack, known, known_ok = _HEADER.unpack_from, self._blocks.known, self._blocks.known_ok
+        finished = at = 0
+        end = len(buffer)
+        while end - at >= FRAME_HEADER_BYTES:
+            word, flags, stream_id = unpack(buffer, at)
+            start = at + FRAME_HEADER_BYTES
+            stop = start + (word >> 8)
+            if stop > end:
+                break
+            kind = word & 0xFF
+            if kind == wire.HEADERS:
+                block = buffer[start:stop]
+                if flags & wire.END_STREAM:
+                    finished += 1
+                    if block not in known_ok:
+                        self._trailers(flags, block)
+                elif block not in known:
+                    self._read(flags, block)
+            elif kind == wire.DATA:
+                if self.wants_samples:
+                    self._sample(buffer[start:stop])
+                if not buffer.startswith(OK_ANSWER, start + GRPC_PREFIX_BYTES):
+                    self.refused += 1
+            else:
+                self._control(kind, flags, stream_id, buffer[start:stop])
+            at = stop
+        self._rest = buffer[at:]
+        return finished
+
+    def _trailers(self, flags: int, block: bytes) -> None:
+        if not self._read(flags, block):
+            raise LoadError(f"a call failed: {self._blocks.last_words()}")
+
+    def _read(self, flags: int, block: bytes) -> bool:
+        if not flags & wire.END_HEADERS or flags & (wire.PADDED | wire.PRIORITY):
+            raise LoadError("the server sends header blocks in a form (continued, padded) that is not read here")
+        try:
+            return self._blocks.read(block)
+        except UnreadableBlock as error:
+            raise LoadError(str(error)) from error
+
+    def _sample(self, payload: bytes) -> None:
+        self.samples.append(payload[GRPC_PREFIX_BYTES:])
+        self.wants_samples -= 1
+
+    def _control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == wire.WINDOW_UPDATE:
+            if stream_id == 0:
+                self._may_send_bytes += int.from_bytes(payload, "big") & 0x7FFFFFFF
+        elif kind == wire.SETTINGS and not flags & wire.ACK:
+            self._settings(payload)
+        elif kind == wire.PING and not flags & wire.ACK:
+            self._send(wire.frame(wire.PING, wire.ACK, 0, payload))
+        elif kind == wire.RST_STREAM:
+            raise LoadError(f"the server reset a call: HTTP/2 error {int.from_bytes(payload, 'big')}")
+        elif kind == wire.GOAWAY:
+            raise LoadError(f"the server sent GOAWAY: HTTP/2 error {int.from_bytes(payload[4:8], 'big')}")
+        elif kind == wire.CONTINUATION:
+            raise LoadError("the server continues a header block that was whole")
+
+    def _settings(self, payload: bytes) -> None:
+        values = dict(struct.iter_unpack(">HI", payload))
+        self._most_streams = values.get(wire.SETTINGS_MAX_CONCURRENT_STREAMS, 2**31)
+        if values.get(wire.SETTINGS_HEADER_TABLE_SIZE, 4096) < 512:
+            raise LoadError("the server keeps no header table, which the prepared header block needs")
+        if values.get(wire.SETTINGS_INITIAL_WINDOW_SIZE, wire.DEFAULT_WINDOW_BYTES) < MOST_REQUEST_BYTES:
+            raise LoadError("the server's window for a call is too small for one request")
+        self._send(wire.frame(wire.SETTINGS, wire.ACK, 0))
+        self._settled = True
+
+    def _send(self, data: bytes) -> None:
+        data = self._unsent + data
+        try:
+            sent = self.socket.send(data) if data else 0
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            sent = 0
+        self._unsent = data[sent:]

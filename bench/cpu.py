@@ -1,0 +1,78 @@
+"""CPU time as the kernel counts it: of a process with all its threads, and of a whole core.
+
+Counted in clock ticks (10 ms), so a stretch of one second is good to a hundredth.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_IDLE, _IOWAIT = 3, 4  # fields of a core's line in /proc/stat
+_PARENT, _USER, _SYSTEM = 1, 11, 12  # fields of /proc/<pid>/stat, counted after the name, which may hold anything
+
+
+def process_s(pid: int) -> float:
+    """User and system time of the process, all threads."""
+    fields = _stat(pid)
+    return (int(fields[_USER]) + int(fields[_SYSTEM])) * TICK_S
+
+
+def family(pid: int) -> list[int]:
+    """The process and every process it started, and they in turn."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+                parents[int(entry.name)] = int(_stat(int(entry.name))[_PARENT])
+    found = [pid]
+    for member in found:
+        found += [child for child, parent in parents.items() if parent == member]
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def core_busy_s(core: int) -> float:
+    """Time since boot in which the core was not idle, whoever used it."""
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name == f"cpu{core}":
+            return (sum(map(int, ticks[:8])) - int(ticks[_IDLE]) - int(ticks[_IOWAIT])) * TICK_S
+    raise ValueError(f"this machine has no core {core}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Seconds of CPU at one moment; the difference of two says what a stretch of time cost."""
+
+    service_s: float
+    redis_s: float
+    load_s: float
+    service_core_s: float
+    load_core_s: float
+
+    def __sub__(self, earlier: Reading) -> Reading:
+        return Reading(
+            self.service_s - earlier.service_s,
+            self.redis_s - earlier.redis_s,
+            self.load_s - earlier.load_s,
+            self.service_core_s - earlier.service_core_s,
+            self.load_core_s - earlier.load_core_s,
+        )
+
+
+def read(service: list[int], redis: int | None, service_core: int, load_core: int) -> Reading:
+    """Read everything now; the load is this process."""
+    return Reading(
+        service_s=sum(map(process_s, service)),
+        redis_s=process_s(redis) if redis is not None else 0.0,
+        load_s=process_s(os.getpid()),
+        service_core_s=core_busy_s(service_core),
+        load_core_s=core_busy_s(load_core),
+    )

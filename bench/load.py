@@ -1,0 +1,100 @@
+"""The load generator: a fixed number of calls in flight over a few connections, from requests built beforehand.
+
+Closed loop: an answer is followed by the next request. It counts what it sent and what came back, and refuses to give
+a figure when a call failed, was refused or went missing.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from types import TracebackType
+from typing import Self
+
+from bench.connection import Connection, LoadError, Target
+
+STALL_S = 10.0
+SAMPLES = 2  # per connection and run: taken while the load is on, read when it is over
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a stretch of load did."""
+
+    calls: int
+    seconds: float
+    reads: int
+
+
+class Load:
+    def __init__(self, target: Target, calls: Sequence[bytes], in_flight: int = 128, connections: int = 4) -> None:
+        self._calls: Iterator[bytes] = cycle(calls)
+        self._each = max(1, in_flight // connections)
+        self._poll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._answered = self._sent = 0
+        for _ in range(connections):
+            connection = Connection(target)
+            connection.prime(self._calls, self._each)
+            self._answered += connection.answered
+            self._sent += connection.sent
+            self._connections[connection.socket.fileno()] = connection
+            self._poll.register(connection.socket.fileno(), select.EPOLLIN)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._poll.close()
+
+    @property
+    def samples(self) -> list[bytes]:
+        """Messages of a few answers, as they came."""
+        return [message for connection in self._connections.values() for message in connection.samples]
+
+    def run(self, seconds: float, at_least_calls: int = 0) -> Tally:
+        """Keep the load up for so long, and until so many calls are answered; the last ones are still in flight."""
+        start = time.perf_counter()
+        before, reads_before = self._answered, self._reads()
+        for connection in self._connections.values():
+            connection.wants_samples = SAMPLES
+            self._top_up(connection)
+        while (now := time.perf_counter()) - start < seconds or self._answered - before < at_least_calls:
+            self._turn()
+        return Tally(self._answered - before, now - start, self._reads() - reads_before)
+
+    def drain(self) -> int:
+        """Wait for the last answers; how many calls were answered in all, every one of them OK."""
+        self._each = 0
+        while self._answered < self._sent:
+            self._turn()
+        for connection in self._connections.values():
+            if connection.refused:
+                raise LoadError(f"{connection.refused} of {connection.answered} calls were not answered OK")
+            if connection.sent != connection.answered:
+                raise LoadError(f"{connection.sent} calls, {connection.answered} answers on one connection")
+        return self._answered
+
+    def _turn(self) -> None:
+        events = self._poll.poll(STALL_S)
+        if not events:
+            raise LoadError(f"no answer for {STALL_S:g} s with {self._sent - self._answered} calls in flight")
+        for fd, _ in events:
+            connection = self._connections[fd]
+            self._answered += connection.receive()
+            self._top_up(connection)
+
+    def _top_up(self, connection: Connection) -> None:
+        self._sent += connection.ask(self._each - connection.in_flight, self._calls)
+        if connection.blocked != connection.watched_for_room:
+            connection.watched_for_room = connection.blocked
+            room = select.EPOLLOUT if connection.blocked else 0
+            self._poll.modify(connection.socket.fileno(), select.EPOLLIN | room)
+
+    def _reads(self) -> int:
+        return sum(connection.reads for connection in self._connections.values())

@@ -1,0 +1,159 @@
+"""Measuring: round after round over all scenarios, so that whatever else the machine does meets all of them alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import certificate, cpu, workload
+from bench.connection import LoadError, Target
+from bench.load import Load, Tally
+from bench.scenarios import Scenario, Server
+from bench.servers import LOOPBACK, Servers
+from ratelimit_rls.transport.grpc.messages import RateLimitResponse
+
+SERVICE_CORE, LOAD_CORE = 0, 1
+SETTLE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how often to measure what."""
+
+    scenarios: Sequence[Scenario]
+    seconds: float
+    repeats: int
+    most_keys: int = workload.MANY_KEYS
+    in_flight: int = 128
+    connections: int = 4
+    peer: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one scenario did in one round; a share is a part of one core."""
+
+    calls_per_s: float
+    service_us: float
+    redis_us: float
+    load_us: float
+    answers_per_read: float
+    service_share: float
+    load_share: float  # with Redis, which is on the same core
+    others_on_service_core: float
+    others_on_load_core: float
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers."""
+
+    family: list[int]
+    target: Target
+
+
+class Bench:
+    def __init__(self, plan: Plan, directory: Path, progress: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._certificate = certificate.make(directory)
+        workload.write_rules(directory / "rules")
+        self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
+        self._redis: tuple[int, str] | None = None
+        self._running: dict[Scenario, Running] = {}
+        self._calls: dict[tuple[int, int], list[bytes]] = {}
+
+    def run(self) -> dict[Scenario, list[Measurement]]:
+        """Every measurement of every scenario, in the order of the rounds."""
+        os.sched_setaffinity(0, {LOAD_CORE})
+        results: dict[Scenario, list[Measurement]] = {scenario: [] for scenario in self._plan.scenarios}
+        try:
+            for round_number in range(1, self._plan.repeats + 1):
+                for scenario in self._plan.scenarios:
+                    self._progress(f"round {round_number} of {self._plan.repeats}: {scenario.name}")
+                    results[scenario].append(self._measure_or_say_why(scenario))
+        finally:
+            self._servers.close()
+        return results
+
+    def _measure_or_say_why(self, scenario: Scenario) -> Measurement:
+        try:
+            return self._measure(scenario)
+        except (LoadError, OSError) as error:
+            raise LoadError(f"{scenario.name}: {error}\n{self._servers.log(scenario.name)}") from error
+
+    def _measure(self, scenario: Scenario) -> Measurement:
+        calls = self._requests(scenario)
+        is_new = scenario not in self._running
+        running = self._start(scenario)
+        redis_pid = self._redis[0] if self._redis and scenario.uses_redis else None
+        with Load(running.target, calls, self._plan.in_flight, self._plan.connections) as load:
+            # A service that was just started has seen every request once before it is measured: every counter exists,
+            # and what is kept per request is kept, as far as the service's cache reaches.
+            load.run(SETTLE_S, at_least_calls=len(calls) if is_new and not scenario.echoes else 0)
+            before = cpu.read(running.family, redis_pid, SERVICE_CORE, LOAD_CORE)
+            tally = load.run(self._plan.seconds)
+            spent = cpu.read(running.family, redis_pid, SERVICE_CORE, LOAD_CORE) - before
+            load.drain()
+            _check(scenario, load.samples)
+        return _measurement(tally, spent)
+
+    def _requests(self, scenario: Scenario) -> list[bytes]:
+        shape = (scenario.descriptors, min(scenario.keys, self._plan.most_keys))
+        if shape not in self._calls:
+            self._calls[shape] = workload.requests(*shape)
+        return self._calls[shape]
+
+    def _start(self, scenario: Scenario) -> Running:
+        """The scenario's server: one process for each, so that no scenario works with what another left behind."""
+        if scenario in self._running:
+            return self._running[scenario]
+        if scenario.uses_redis and self._redis is None:
+            self._redis = self._servers.redis()
+        redis = self._redis[1] if self._redis and scenario.uses_redis else None
+        tls = self._certificate if scenario.tls else None
+        if scenario.echoes:
+            pid, port = self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
+        elif scenario.server is Server.PEER:
+            assert self._plan.peer is not None
+            assert redis is not None
+            pid, port = self._servers.peer(scenario.name, self._plan.peer, redis)
+        else:
+            pid, port = self._servers.service(scenario.name, redis, tls)
+        target = Target((LOOPBACK, port), tls.client() if tls else None)
+        self._running[scenario] = Running(cpu.family(pid), target)
+        return self._running[scenario]
+
+
+def _check(scenario: Scenario, samples: list[bytes]) -> None:
+    """Some answers, taken under load, say OK to every descriptor when read with real protobuf."""
+    if not samples:
+        raise LoadError("no answer was kept to be looked at")
+    for sample in samples:
+        answer = RateLimitResponse.FromString(sample)
+        codes = [status.code for status in answer.statuses]
+        if answer.overall_code != RateLimitResponse.OK or codes != [RateLimitResponse.OK] * scenario.descriptors:
+            raise LoadError(f"expected OK for {scenario.descriptors} descriptors, got:\n{answer}")
+        if not all(status.HasField("current_limit") for status in answer.statuses):
+            raise LoadError(f"a descriptor met no limit, so nothing was decided:\n{answer}")
+
+
+def _measurement(tally: Tally, spent: cpu.Reading) -> Measurement:
+    calls, seconds = tally.calls, tally.seconds
+
+    def us_per_call(cpu_s: float) -> float:
+        return cpu_s / calls * 1e6
+
+    return Measurement(
+        calls_per_s=calls / seconds,
+        service_us=us_per_call(spent.service_s),
+        redis_us=us_per_call(spent.redis_s),
+        load_us=us_per_call(spent.load_s),
+        answers_per_read=calls / tally.reads,
+        service_share=spent.service_s / seconds,
+        load_share=(spent.load_s + spent.redis_s) / seconds,
+        others_on_service_core=max(0.0, spent.service_core_s - spent.service_s) / seconds,
+        others_on_load_core=max(0.0, spent.load_core_s - spent.load_s - spent.redis_s) / seconds,
+    )

@@ -1,0 +1,113 @@
+"""The bytes a gRPC caller sends: HTTP/2 frames, HPACK blocks and RateLimitRequest messages, written by hand.
+
+Everything here runs before a measurement starts; the load generator only copies what was built and sets stream ids.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+
+SETTINGS_HEADER_TABLE_SIZE, SETTINGS_ENABLE_PUSH, SETTINGS_MAX_CONCURRENT_STREAMS = 1, 2, 3
+SETTINGS_INITIAL_WINDOW_SIZE = 4
+DEFAULT_WINDOW_BYTES = 65_535
+WIDE_WINDOW_BYTES = 2**31 - 1
+
+Entry = tuple[str, str]
+Descriptor = Sequence[Entry]
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """One HTTP/2 frame."""
+    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """A SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", key, value) for key, value in values.items()))
+
+
+def opening() -> bytes:
+    """What a connection starts with: the preface, no push, and windows so wide that no answer waits for us."""
+    wide = settings({SETTINGS_ENABLE_PUSH: 0, SETTINGS_INITIAL_WINDOW_SIZE: WIDE_WINDOW_BYTES})
+    return PREFACE + wide + window_update(WIDE_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
+
+
+def window_update(more_bytes: int) -> bytes:
+    """Leave for the peer to send so much more on the whole connection."""
+    return frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", more_bytes))
+
+
+def header_blocks(scheme: str, authority: str, timeout: str | None) -> tuple[bytes, bytes]:
+    """The block of a connection's first call and that of all later ones.
+
+    The first puts every header into the peer's dynamic table, the later ones name them by index, as Envoy does: a
+    server is measured with the few bytes per call that its real callers send.
+    """
+    static_name = {":authority": 1, ":path": 4, "content-type": 31}
+    headers = [
+        (":path", METHOD),
+        (":authority", authority),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ]
+    if timeout is not None:
+        headers.append(("grpc-timeout", timeout))
+    method_and_scheme = bytes([0x83, 0x87 if scheme == "https" else 0x86])
+    first = b"".join(_indexed_literal(static_name.get(name), name, value) for name, value in headers)
+    newest_entry = 62
+    later = bytes(0x80 | newest_entry + age for age in reversed(range(len(headers))))
+    return method_and_scheme + first, method_and_scheme + later
+
+
+def _indexed_literal(static_index: int | None, name: str, value: str) -> bytes:
+    if static_index is not None:
+        return bytes([0x40 | static_index]) + _string(value)
+    return b"\x40" + _string(name) + _string(value)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    assert len(raw) < 127, "longer strings need HPACK's multi-byte lengths, which no header of ours has"
+    return bytes([len(raw)]) + raw
+
+
+def call(block: bytes, message: bytes) -> bytes:
+    """HEADERS and DATA of one call, stream id 0: the sender sets it at STREAM_ID_OFFSET of either frame."""
+    return frame(HEADERS, END_HEADERS, 0, block) + data(message)
+
+
+def data(message: bytes) -> bytes:
+    """The DATA frame that carries one message and ends the request."""
+    return frame(DATA, END_STREAM, 0, struct.pack(">BI", 0, len(message)) + message)
+
+
+STREAM_ID_OFFSET = 5
+
+
+def rate_limit_request(domain: str, descriptors: Iterable[Descriptor]) -> bytes:
+    """A RateLimitRequest of this domain and these descriptors."""
+    message = _field(1, domain.encode())
+    for descriptor in descriptors:
+        entries = b"".join(_field(1, _field(1, key.encode()) + _field(2, value.encode())) for key, value in descriptor)
+        message += _field(2, entries)
+    return message
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

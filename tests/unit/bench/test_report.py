@@ -1,0 +1,55 @@
+"""The verdicts compare within a round and say the target beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench import report
+from bench.__main__ import options, plan
+from bench.measure import Measurement
+from bench.scenarios import ECHO, REDIS_2, Scenario, Server
+
+ONE = Measurement(
+    calls_per_s=50_000,
+    service_us=20,
+    redis_us=0,
+    load_us=8,
+    answers_per_read=4,
+    service_share=1,
+    load_share=0.4,
+    others_on_service_core=0,
+    others_on_load_core=0,
+)
+
+
+def rounds(*service_us: float) -> list[Measurement]:
+    return [replace(ONE, service_us=each) for each in service_us]
+
+
+def test_ratios_are_taken_within_a_round_so_a_slow_hour_cancels_out() -> None:
+    results = {ECHO: rounds(20, 40, 30), REDIS_2: rounds(50, 100, 75)}
+    assert report.verdicts(results) == ["redis, 2 descriptors ÷ bare echo: 2.50 (2.50..2.50) (at most 3: met)"]
+
+
+def test_a_missed_target_is_said_aloud() -> None:
+    results = {REDIS_2: rounds(40), replace(REDIS_2, tls=True): rounds(64)}
+    assert report.verdicts(results) == ["TLS ÷ plaintext, redis, 2 descriptors: 1.60 (at most 1.5: MISSED)"]
+
+
+def test_ours_is_divided_by_theirs() -> None:
+    theirs = [replace(ONE, service_us=100, redis_us=40, calls_per_s=10_000)]
+    ours = [replace(ONE, service_us=50, redis_us=10, calls_per_s=20_000)]
+    lines = report.verdicts({REDIS_2: ours, Scenario(Server.PEER): theirs})
+    assert lines == ["redis-2 ÷ peer-2: calls/s 2.00, service µs 0.50, Redis µs 0.25"]
+
+
+def test_a_pattern_chooses_scenarios_and_an_unknown_name_lists_them() -> None:
+    assert [one.name for one in plan(options(["--only", "redis-2*"])).scenarios] == [
+        "redis-2",
+        "redis-2-hot",
+        "redis-2-tls",
+    ]
+    with pytest.raises(SystemExit, match="no scenario is named redis-3; there are: echo-native, "):
+        plan(options(["--only", "redis-3"]))
