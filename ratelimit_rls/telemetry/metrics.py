@@ -6,8 +6,11 @@ A counter is a plain integer on an object that the caller holds: counting costs 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from struct import pack, unpack
 
 from ratelimit_rls.core.model import Code, Decision, Reading, Step
 
@@ -41,6 +44,26 @@ class ServiceCounters:
     redis_error: int = 0
     service_error: int = 0
     total_requests: int = 0
+
+
+@lru_cache(4096)
+def near_limit(capacity: int, ratio: float) -> int:
+    """The count above which hits are near the limit, in single precision as the reference computes it."""
+    return int(_single(_single(capacity) * _single(ratio)))
+
+
+def _single(number: float) -> float:
+    """The nearest 32-bit float."""
+    nearest: float = unpack("f", pack("f", number))[0]
+    return nearest
+
+
+_IPV4 = re.compile(r"\d+\.\d+\.\d+\.\d+")
+
+
+def _sanitised(path: str) -> str:
+    """Without what means something to statsd: colons, bars, and the dots of addresses (reference behaviour)."""
+    return _IPV4.sub(lambda found: found[0].replace(".", "_"), path.replace(":", "_").replace("|", "_"))
 
 
 class Metrics:
@@ -83,7 +106,7 @@ class Metrics:
             return
         counted.total_hits += hits
         capacity = step.limit.burst or step.limit.requests_per_unit
-        near = int(capacity * self._near_limit_ratio)
+        near = near_limit(capacity, self._near_limit_ratio)
         if reading.allowed:
             counted.within_limit += hits
             after = capacity - reading.left
@@ -108,10 +131,11 @@ class Metrics:
 
     def _names(self) -> Iterator[tuple[str, int]]:
         for path, counters in self._limits.items():
+            prefix = f"ratelimit.service.rate_limit.{_sanitised(path)}"
             for field in fields(counters):
-                yield f"ratelimit.service.rate_limit.{path}.{field.name}", getattr(counters, field.name)
+                yield f"{prefix}.{field.name}", getattr(counters, field.name)
         for domain, count in self._domains_not_found.items():
-            yield f"ratelimit.service.rate_limit.{domain}.domain_not_found", count
+            yield f"ratelimit.service.rate_limit.{_sanitised(domain)}.domain_not_found", count
         service = self.service
         yield "ratelimit.service.config_load_success", service.config_load_success
         yield "ratelimit.service.config_load_error", service.config_load_error
