@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,12 +19,21 @@ START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
 
 
+# Below the range the kernel takes the local end of outgoing connections from (32768 and up, 49152 on some systems):
+# a port it picked itself could be such an end by the time a server binds it.
+_PORTS = range(15_000, 32_000)
+_handed_out: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port nobody listens on; the kernel hands them out in turn, so two calls rarely meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port nobody listens on, and never the same one twice."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            if port not in _handed_out:
+                probe.bind(("127.0.0.1", port))
+                _handed_out.add(port)
+                return port
 
 
 class Process:

@@ -1,0 +1,85 @@
+"""What is published works: sdist, the wheel built from it, a clean environment, one call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.client import ask, rate_limit_request
+from tests.servers import Service
+
+ROOT = Path(__file__).parents[2]
+OK, OVER_LIMIT = 1, 2
+RULES = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1, algorithm: gcra}}]\n"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    pins = str(ROOT / "constraints.txt")
+    # The wheel must not find its files in the checkout, so nothing of this process's paths is handed on.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An sdist of the checkout and the wheel built from that sdist alone."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean environment with the wheel and what it asks for."""
+    home = tmp_path_factory.mktemp("clean")
+    run(sys.executable, "-m", "venv", home, cwd=home)
+    interpreter = home / "bin" / "python"
+    run(interpreter, "-m", "pip", "install", "-q", *dist.glob("*.whl"), cwd=home)
+    return interpreter
+
+
+def test_the_wheel_carries_the_lua_scripts_and_the_message_descriptors(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {f"ratelimit_rls/lua/{path.relative_to(ROOT / 'lua')}" for path in (ROOT / "lua").rglob("*.lua")}
+
+    assert expected
+    assert expected <= names
+    assert any(name.endswith(".binpb") for name in names)
+    assert "ratelimit_rls/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests/", "lua/", "bench/"))]
+
+
+def test_the_sdist_carries_the_licence_and_the_changelog(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+
+    assert {"LICENSE", "CHANGELOG.md", "README.md", "pyproject.toml"} <= names
+
+
+def test_the_installed_command_knows_its_version(python: Path, tmp_path: Path) -> None:
+    assert run(python.with_name("ratelimit-rls"), "--version", cwd=tmp_path).strip()
+
+
+def test_the_installed_package_serves_a_call_with_its_own_scripts(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(RULES)
+
+    class Installed(Service):
+        def command(self) -> list[str | Path]:
+            return [python, "-I", "-m", "ratelimit_rls", "serve"]
+
+    with Installed({"RLS_RULES": tmp_path / "rules.yaml"}) as service:
+        request = rate_limit_request("edge", {"user": "ann"})
+        assert [ask(service.grpc_address, request).overall_code for _ in range(2)] == [OK, OVER_LIMIT]
