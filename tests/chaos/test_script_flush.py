@@ -1,0 +1,43 @@
+"""SCRIPT FLUSH while calls are under way: no hit is lost, none is counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.core.model import Code
+from tests.client import rate_limit_request
+from tests.hammer import hammer
+from tests.servers import RedisServer, Service
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+
+CALLS = 3000
+
+
+async def test_every_hit_counts_once_while_scripts_are_flushed(redis_server: RedisServer, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "domain: flushed\ndescriptors: [{key: all, rate_limit: {unit: year, requests_per_unit: 4000000000}}]\n"
+    )
+    flushes = 0
+
+    async def flush() -> None:
+        nonlocal flushes
+        while True:
+            await asyncio.to_thread(redis_server.cli, "SCRIPT", "FLUSH")
+            flushes += 1
+
+    with Service({"RLS_RULES": rules, "REDIS_URL": redis_server.address}) as service:
+        flushing = asyncio.create_task(flush())
+        message = bytes(rate_limit_request("flushed", {"all": "hits"}))
+        outcomes = await hammer([service.grpc_address], message, clients=64, calls=CALLS)
+        flushing.cancel()
+        await asyncio.gather(flushing, return_exceptions=True)
+
+    print(f"{flushes} flushes during {CALLS} calls")
+    assert outcomes == {Code.OK: CALLS}
+    assert flushes > 20
+    assert int(redis_server.cli("GET", "rl:{flushed/all=hits}:fixed_window:31536000")) >> 16 == CALLS
