@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import Decision, Outline, Request
-from ratelimit_rls.core.plan import MOST_OUTLINES, Planner, Policy
+from ratelimit_rls.core.plan import Planner, Policy, per_outline
 from ratelimit_rls.errors import NotReady, StoreError
 from ratelimit_rls.rules.snapshot import Loaded, Rules
 from ratelimit_rls.store.base import Prepared, Store
@@ -40,7 +40,7 @@ class RateLimiter:
         self._policy = policy
         self._planned: Loaded | None = None  # the rules `_planner` plans by
         self._planner: Planner
-        self._counters: dict[Outline, Counters] = {}
+        self._counters_of = per_outline(self._counters)
 
     @property
     def rules(self) -> Loaded | None:
@@ -54,20 +54,12 @@ class RateLimiter:
             raise NotReady("no rate limit configuration loaded")
         if loaded is not self._planned:
             self._planned, self._planner = loaded, Planner(loaded.tree, self._policy)
-            self._counters.clear()
         plan = self._planner.plan(request)
         prepared = self._store.prepare(plan) if plan.keys else None
         return Call(plan.outline, self._counters_of(plan.outline), prepared)
 
-    def _counters_of(self, outline: Outline) -> Counters:
-        counters = self._counters.get(outline)
-        if counters is None:
-            if len(self._counters) >= MOST_OUTLINES:
-                self._counters.clear()
-            counters = self._counters[outline] = tuple(
-                None if slot.step is None else self._metrics.limit(slot.metric_path) for slot in outline.slots
-            )
-        return counters
+    def _counters(self, outline: Outline) -> Counters:
+        return tuple(None if slot.step is None else self._metrics.limit(slot.metric_path) for slot in outline.slots)
 
     async def check(self, calls: Sequence[Call]) -> list[Decision | StoreError]:
         """What to tell each caller, in order; a StoreError where the store did not say."""

@@ -183,7 +183,7 @@ class Slot:
     unlimited: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Outline:
     """All of a plan but whose counters it moves: shared by every request that meets the same rules with the same hits.
 
@@ -198,6 +198,7 @@ class Outline:
     # Under the global quota mode a descriptor without a limit is a quota that passes: the call cannot fail by quotas.
     quota_passes: bool = False
     shadow_mode: bool = False  # the global one: the verdict is counted and told, but does not hold
+    own_bytes: int = 0  # what the request itself brought (limits, names of metrics), so that no other shares it
 
 
 class Plan(NamedTuple):

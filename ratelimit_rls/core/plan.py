@@ -5,7 +5,10 @@ Nothing here depends on the moment, so a plan can be kept for as long as the rul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from ratelimit_rls.core.keys import encode_tag, storage_key
 from ratelimit_rls.core.match import match
@@ -16,9 +19,28 @@ from ratelimit_rls.errors import BadRequest
 MOST_DESCRIPTORS = 1024
 """In one request. All its limits are decided in one step that nothing may interrupt, so the step must stay short."""
 
-MOST_OUTLINES = 10_000
-"""Kept by a planner. Rules and hits make few; what makes many (limits and hits in requests, values in metrics) is
-worth no more than being made again."""
+MOST_KEPT_BYTES = 16 * 2**20
+"""Of outlines, in a planner. Rules and hits make few; what makes many (limits and hits in requests, values in metrics)
+is worth no more than being made again."""
+
+# Weighed with tracemalloc on CPython 3.11, with what others make of it and keep.
+_SLOT_BYTES = 300
+_OWN_LIMIT_BYTES = 900
+
+Made = TypeVar("Made")
+
+
+def per_outline(make: Callable[[Outline], Made]) -> Callable[[Outline], Made]:
+    """`make`, done once for an outline and remembered for as long as anybody keeps the outline."""
+    made: WeakKeyDictionary[Outline, Made] = WeakKeyDictionary()
+
+    def made_once(outline: Outline) -> Made:
+        found = made.get(outline)
+        if found is None:
+            found = made[outline] = make(outline)
+        return found
+
+    return made_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +60,7 @@ class Planner:
         self._tree = tree
         self._policy = policy
         self._outlines: dict[object, Outline] = {}
+        self._kept_bytes = 0
 
     def plan(self, request: Request) -> Plan:
         """Raises BadRequest if the request has no meaning."""
@@ -61,10 +84,17 @@ class Planner:
         kind = (request.domain, request.hits, *asked)
         outline = self._outlines.get(kind)
         if outline is None:
-            if len(self._outlines) >= MOST_OUTLINES:
-                self._outlines.clear()
-            outline = self._outlines[kind] = self._make_outline(request, matches)
+            outline = self._make_outline(request, matches)
+            self._keep(kind, outline)
         return outline
+
+    def _keep(self, kind: object, outline: Outline) -> None:
+        self._kept_bytes += _SLOT_BYTES * (1 + len(outline.slots)) + outline.own_bytes
+        if self._kept_bytes > MOST_KEPT_BYTES:
+            self._outlines.clear()
+            self._kept_bytes = 0
+        else:
+            self._outlines[kind] = outline
 
     def _make_outline(self, request: Request, matches: tuple[Match, ...]) -> Outline:
         replaced = frozenset[str]().union(*(found.rule.replaces for found in matches if found.rule))
@@ -73,13 +103,15 @@ class Planner:
             for descriptor, found in zip(request.descriptors, matches, strict=True)
         )
         quota_mode = self._policy.quota_mode
+        domain_known = request.domain in self._tree.domains
         return Outline(
             domain=request.domain,
-            domain_known=request.domain in self._tree.domains,
+            domain_known=domain_known,
             steps=tuple(slot.step for slot in slots if slot.step is not None),
             slots=slots,
             quota_passes=quota_mode and any(slot.step is None and not slot.unlimited for slot in slots),
             shadow_mode=self._policy.shadow_mode,
+            own_bytes=sum(map(_own_bytes, request.descriptors, matches)) + (0 if domain_known else len(request.domain)),
         )
 
     def _slot(self, request: Request, descriptor: Descriptor, found: Match, replaced: frozenset[str]) -> Slot:
@@ -114,6 +146,13 @@ def check(request: Request) -> None:
             raise BadRequest(
                 f"descriptor {index}: the limit's unit is unknown; use SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
             )
+
+
+def _own_bytes(descriptor: Descriptor, found: Match) -> int:
+    """Memory of what a descriptor brought that is not in the rules: a limit, or values for its metrics."""
+    if descriptor.limit is not None:
+        return _OWN_LIMIT_BYTES + len(found.metric_path)
+    return 0 if found.rule is None or found.metric_path is found.rule.path else len(found.metric_path)
 
 
 def _hits(request: Request, descriptor: Descriptor) -> int:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from lupa.luajit21 import LuaRuntime
 
 from ratelimit_rls.core.model import Answer, Outline, Plan
-from ratelimit_rls.core.plan import MOST_OUTLINES
+from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import Prepared
 from ratelimit_rls.store.batch import Form, PackedPlan, form_of, pack_batch, runs, spec_of, unpack
@@ -91,6 +90,6 @@ class EmbeddedStore:
         """Nothing to let go of."""
 
 
-@lru_cache(MOST_OUTLINES)
+@per_outline
 def _form(outline: Outline) -> Form[_Part]:
     return form_of(outline, spec_of)

@@ -18,6 +18,9 @@ MOST_PATHS = 10_000
 """Distinct metric paths kept. Some come from request values (detailed_metric, value_to_metric, overrides, unknown
 domains), and the reference keeps every one for ever; here the rest is counted under `_other`."""
 
+LONGEST_PATH = 512
+"""Characters of a path that is kept: a longer one has a request's value in it, and is counted under `_other` too."""
+
 OTHER = "_other"
 
 
@@ -77,13 +80,15 @@ class Metrics:
         """The counters of a limit; hold on to them, looking them up again is the expensive part."""
         counters = self._limits.get(path)
         if counters is None:
-            if len(self._limits) >= MOST_PATHS:
+            if len(self._limits) >= MOST_PATHS or len(path) > LONGEST_PATH:
                 path = OTHER
             counters = self._limits.setdefault(path, LimitCounters())
         return counters
 
     def domain_not_found(self, domain: str) -> None:
-        if domain not in self._domains_not_found and len(self._domains_not_found) >= MOST_PATHS:
+        if domain not in self._domains_not_found and (
+            len(self._domains_not_found) >= MOST_PATHS or len(domain) > LONGEST_PATH
+        ):
             domain = OTHER
         self._domains_not_found[domain] = self._domains_not_found.get(domain, 0) + 1
 

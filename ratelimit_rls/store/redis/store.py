@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, cast
 
 import structlog
 
 from ratelimit_rls.core.model import Answer, Outline, Plan, Step
-from ratelimit_rls.core.plan import MOST_OUTLINES
+from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.base import Prepared
@@ -64,7 +63,12 @@ class RedisStore:
 
     async def _connect(self) -> None:
         pipe = await connect(self._address, self._connect_timeout_s)
-        reply = await asyncio.wait_for(pipe.send(_command(b"SCRIPT", b"LOAD", script())), self._connect_timeout_s)
+        try:
+            reply = await asyncio.wait_for(pipe.send(_command(b"SCRIPT", b"LOAD", script())), self._connect_timeout_s)
+        except TimeoutError as exc:
+            pipe.abort()
+            late = f"Redis at {self._address} did not take the script within {self._connect_timeout_s:g} s"
+            raise StoreTimeout(late) from exc
         if isinstance(reply, ReplyError):
             pipe.abort()
             raise StoreUnavailable(f"Redis at {self._address} does not take the script: {reply}")
@@ -84,7 +88,7 @@ class RedisStore:
             try:
                 await self._connect()
                 log.warning("redis connection restored", address=str(self._address))
-            except (StoreError, TimeoutError) as exc:
+            except StoreError as exc:
                 log.debug("redis still away", error=str(exc))
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -145,7 +149,7 @@ async def _answers(
     return unpack(piece, told)
 
 
-@lru_cache(MOST_OUTLINES)
+@per_outline
 def _form(outline: Outline) -> Form[bytes]:
     """Specs as RESP, so that a batch is joined from them as they are."""
     return form_of(outline, _spec)

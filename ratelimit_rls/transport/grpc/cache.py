@@ -64,4 +64,5 @@ class CallCache:
 
 
 def weight_bytes(message: bytes, known: Known) -> int:
-    return _ENTRY_BYTES + _DESCRIPTOR_BYTES * len(known.call.outline.slots) + _COPIES * len(message)
+    outline = known.call.outline
+    return _ENTRY_BYTES + _DESCRIPTOR_BYTES * len(outline.slots) + outline.own_bytes + _COPIES * len(message)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ratelimit_rls.core.model import Code, Decision, Limit, Outline, Request, Status
-from ratelimit_rls.core.plan import MOST_OUTLINES
+from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.headers import spoken_of
 from ratelimit_rls.transport.metadata import described, has_metadata, merged, struct
@@ -50,7 +50,7 @@ class Encoder:
             for name in (options.limit_header, options.remaining_header, options.reset_header)
         )
         # Without metadata the wording is the outline's, and requests of one kind share it.
-        self._shared_wording = lru_cache(MOST_OUTLINES)(lambda outline: Wording(_current_limits(outline)))
+        self._shared_wording = per_outline(lambda outline: Wording(_current_limits(outline)))
 
     def wording(self, request: Request, outline: Outline) -> Wording:
         if not self._metadata_enabled:
@@ -90,7 +90,6 @@ def _status(status: Status, current_limit: bytes) -> bytes:
     return _CODE[status.code] + current_limit + remaining + _reset(status.reset_s)
 
 
-@lru_cache(4096)
 def _current_limits(outline: Outline) -> tuple[bytes, ...]:
     return tuple(b"" if slot.step is None else _current_limit(slot.step.limit) for slot in outline.slots)
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
+from ratelimit_rls.core import plan
 from ratelimit_rls.core.model import MAX_HITS, Charge, Descriptor, Entry, Outline, Override, Plan, Request, Unit
-from ratelimit_rls.core.plan import MOST_DESCRIPTORS, MOST_OUTLINES, Planner, Policy
+from ratelimit_rls.core.plan import MOST_DESCRIPTORS, Planner, Policy, per_outline
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -191,13 +194,34 @@ def test_requests_of_one_kind_share_an_outline_and_those_of_another_do_not() -> 
         assert planner.plan(request).outline is outline
 
 
-def test_a_planner_keeps_no_more_than_so_many_outlines() -> None:
-    planner = Planner(TREE, Policy())
-    for hits in range(MOST_OUTLINES + 2):
-        made = planner.plan(_request("user", hits=hits))
-        assert made.outline.steps[0].cost == max(1, hits)
+def _own_limits(number: int) -> Request:
+    limit = Override(5, Unit.HOUR)
+    return Request("d", tuple(Descriptor((Entry("k", f"{number}-{n}"),), limit) for n in range(MOST_DESCRIPTORS)))
 
-    assert len(planner._outlines) <= MOST_OUTLINES
+
+MANY_KINDS = {
+    "hits": lambda number: _request("user", hits=number),
+    "limits in the request": _own_limits,
+    "huge domains": lambda number: Request(f"{number}" + "x" * 1_000_000, (_descriptor("user"),)),
+}
+
+
+@pytest.mark.parametrize(("kind", "number"), [("hits", 5_000), ("limits in the request", 6), ("huge domains", 6)])
+def test_what_a_planner_and_those_who_ask_it_keep_is_bounded(
+    kind: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MOST_KEPT_BYTES", 2**20)
+    planner = Planner(TREE, Policy())
+    remembered = per_outline(lambda outline: bytes(100 * len(outline.slots)))
+    tracemalloc.start()
+    try:
+        for one in range(number):
+            remembered(planner.plan(MANY_KINDS[kind](one)).outline)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held_bytes < 2 * plan.MOST_KEPT_BYTES
 
 
 REFUSED = {

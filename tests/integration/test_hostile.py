@@ -1,0 +1,291 @@
+"""Whatever is sent, the process says what is wrong with it, stays within its memory, answers the next call, and logs
+nothing that a client wrote.
+
+Real processes, and their memory as the kernel counts it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import grpc
+import pytest
+
+from bench import wire
+from bench.connection import Target
+from bench.load import Load
+from bench.soak import resident_bytes
+from ratelimit_rls.core.model import Code
+from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
+from tests.launched import HIT, ROOMY, Watched
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+MIB = 2**20
+MARK = "find-me"
+"""In everything these clients write; it must not be in the log."""
+
+RULES = ROOMY.replace("}}]", "}}, {key: told, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}]")
+
+
+@pytest.fixture(scope="module", params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """One process for all tests of a transport: what one of them broke, the next would meet."""
+    rules = tmp_path_factory.mktemp("rules") / "roomy.yaml"
+    rules.write_text(RULES)
+    with Watched({"RLS_RULES": rules, "RLS_TRANSPORT": request.param}) as running:
+        yield running
+        assert MARK not in running.log()
+        assert "Traceback" not in running.log()
+
+
+@contextmanager
+def unharmed(service: Watched, most_growth_mib: int) -> Iterator[None]:
+    """Afterwards the process answers, and has not grown by more than this."""
+    before = resident_bytes(service.pid)
+    yield
+    grown = (resident_bytes(service.pid) - before) / MIB
+    print(f"{before / MIB:.0f} MiB {grown:+.1f} MiB")
+    assert grown < most_growth_mib
+    (outcome,) = asked(service, [HIT])
+    assert outcome == Code.OK
+
+
+def asked(service: Watched, messages: Iterable[bytes]) -> Counter[int | tuple[grpc.StatusCode, str]]:
+    """How each message was answered: an overall code, or a status and its words."""
+    outcomes: Counter[int | tuple[grpc.StatusCode, str]] = Counter()
+    with grpc.insecure_channel(service.grpc_address, [("grpc.max_send_message_length", -1)]) as channel:
+        method = channel.unary_unary(SHOULD_RATE_LIMIT)
+        for message in messages:
+            try:
+                outcomes[RateLimitResponse.FromString(method(message, timeout=30)).overall_code] += 1
+            except grpc.RpcError as error:
+                outcomes[error.code(), error.details()] += 1
+    return outcomes
+
+
+def message(
+    value: str, *, key: str = "all", domain: str = "roomy", limit: int = 0, unit: int = 1, hits: int | None = None
+) -> bytes:
+    request = RateLimitRequest(domain=domain)
+    descriptor = request.descriptors.add()
+    descriptor.entries.add(key=key, value=value)
+    if limit:
+        descriptor.limit.requests_per_unit, descriptor.limit.unit = limit, unit
+    if hits is not None:
+        descriptor.hits_addend.value = hits
+    return bytes(request.SerializeToString())
+
+
+def descriptors(count: int) -> bytes:
+    request = RateLimitRequest(domain="roomy")
+    for number in range(count):
+        request.descriptors.add().entries.add(key="all", value=f"{MARK}{number}")
+    return bytes(request.SerializeToString())
+
+
+def test_random_bytes_are_answered_or_refused_one_by_one(service: Watched) -> None:
+    chance = random.Random(7)
+    mutated = [bytearray(HIT + MARK.encode()) for _ in range(500)]
+    for text in mutated:
+        text[chance.randrange(len(text))] = chance.randrange(256)
+    with unharmed(service, 16):
+        outcomes = asked(service, [chance.randbytes(chance.randrange(200)) for _ in range(1500)])
+        outcomes += asked(service, map(bytes, mutated))
+
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
+    assert {code for code, _ in refusals} == {INVALID}
+    assert all("cannot be read as" in words or "must not be empty" in words for _, words in refusals), refusals
+    assert outcomes.total() == 2000
+
+
+REFUSED = {
+    "10,000 descriptors": (descriptors(10_000), INVALID, "10000 descriptors in one request; at most 1024"),
+    "not UTF-8": (
+        message(MARK + "-here").replace(b"here", b"\xff\xfe\xfd\xfc"),
+        INVALID,
+        "has a text that is not UTF-8",
+    ),
+    "an unknown unit": (message(MARK, limit=5, unit=99), INVALID, "descriptor 0: the limit's unit is unknown; use SEC"),
+    "2^64 - 1 hits": (message(MARK, hits=2**64 - 1), INVALID, "hits_addend 18446744073709551615 is too large; at most"),
+    "cut short": (message(MARK + "-here")[:-3], INVALID, "cut short"),
+    "nothing": (b"", INVALID, "rate limit domain must not be empty"),
+}
+
+
+@pytest.mark.parametrize(("bad", "code", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_has_no_meaning_is_refused_with_the_reason(
+    bad: bytes, code: grpc.StatusCode, words: str, service: Watched
+) -> None:
+    with unharmed(service, 24):
+        (outcome,) = asked(service, [bad])
+    assert isinstance(outcome, tuple)
+    assert outcome[0] is code
+    assert words in outcome[1]
+
+
+@pytest.mark.parametrize(
+    "where", ["domain", "override", *(pytest.param(x, marks=pytest.mark.slow) for x in ("value", "metric"))]
+)
+def test_megabytes_of_text_are_answered_and_not_kept(where: str, service: Watched) -> None:
+    texts = (f"{MARK}{number}" + "x" * 1_000_000 for number in range(60))
+    make = {
+        "value": lambda text: message(text),
+        "domain": lambda text: message("x", domain=text),
+        "override": lambda text: message(text, limit=5),
+        "metric": lambda text: message(text, key="told"),
+    }[where]
+    with unharmed(service, 48):
+        assert asked(service, map(make, texts)) == {Code.OK: 60}
+    assert len(service.debug("/stats").body) < MIB
+
+
+@pytest.mark.slow
+def test_a_message_of_50_mb_is_refused_and_its_memory_given_back(service: Watched) -> None:
+    bad = message(MARK + "x" * 50_000_000)
+    with unharmed(service, 128):
+        outcomes = asked(service, [bad] * 5)
+    ((code, words),) = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "4194304" in words
+
+
+def post(service: Watched, body: bytes | str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", service.http_port, timeout=30)
+    try:
+        connection.request("POST", "/json", body)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except (BrokenPipeError, ConnectionResetError):  # it was refused before all of it was sent
+        answer = connection.response_class(connection.sock, method="POST")
+        answer.begin()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+NEGATIVE_HITS = {"domain": "roomy", "descriptors": [{"entries": [{"key": "all", "value": MARK}]}], "hitsAddend": -1}
+BAD_JSON = {
+    "negative hits": (json.dumps(NEGATIVE_HITS), 400, "hitsAddend"),
+    "deep nesting": ('{"domain":' + "[" * 100_000, 400, "not a RateLimitRequest in JSON"),
+    "not UTF-8": (b"\xff" * 1000, 400, "not a RateLimitRequest in JSON"),
+    "not JSON": (MARK, 400, "not a RateLimitRequest in JSON"),
+    "50 MB": (b'{"domain": "' + b"x" * 50_000_000, 413, "at most 4194304 bytes are read"),
+}
+
+
+@pytest.mark.parametrize(("body", "status", "words"), BAD_JSON.values(), ids=BAD_JSON.keys())
+def test_json_that_is_none_is_refused_with_the_reason(
+    body: bytes | str, status: int, words: str, service: Watched
+) -> None:
+    with unharmed(service, 32):
+        told = post(service, body)
+    assert told[0] == status
+    assert words in told[1]
+    assert len(told[1]) < 1000
+
+
+def test_what_speaks_the_wrong_protocol_harms_nobody(service: Watched) -> None:
+    garbage = {
+        "HTTP/1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "noise": random.Random(7).randbytes(10_000),
+        "HTTP/2 and then noise": wire.PREFACE + random.Random(8).randbytes(10_000),
+    }
+    with unharmed(service, 16):
+        for port in (service.grpc_port, service.http_port, service.debug_port):
+            for text in garbage.values():
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+                    client.sendall(text + MARK.encode())
+        with grpc.insecure_channel(f"127.0.0.1:{service.http_port}") as channel, pytest.raises(grpc.RpcError) as told:
+            channel.unary_unary(SHOULD_RATE_LIMIT)(HIT, timeout=5)
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert service.healthcheck().status == 200
+
+
+@pytest.mark.slow
+def test_connections_that_send_nothing_cost_little_and_keep_nobody_out(service: Watched) -> None:
+    silent = 400
+    with unharmed(service, 96), ExitStack() as stack:
+        for number in range(silent):
+            port = (service.grpc_port, service.http_port, service.debug_port)[number % 3]
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        assert asked(service, [HIT]) == {Code.OK: 1}
+        assert service.healthcheck().status == 200
+
+
+def flood(service: Watched, messages: list[bytes]) -> None:
+    """Every message once, many at a time; each must be answered OK."""
+    target = Target(("127.0.0.1", service.grpc_port))
+    with Load(target, list(map(wire.data, messages)), in_flight=64, connections=4) as load:
+        load.run(0, at_least_calls=len(messages))
+        load.drain()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("what", ["domains", "values of overrides"])
+def test_200_000_different_names_leave_counters_and_memory_bounded(what: str, tmp_path: Path) -> None:
+    make = {
+        "domains": lambda number: message("x", domain=f"{MARK}{number}"),
+        "values of overrides": lambda number: message(f"{MARK}{number}", limit=10**9),
+    }[what]
+    rules = tmp_path / "roomy.yaml"
+    rules.write_text(RULES)
+    # With small caches, so that what is kept beside them shows.
+    small = {"RLS_PLAN_CACHE_BYTES": 16 * MIB, "RLS_EMBEDDED_MEMORY_BYTES": 16 * MIB}
+    with Watched({"RLS_RULES": rules, **small}) as service:
+        messages = [make(number) for number in range(200_000)]
+        with unharmed(service, 96):
+            flood(service, messages[:100_000])
+        with unharmed(service, 16):
+            flood(service, messages[100_000:])
+        assert service.debug("/stats").body.count("\n") < 8 * 10_001
+        assert MARK not in service.log()
+
+
+@pytest.mark.slow
+def test_a_thousand_limits_in_every_request_are_not_kept(tmp_path: Path) -> None:
+    def request(number: int) -> bytes:
+        made = RateLimitRequest(domain="roomy")
+        for other in range(1000):
+            made.MergeFromString(message(f"{number}-{other}", limit=10**9))
+        made.domain = "roomy"
+        return bytes(made.SerializeToString())
+
+    rules = tmp_path / "roomy.yaml"
+    rules.write_text(RULES)
+    with Watched({"RLS_RULES": rules, "RLS_EMBEDDED_MEMORY_BYTES": 16 * MIB}) as service, unharmed(service, 160):
+        assert asked(service, map(request, range(300))) == {Code.OK: 300}
+
+
+BAD_RULES = {
+    "50 MB": ("# " + "x" * 50_000_000, "larger than 16 MiB"),
+    "anchors in anchors": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30)),
+        "excessive aliasing",
+    ),
+    "deep nesting": ("[" * 500_000, "levels deep"),
+}
+
+
+@pytest.mark.slow
+def test_rules_that_mean_harm_are_refused_while_calls_go_on(tmp_path: Path) -> None:
+    rules = tmp_path / "roomy.yaml"
+    rules.write_text(RULES)
+    with Watched({"RLS_RULES": rules}) as service:
+        for failures, (text, words) in enumerate(BAD_RULES.values(), 1):
+            with unharmed(service, 128):
+                rules.write_text(text)
+                service.wait_until(
+                    lambda failures=failures: service.stat("ratelimit.service.config_load_error") == failures,
+                    "refuses the rules",
+                )
+            assert words in service.debug("/rlconfig").headers["x-ratelimit-rules-last-error"]
+        rules.write_text(RULES + "# mended\n")
+        service.wait_until(lambda: service.stat("ratelimit.service.config_load_success") == 2, "takes good rules")

@@ -1,0 +1,80 @@
+"""The service as a process that a test looks at closely: what it says of itself, and how it begins and ends."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bench import cpu
+from tests.client import Reply, get, rate_limit_request
+from tests.process import STOP_TIMEOUT_S
+from tests.servers import Service
+
+ROOMY = "domain: roomy\ndescriptors: [{key: all, rate_limit: {unit: year, requests_per_unit: 4000000000}}]\n"
+"""Rules under which nothing is refused while a test runs."""
+
+HIT = bytes(rate_limit_request("roomy", {"all": "hits"}))
+
+
+class Watched(Service):
+    def wait_for_log(self, words: str, times: int = 1, timeout_s: float = 20.0) -> None:
+        self.wait_until(lambda: self.log().count(words) >= times, f"logs {words!r}", timeout_s)
+
+    def ended(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit code of a process that ends by itself or was told to."""
+        assert self._child is not None
+        try:
+            return self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.log()[-4000:]}") from None
+
+    def healthcheck(self) -> Reply:
+        return get(f"http://127.0.0.1:{self.http_port}", "/healthcheck")
+
+    def debug(self, path: str) -> Reply:
+        return get(f"http://127.0.0.1:{self.debug_port}", path)
+
+    def stat(self, name: str) -> int:
+        """One counter of /stats; 0 when it is not there."""
+        counters = dict(line.split(": ") for line in self.debug("/stats").body.splitlines())
+        return int(counters.get(name, 0))
+
+    def health(self, name: str = "ratelimit") -> str:
+        """What gRPC's health service says, on a connection of its own."""
+        with grpc.insecure_channel(self.grpc_address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5, wait_for_ready=True)
+            return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    def family(self) -> list[int]:
+        """This process and those it started."""
+        return cpu.family(self.pid)
+
+    @staticmethod
+    def wait_until_gone(pids: list[int], timeout_s: float = STOP_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while any(map(alive, pids)):
+            assert time.monotonic() < deadline, f"still there after {timeout_s} s: {list(filter(alive, pids))}"
+            time.sleep(0.02)
+
+
+class Launched(Watched):
+    """From the first instant: entering the block waits for nothing."""
+
+    def ready(self) -> bool:
+        return True
+
+    def wait_until_serving(self) -> None:
+        self.wait_until(super().ready, "serves")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process, of whatever parent, still runs; one that only waits to be buried does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

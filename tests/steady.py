@@ -1,0 +1,80 @@
+"""Clients that never pause: calls on real connections for as long as a block runs, and what came of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Self
+
+import grpc
+
+from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitResponse
+
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call: its span on the monotonic clock, and how it ended."""
+
+    begun_s: float
+    ended_s: float
+    outcome: int | grpc.StatusCode  # the overall code of an answer, or the status of a call that had none
+    details: str = ""
+
+
+class Steady:
+    """`clients` threads with a connection each; every call follows the answer to the one before."""
+
+    def __init__(self, address: str, message: bytes, *, clients: int = 4) -> None:
+        self.calls: list[Called] = []
+        self._address = address
+        self._message = message
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._client) for _ in range(clients)]
+
+    @property
+    def outcomes(self) -> Counter[int | grpc.StatusCode]:
+        return Counter(call.outcome for call in self.calls)
+
+    def since(self, moment_s: float) -> list[Called]:
+        """Calls that were begun after a moment."""
+        return [call for call in self.calls if call.begun_s >= moment_s]
+
+    def wait_for_more(self, calls: int = 100, timeout_s: float = 10.0) -> None:
+        """Return when so many more calls have ended."""
+        enough = len(self.calls) + calls
+        deadline = time.monotonic() + timeout_s
+        while len(self.calls) < enough:
+            assert time.monotonic() < deadline, f"only {self.outcomes} in {timeout_s} s"
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Send nothing more, and wait for what is under way."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        self.wait_for_more(len(self._threads))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _client(self) -> None:
+        # Without a pool of its own, each channel of one process would share a connection.
+        with grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            method = channel.unary_unary(SHOULD_RATE_LIMIT)
+            while not self._over.is_set():
+                begun_s = time.monotonic()
+                try:
+                    outcome = RateLimitResponse.FromString(method(self._message, timeout=PATIENCE_S)).overall_code
+                    details = ""
+                except grpc.RpcError as error:
+                    outcome, details = error.code(), error.details()
+                self.calls.append(Called(begun_s, time.monotonic(), outcome, details))
