@@ -13,8 +13,8 @@ import asyncio
 import gc
 import random
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -28,46 +28,55 @@ from ratelimit_rls.store.redis.store import SHORTEST_PAUSE_S, RedisStore
 log = structlog.get_logger()
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+FOLLOW_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What signals have asked for so far."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # stop without the delay
+    reload: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 async def serve_until_signal(settings: Settings, shared_directory: Path | None = None) -> int:
     """SIGTERM and SIGINT stop in good order, a second one at once; SIGHUP reads the rules again."""
-    stop, stop_now = asyncio.Event(), asyncio.Event()
+    orders = Orders()
     loop = asyncio.get_running_loop()
     serving = asyncio.current_task()
     assert serving is not None
 
     def told_to_stop(hurry: bool) -> None:
-        if stop.is_set():
+        if orders.stop.is_set():
             serving.cancel()
         if hurry:
-            stop_now.set()
-        stop.set()
+            orders.hurry.set()
+        orders.stop.set()
 
     loop.add_signal_handler(signal.SIGTERM, told_to_stop, False)
     # Somebody at a terminal wants it gone, not drained.
     loop.add_signal_handler(signal.SIGINT, told_to_stop, True)
+    loop.add_signal_handler(signal.SIGHUP, orders.reload.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a worker is started with them held back
     try:
-        await serve(settings, until=stop.wait, hurry=stop_now, shared_directory=shared_directory)
+        await serve(settings, orders, shared_directory)
     except asyncio.CancelledError:
         return 1
     return 0
 
 
-async def serve(
-    settings: Settings,
-    *,
-    until: Callable[[], Awaitable[object]],
-    hurry: asyncio.Event | None = None,
-    shared_directory: Path | None = None,
-    started: Callable[[Parts], None] = lambda parts: None,
-) -> None:
-    """Serve until `until` is done. Raises SettingsError or StoreError if it cannot start."""
+async def serve(settings: Settings, orders: Orders, shared_directory: Path | None = None) -> None:
+    """Serve until ordered to stop. Raises SettingsError or StoreError if it cannot start."""
     for warning in settings.warnings():
         log.warning(warning)
     parts = build(settings, shared_directory)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(parts.store.close)
-        stopped = asyncio.ensure_future(until())
-        starting = asyncio.create_task(_start(parts, stack))
+        stopped = asyncio.create_task(orders.stop.wait())
+        starting = asyncio.create_task(_start(parts, stack, orders.reload))
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -75,14 +84,13 @@ async def serve(
                 await starting
             return
         await starting
-        started(parts)
         _announce(parts)
         _calm_the_collector()
         await stopped
-        await _drain(parts, hurry)
+        await _drain(parts, orders.hurry)
 
 
-async def _start(parts: Parts, stack: AsyncExitStack) -> None:
+async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> None:
     settings = parts.settings
     if isinstance(parts.store, RedisStore):
         await _connect(parts.store, settings)
@@ -92,7 +100,7 @@ async def _start(parts: Parts, stack: AsyncExitStack) -> None:
         if not settings.force_start_without_initial_config:
             raise
         log.warning("starting without rules", error=str(error))
-    watching = asyncio.create_task(_watch(parts))
+    watching = asyncio.create_task(_follow(parts, reload))
     stack.push_async_callback(_cancel, watching)
     stack.push_async_callback(parts.grpc.close)
     await parts.grpc.start()
@@ -124,15 +132,18 @@ async def _connect(store: RedisStore, settings: Settings) -> None:
             if give_up_s and elapsed_s >= give_up_s:
                 message = f"timed out waiting for Redis connection to {settings.redis} after {elapsed_s:.0f}s: {error}"
                 raise type(error)(message) from error
+            if give_up_s:
+                pause_s = min(pause_s, give_up_s - elapsed_s)
             log.warning("waiting for redis", error=str(error), next_attempt_s=round(pause_s, 2))
         await asyncio.sleep(max(SHORTEST_PAUSE_S, pause_s * random.uniform(0.5, 1)))
         pause_s = min(2 * pause_s, longest_s)
 
 
-async def _watch(parts: Parts) -> None:
-    """Follow the rules, by watching and by SIGHUP."""
-    reload = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
+async def _follow(parts: Parts, reload: asyncio.Event) -> None:
+    """Keep the rules as their source has them, by watching and by SIGHUP.
+
+    Whatever goes wrong with that is told and tried again: a process that serves old rules for ever must not be silent.
+    """
 
     async def on_demand() -> None:
         while True:
@@ -140,9 +151,14 @@ async def _watch(parts: Parts) -> None:
             reload.clear()
             await parts.loader.reload()
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(on_demand())
-        group.create_task(parts.loader.watch())
+    while True:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(on_demand())
+                group.create_task(parts.loader.watch())
+        except* Exception as faults:
+            log.error("cannot follow the rules, those in force stay", error=str(faults.exceptions[0]))
+        await asyncio.sleep(FOLLOW_AGAIN_S)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
@@ -180,11 +196,11 @@ def _announce(parts: Parts) -> None:
     )
 
 
-async def _drain(parts: Parts, hurry: asyncio.Event | None) -> None:
+async def _drain(parts: Parts, hurry: asyncio.Event) -> None:
     settings = parts.settings
     parts.health.stopping()
     log.warning("stopping", drain_delay_s=settings.rls_drain_delay.total_seconds(), in_flight=parts.grpc.in_flight)
     delay_s = settings.rls_drain_delay.total_seconds()
     with suppress(TimeoutError):
-        await asyncio.wait_for((hurry or asyncio.Event()).wait(), delay_s)
+        await asyncio.wait_for(hurry.wait(), delay_s)
     await parts.grpc.drain(settings.rls_drain_timeout.total_seconds())

@@ -11,7 +11,11 @@ import os
 import shutil
 import signal
 import socket
+import threading
 import time
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -19,8 +23,8 @@ from types import FrameType
 import structlog
 import uvloop
 
-from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.server.lifecycle import serve_until_signal
+from ratelimit_rls.errors import RateLimitRlsError, SettingsError
+from ratelimit_rls.server.lifecycle import SIGNALS, serve_until_signal
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.telemetry import logs
 from ratelimit_rls.transport.grpc.runtime import runtime_dir
@@ -55,8 +59,6 @@ def _hold_ports(settings: Settings) -> tuple[Settings, list[socket.socket]]:
         (settings.host, settings.port, "port"),
         (settings.debug_host, settings.debug_port, "debug_port"),
     ):
-        if field == "grpc_port" and settings.grpc_uds:
-            raise SettingsError("RLS_WORKERS needs a port: several processes cannot share the Unix socket of GRPC_UDS")
         one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         held.append(one)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -77,13 +79,14 @@ class _Supervisor:
         self._stopping = False
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        resource_tracker.ensure_running()  # now: it would let signals through in the midst of the first start
+        for number in SIGNALS:
             signal.signal(number, self._pass_on)
         for _ in range(self._settings.rls_workers):
             self._start()
         failed = False
         while self._workers:
-            multiprocessing.connection.wait([worker.sentinel for worker in self._workers])
+            wait([worker.sentinel for worker in self._workers])
             for worker in [worker for worker in self._workers if not worker.is_alive()]:
                 lived_s = time.monotonic() - self._workers.pop(worker)
                 if self._stopping:
@@ -98,9 +101,17 @@ class _Supervisor:
         return int(failed)
 
     def _start(self) -> None:
-        worker = self._spawn.Process(target=_work, args=(self._settings, self._directory), daemon=True)
-        worker.start()
-        self._workers[worker] = time.monotonic()
+        """Start one more, unless all are to stop.
+
+        Signals are held back meanwhile: here until the worker is on record, to be told; in the worker, which inherits
+        this, until it can take them.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        if not self._stopping:
+            worker = self._spawn.Process(target=_work, args=(self._settings, self._directory), daemon=True)
+            worker.start()
+            self._workers[worker] = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -114,17 +125,28 @@ class _Supervisor:
 
     def _tell(self, number: int) -> None:
         for worker in self._workers:
-            if worker.pid is not None and worker.is_alive():
+            assert worker.pid is not None
+            with suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
 
 
 def _work(settings: Settings, directory: Path) -> None:
     """A worker's whole life."""
+    os.setpgrp()  # Ctrl-C is for the supervisor, which passes it on; twice would mean at once
+    threading.Thread(target=_stop_when_alone, daemon=True).start()
     logs.configure(settings.log_level, settings.log_format)
     structlog.contextvars.bind_contextvars(worker=os.getpid())
     try:
         code = uvloop.run(serve_until_signal(settings, directory))
-    except SettingsError as error:
+    except RateLimitRlsError as error:
         log.error("cannot start", error=str(error))
         code = 1
     raise SystemExit(code)
+
+
+def _stop_when_alone() -> None:
+    """A supervisor that was killed tells nobody, and would leave its workers on the port for ever."""
+    supervisor = multiprocessing.parent_process()
+    assert supervisor is not None
+    supervisor.join()
+    os.kill(os.getpid(), signal.SIGTERM)

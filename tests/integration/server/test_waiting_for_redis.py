@@ -1,0 +1,70 @@
+"""A start without Redis: it is waited for, nothing listens before it is there, and the waiting has an end."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.core.model import Code
+from tests.client import ask, rate_limit_request
+from tests.launched import Launched
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.slow
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_nothing_listens_until_redis_answers_and_then_everything_does(rules: Path) -> None:
+    redis = RedisServer()
+    variables = {"REDIS_STARTUP_INITIAL_INTERVAL": "100ms", "REDIS_STARTUP_MAX_INTERVAL": "300ms"}
+    with Launched({"RLS_RULES": rules, "REDIS_URL": redis.address, **variables}) as service:
+        service.wait_for_log("waiting for redis", times=4)
+        assert f"cannot connect to Redis at redis://{redis.address}" in service.log()
+        assert not any(map(listens, (service.grpc_port, service.http_port, service.debug_port)))
+
+        with redis:
+            back_s = time.monotonic()
+            service.wait_until_serving()
+            print(f"serves {time.monotonic() - back_s:.2f} s after Redis")
+            answer = ask(service.grpc_address, rate_limit_request("roomy", {"all": "hits"}))
+            assert int(answer.overall_code) == Code.OK
+            assert listens(service.debug_port)
+
+
+def test_waits_grow_up_to_the_longest_allowed(rules: Path) -> None:
+    variables = {"REDIS_STARTUP_INITIAL_INTERVAL": "50ms", "REDIS_STARTUP_MAX_INTERVAL": "200ms"}
+    with Launched({"RLS_RULES": rules, "REDIS_URL": "127.0.0.1:1", **variables}) as service:
+        service.wait_for_log("waiting for redis", times=5)
+        waits_s = [float(wait) for wait in re.findall(r"next_attempt_s=([\d.]+)", service.log())]
+    assert waits_s[:5] == [0.05, 0.1, 0.2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_giving_up_is_a_sentence_and_an_exit_code(rules: Path, workers: int) -> None:
+    variables = {"REDIS_STARTUP_INITIAL_INTERVAL": "30s", "REDIS_STARTUP_MAX_ELAPSED_TIME": "1s"}
+    with Launched(
+        {"RLS_RULES": rules, "REDIS_URL": "127.0.0.1:1", "RLS_WORKERS": workers, **variables},
+    ) as service:
+        # The wait of 30 s is cut short: the time to give up is kept, whatever the intervals.
+        assert service.ended(10) == (ExitCode.UNREACHABLE if workers == 1 else ExitCode.BAD)
+        assert "timed out waiting for Redis connection to redis://127.0.0.1:1 after 1s: cannot connect" in service.log()
+        assert "Traceback" not in service.log()
+
+
+def test_a_redis_that_accepts_and_says_nothing_is_waited_for_like_an_absent_one(rules: Path) -> None:
+    with RedisServer() as redis:
+        redis.pause()
+        variables = {"REDIS_TIMEOUT": "200ms", "REDIS_STARTUP_INITIAL_INTERVAL": "100ms"}
+        with Launched({"RLS_RULES": rules, "REDIS_URL": redis.address, **variables}) as service:
+            service.wait_for_log("waiting for redis", times=2)
+            redis.resume()
+            service.wait_until_serving()
