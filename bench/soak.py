@@ -1,6 +1,7 @@
-"""`python -m bench.soak`: hours of load on both stores, to see that memory stays where it is and no call fails.
+"""`python -m bench.soak`: steady load from a million callers on each store in turn, for as long as one can wait.
 
-Requests come from more callers than any cache holds and over new connections every minute, so what could pile up does.
+What could pile up does: more callers than the cache holds, and new connections every minute. Wanted: not one call
+without its answer, and memory that has stopped to grow by half time.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import cpu, workload
@@ -16,9 +19,28 @@ from bench.connection import LoadError, Target
 from bench.load import Load
 from tests.servers import RedisServer, Service
 
-CALLERS = 400_000
-STRETCH_S = 30.0
-MOST_GROWTH = 1.10
+CALLERS = 1_000_000
+MINUTE_S = 60.0
+MOST_GROWTH = 0.03
+LOOKS = 12  # at the memory in one minute: the collector of the embedded store makes it rise and fall
+
+
+@dataclass(slots=True)
+class Record:
+    """What one store did, minute by minute."""
+
+    peaks_bytes: list[int] = field(default_factory=list)
+    errors: int = 0
+
+    @property
+    def growth(self) -> float:
+        """From half time to the end, as a part of what was held at half time."""
+        half_time = self.peaks_bytes[len(self.peaks_bytes) // 2]
+        return self.peaks_bytes[-1] / half_time - 1
+
+    @property
+    def well(self) -> bool:
+        return not self.errors and self.growth <= MOST_GROWTH
 
 
 def resident_bytes(pid: int) -> int:
@@ -27,57 +49,56 @@ def resident_bytes(pid: int) -> int:
     return sum(pages) * 4096
 
 
-def stretch(service: Service, calls: list[bytes], seconds: float) -> tuple[float, int]:
-    """One connection's life: calls per second, and what the service held at its end."""
-    with Load(Target(("127.0.0.1", service.grpc_port)), calls, in_flight=64, connections=4) as load:
-        tally = load.run(seconds)
-        load.drain()
-    return tally.calls / tally.seconds, resident_bytes(service.pid)
-
-
-def soak(minutes: float, directory: Path) -> int:
-    workload.write_rules(directory)
-    calls = workload.requests(2, CALLERS)
-    with ExitStack() as running:
-        redis = running.enter_context(RedisServer())
-        rules = {"RLS_RULES": directory, "RLS_EMBEDDED_MEMORY_BYTES": 64 << 20}
-        services = {
-            "embedded": running.enter_context(Service(rules)),
-            "redis": running.enter_context(Service({**rules, "REDIS_URL": redis.address})),
-        }
-        held: dict[str, list[int]] = {name: [] for name in services}
-        rounds = max(3, round(minutes * 60 / (STRETCH_S * len(services))))
-        seconds = min(STRETCH_S, minutes * 60 / rounds / len(services))
-        for number in range(1, rounds + 1):
-            for name, service in services.items():
-                rate, memory = stretch(service, calls, seconds)
-                held[name].append(memory)
-                print(f"{number:4}/{rounds}  {name:9}{rate:9,.0f} calls/s  {memory >> 20:5} MiB", flush=True)
-        return verdict(held)
-
-
-def verdict(held: dict[str, list[int]]) -> int:
-    """The first third fills the caches; from then on memory may not grow by more than a tenth."""
-    grew = 0
-    for name, memory in held.items():
-        settled, last = max(memory[: len(memory) // 3 + 1]), memory[-1]
-        within = last <= settled * MOST_GROWTH
-        grew += not within
-        print(
-            f"{name}: {settled >> 20} MiB when settled, {last >> 20} MiB at the end: {'ok' if within else 'IT GROWS'}"
-        )
-    return 1 if grew else 0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long in all (default: 60)")
-    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+def soak(name: str, service: Service, calls: Sequence[bytes], minutes: int, minute_s: float) -> Record:
+    """Load for so many minutes, with a line for each."""
+    record = Record()
+    start = 0
+    for minute in range(1, minutes + 1):
+        answered, peak_bytes = 0, 0
         try:
-            return soak(parser.parse_args().minutes, Path(directory))
+            # From where the minute before ended: whoever asked longest ago asks next.
+            load_calls = [*calls[start:], *calls[:start]]
+            with Load(Target(("127.0.0.1", service.grpc_port)), load_calls, in_flight=64, connections=4) as load:
+                for _ in range(LOOKS):
+                    answered += load.run(minute_s / LOOKS).calls
+                    peak_bytes = max(peak_bytes, resident_bytes(service.pid))
+                load.drain()
         except LoadError as error:
-            print(f"a call failed: {error}", file=sys.stderr)
-            return 1
+            record.errors += 1
+            print(f"{name:9}{error}", flush=True)
+        start = (start + answered) % len(calls)
+        record.peaks_bytes.append(peak_bytes or resident_bytes(service.pid))
+        rate, memory = answered / minute_s, record.peaks_bytes[-1] >> 20
+        print(f"{name:9}{minute:4}/{minutes}{rate:9,.0f} calls/s{memory:6} MiB  {record.errors} errors", flush=True)
+    return record
+
+
+def verdict(records: dict[str, Record]) -> int:
+    """Say for each store how it went; the exit code."""
+    for name, record in records.items():
+        said = "ok" if record.well else "NOT OK"
+        print(f"{name}: {record.errors} errors, {record.growth:+.1%} memory since half time: {said}")
+    return 0 if all(record.well for record in records.values()) else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("--minutes", type=int, default=30, help="on each store (default: 30)")
+    parser.add_argument("--stores", nargs="+", choices=["redis", "embedded"], default=["redis", "embedded"])
+    parser.add_argument("--callers", type=int, default=CALLERS, help="different requests (default: a million)")
+    parser.add_argument("--minute", type=float, default=MINUTE_S, help="seconds in a minute, to try it out")
+    chosen = parser.parse_args(arguments)
+    calls = workload.requests(1, chosen.callers)
+    records = {}
+    for store in chosen.stores:
+        with ExitStack() as running, tempfile.TemporaryDirectory(prefix="soak-") as directory:
+            workload.write_rules(Path(directory))
+            variables: dict[str, object] = {"RLS_RULES": directory}
+            if store == "redis":
+                variables["REDIS_URL"] = running.enter_context(RedisServer()).address
+            service = running.enter_context(Service(variables))
+            records[store] = soak(store, service, calls, chosen.minutes, chosen.minute)
+    return verdict(records)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""The soak tells the truth: memory that grows and calls that fail are not ok, and a real run is."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.soak import Record, main, verdict
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("mib", "errors", "code"),
+    [
+        ([80, 120, 150, 151, 150, 152], 0, 0),
+        ([80, 120, 150, 155, 160, 165], 0, 1),
+        ([80, 120, 150, 151, 150, 152], 1, 1),
+    ],
+    ids=["warm and flat", "grows", "a call failed"],
+)
+def test_flat_memory_and_no_errors_are_ok_and_nothing_else_is(
+    mib: list[int], errors: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verdict({"redis": Record([one * MIB for one in mib], errors)}) == code
+    assert capsys.readouterr().out.endswith("NOT OK\n" if code else ": ok\n")
+
+
+@pytest.mark.slow
+def test_a_soak_of_seconds_is_ok_on_both_stores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--minutes", "6", "--minute", "1", "--callers", "3000"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("calls/s") == 12
+    assert "redis: 0 errors" in told
+    assert "embedded: 0 errors" in told
