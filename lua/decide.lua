@@ -2,8 +2,9 @@
 decide.lua — decides a batch of calls, in order, each with all of its limits in one step.
 
 Guarantee  a call's limits are looked at together and spent together: no two calls can both take the last hit, and a
-           refused call leaves no trace on limits with `charge: admitted`. Every key is read once and written at most
-           once per batch, however many calls use it. A limit named twice in one call sees its own first spending.
+           refused call leaves no trace on limits with `charge: admitted`. Every string state is read once and written
+           at most once per batch, however many calls use it (sliding_log has a list, and asks more of it). A limit
+           named twice in one call sees its own first spending.
 
 KEYS[n]    the distinct states of the batch
 ARGV[1]    now_us          "" = this server's clock; tests pass a number
@@ -16,7 +17,8 @@ ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, f
              flags         +1 charge always, +2 shadow_mode, +4 quota_mode
 Returns    { now_us, then for each call: refused 0|1, and for each of its steps: left, retry_us, reset_us }
              left          hits that still fit after this call; negative is debt
-             retry_us      0 allowed; > 0 refused, and admitted after exactly this long if nobody else comes; -1 never
+             retry_us      0 allowed; > 0 refused, and this step is admitted after exactly this long if nobody else
+                           comes; -1 never
              reset_us      until the limit is as good as unused (fixed_window: until its window ends)
 Cost       O(steps); sliding_log see there
 ]]
@@ -109,10 +111,15 @@ while at < size do
       if spec.always then
         local after, left, retry, reset = spec.algorithm.spend(state[k], spec, now, spec.cost)
         state[k] = after
-        reply[telling + 1], reply[telling + 2], reply[telling + 3] = left, retry, reset
-      elseif reply[telling + 2] == 0 then
-        local _, left, _, reset = spec.algorithm.spend(state[k], spec, now, 0)
+        -- Where it refused beside what is now undone, it goes on refusing: somebody must, the call was refused.
         reply[telling + 1], reply[telling + 3] = left, reset
+        reply[telling + 2] = retry ~= 0 and retry or reply[telling + 2]
+      else
+        local after, left, _, reset = spec.algorithm.spend(state[k], spec, now, 0)
+        state[k] = after
+        if reply[telling + 2] == 0 then
+          reply[telling + 1], reply[telling + 3] = left, reset
+        end
       end
       telling = telling + 3
     end

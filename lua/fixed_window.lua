@@ -7,8 +7,6 @@ Retry      the end of the window; a cost above the limit is never admitted
 Reset      the end of the window
 Cost       O(1)
 ]]
-local most_hits = 68719476736 -- 2^36
-
 local fixed_window = {}
 
 function fixed_window.read(raw)
@@ -30,10 +28,7 @@ function fixed_window.spend(state, spec, now, cost)
     return count * 65536 + index, limit - count, 0, reset
   end
 
-  local need = cost
-  if cost == 0 and not spec.always then
-    need = 1
-  end
+  local need = needed(cost, spec)
   local retry = 0
   if count + need > limit then
     retry = need > limit and -1 or reset

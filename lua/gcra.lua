@@ -18,6 +18,9 @@ function gcra.read(raw)
     return nil
   end
   local tat, part = string.match(raw, "^(%d+) ?(%d*)$")
+  if not tat then -- not ours; as good as nothing
+    return nil
+  end
   return { tat = tonumber(tat), part = tonumber(part) or 0 }
 end
 
@@ -32,12 +35,6 @@ local function appointments(us, part, spec)
   return floor((part - rest) / window) - whole
 end
 
--- By how much the booking of `need` more would end too far ahead: us + part / limit, negative if it does not.
-local function lateness(tat, part, need, spec, now)
-  local long, long_part = mul_div(need, spec.window, spec.limit)
-  local far, far_part = mul_div(spec.burst, spec.window, spec.limit)
-  return tat + long - far - now, part + long_part - far_part
-end
 
 function gcra.spend(state, spec, now, cost)
   local window, limit = spec.window, spec.limit
@@ -50,22 +47,21 @@ function gcra.spend(state, spec, now, cost)
   end
   local far, far_part = mul_div(spec.burst, window, limit) -- how far ahead the book may be full
 
-  local need = cost
-  if cost == 0 and not spec.always then
-    need = 1
-  end
-  local over = false
+  local need = needed(cost, spec)
+  local over, long, long_part = false, 0, 0
   if cost >= 0 then
-    local late, late_part = lateness(tat, part, need, spec, now)
-    over = late * limit + late_part > 0 -- rounding is harmless: near zero the product is small and exact
+    long, long_part = mul_div(need, window, limit)
+    -- By how much the booking would end too far ahead. Rounding is harmless: near zero the product is small and exact.
+    over = (tat + long - far - now) * limit + part + long_part - far_part > 0
   end
   local allowed = not over or spec.always
   if allowed and cost ~= 0 then
-    local long, long_part = mul_div(cost > 0 and cost or -cost, window, limit)
+    local taken, taken_part = long, long_part
     if cost < 0 then
-      long, long_part = -long, -long_part
+      taken, taken_part = mul_div(-cost, window, limit)
+      taken, taken_part = -taken, -taken_part
     end
-    tat, part = tat + long, part + long_part
+    tat, part = tat + taken, part + taken_part
     if part >= limit then
       tat, part = tat + 1, part - limit
     elseif part < 0 then
@@ -86,7 +82,7 @@ function gcra.spend(state, spec, now, cost)
   local reset = tat - now + (part > 0 and 1 or 0)
   local retry = 0
   if over then
-    local late, late_part = lateness(tat, part, need, spec, now)
+    local late, late_part = tat + long - far - now, part + long_part - far_part
     retry = need > spec.burst and -1 or late - floor(-late_part / limit)
   end
   if not allowed or cost == 0 or (cost < 0 and not state) then

@@ -20,8 +20,12 @@ local function new_keyspace(budget_bytes)
   -- A ring in order of use: ring.next is the most, ring.prev the least recently used.
   local ring = {}
   ring.next, ring.prev = ring, ring
+  local hand, writes = ring, 0
 
   local function forget(entry)
+    if entry == hand then
+      hand = entry.next
+    end
     entry.prev.next, entry.next.prev = entry.next, entry.prev
     index[entry.key] = nil
     used, count = used - entry.bytes, count - 1
@@ -59,20 +63,23 @@ local function new_keyspace(budget_bytes)
     return entry
   end
 
-  -- Makes room. The entry just written is at the other end of the ring, so it stays unless it is alone too large.
-  local function evict()
+  -- After a run, never within one: what the run has read must still be there when it writes. Every write moves the
+  -- hand over two more entries, wherever they stand in the order of use, so that what has expired does not push out
+  -- what still matters; then the least recently used make room.
+  local function settle()
+    for _ = 1, 2 * writes do
+      hand = hand.prev
+      if hand ~= ring and hand.expires <= now then
+        local entry = hand
+        hand = entry.next
+        forget(entry)
+      end
+    end
+    writes = 0
     while used > budget_bytes do
       local entry = ring.prev
       if entry.expires > now then
         evicted = evicted + 1
-      end
-      forget(entry)
-    end
-    -- A step of housekeeping with every write: keys that nobody asks for again leave when their time is over.
-    for _ = 1, 2 do
-      local entry = ring.prev
-      if entry == ring or entry.expires > now then
-        return
       end
       forget(entry)
     end
@@ -98,7 +105,7 @@ local function new_keyspace(budget_bytes)
       entry.expires = math.huge
     end
     resize(entry, entry_bytes + #key + (type(value) == "string" and #value or 0))
-    evict()
+    writes = writes + 1
   end
 
   -- A list is kept between `first` and `last`, so that both ends can move without shifting what is between.
@@ -171,7 +178,14 @@ local function new_keyspace(budget_bytes)
     list.last = list.last + 1
     list[list.last] = value
     resize(entry, entry_bytes + #key + (list.last - list.first + 1) * element_bytes)
-    evict()
+    writes = writes + 1
+  end
+
+  function commands.DEL(key)
+    local entry = lookup(key)
+    if entry then
+      forget(entry)
+    end
   end
 
   function commands.PEXPIRE(key, ms)
@@ -195,5 +209,5 @@ local function new_keyspace(budget_bytes)
     return count, used, evicted
   end
 
-  return redis, set_now, size
+  return redis, set_now, size, settle
 end

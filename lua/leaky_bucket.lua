@@ -1,7 +1,8 @@
 --[[
 leaky_bucket.lua — a bucket of size `burst` that leaks `limit` in every `window`, evenly; a hit pours one in.
 
-State      text "at level part": at the moment `at` it held level + part / window; absent = empty
+State      text "at level part empty": at the moment `at` it held level + part / window, and would be empty at the
+           moment `empty`; absent = empty
 Bounds     level < 2^36, where it stays; a full bucket drains within 2^51 microseconds (checked when rules load)
 Retry      the first microsecond at which the cost fits without spilling; a cost above the burst never does
 Reset      when the bucket is empty
@@ -16,8 +17,11 @@ function leaky_bucket.read(raw)
   if not raw then
     return nil
   end
-  local at, level, part = string.match(raw, "^(%d+) (%d+) (%d+)$")
-  return { at = tonumber(at), level = tonumber(level), part = tonumber(part) }
+  local at, level, part, empty = string.match(raw, "^(%d+) (%d+) (%d+) (%d+)$")
+  if not at then -- not ours; as good as nothing
+    return nil
+  end
+  return { at = tonumber(at), level = tonumber(level), part = tonumber(part), empty = tonumber(empty) }
 end
 
 -- Microseconds until much * window + part parts have leaked out, rounded up.
@@ -43,10 +47,7 @@ function leaky_bucket.spend(state, spec, now, cost)
   end
   local filled = part > 0 and level + 1 or level -- a started unit takes a whole one's room
 
-  local need = cost
-  if cost == 0 and not spec.always then
-    need = 1
-  end
+  local need = needed(cost, spec)
   local over = filled + need > burst and cost >= 0
   local allowed = not over or spec.always
   if allowed then
@@ -66,15 +67,20 @@ function leaky_bucket.spend(state, spec, now, cost)
   if filled > 0 then
     reset = at - now + drain_us(level, part, spec)
   end
-  if not allowed or cost == 0 or (cost < 0 and not state) then
+  local empty = now + reset
+  if not state and cost <= 0 then
+    return nil, burst - filled, retry, reset
+  end
+  -- As in the token bucket: what changes nothing is not written, unless it drains more slowly than it was said to.
+  if state and (not allowed or cost == 0) and empty <= state.empty then
     return state, burst - filled, retry, reset
   end
-  return { at = at, level = level, part = part, empty_us = reset }, burst - filled, retry, reset
+  return { at = at, level = level, part = part, empty = empty }, burst - filled, retry, reset
 end
 
-function leaky_bucket.write(key, state, _, _, _, jitter_ms)
-  local text = string.format("%.0f %.0f %.0f", state.at, state.level, state.part)
-  redis.call("SET", key, text, "PX", ttl_ms(state.empty_us, jitter_ms))
+function leaky_bucket.write(key, state, _, _, now, jitter_ms)
+  local text = string.format("%.0f %.0f %.0f %.0f", state.at, state.level, state.part, state.empty)
+  redis.call("SET", key, text, "PX", ttl_ms(state.empty - now, jitter_ms))
 end
 
 algorithms.leaky_bucket = leaky_bucket

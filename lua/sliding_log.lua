@@ -8,7 +8,8 @@ Bounds     limit <= 10000 (checked when rules load), totals < 2^53. Hits admitte
            (charge: always) is exact up to 20000 elements, then it is added to the newest, which only lengthens it
 Retry      the moment the oldest hits that are in the way become `window` old; a cost above the limit never fits
 Reset      when the newest hit becomes `window` old
-Cost       what expired plus what was added; a refund what it takes back
+Cost       what expired plus what was added; a refusal, a refund and a look back search by halves. Unlike the others
+           it asks Redis while it decides, and drops what has expired even for a look
 
 Within one batch `now` stands still, so a batch only ever adds one element and takes back some of the newest.
 ]]
@@ -38,7 +39,11 @@ local function entry_at(log, i)
   return entries[i]
 end
 
-function sliding_log.read(_, key, spec, now)
+function sliding_log.read(found, key, spec, now)
+  if found then -- a string, so not ours; as good as nothing
+    redis.call("DEL", key)
+    return nil
+  end
   local last = redis.call("LINDEX", key, -1)
   if not last then
     return nil
@@ -63,20 +68,36 @@ function sliding_log.read(_, key, spec, now)
   return { log = log, taken_back = 0, added = 0 }
 end
 
+-- The first element, from 1, whose total is at least `goal`. Totals only grow, so every look halves what is left.
+local function first_reaching(log, goal)
+  local low = 1
+  if entry_at(log, low).total >= goal then
+    return low
+  end
+  log.length = log.length or redis.call("LLEN", log.key)
+  local high = log.length - 1
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local entry = log.entries[middle] or parse_entry(redis.call("LINDEX", log.key, middle))
+    if entry.total < goal then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end
+
+local function peek(log, i)
+  return log.entries[i] or parse_entry(redis.call("LINDEX", log.key, i))
+end
+
 -- The newest element that is left when `taken_back` hits are, and how many elements stand after it.
 local function newest_left(log, taken_back)
   local goal = log.last.total - taken_back
-  local after, newer = 0, nil
-  local i = -1
-  local entry = log.last
-  while entry and entry.total > goal do
-    newer = entry
-    after = after + 1
-    i = i - 1
-    local text = redis.call("LINDEX", log.key, i)
-    entry = text and parse_entry(text)
-  end
-  return entry, after, newer, goal
+  local i = first_reaching(log, goal + 1)
+  log.length = log.length or redis.call("LLEN", log.key)
+  return peek(log, i - 1), log.length - i, peek(log, i), goal
 end
 
 -- When the first `many` of the hits in use will have expired.
@@ -84,12 +105,7 @@ local function expiry_of(log, taken_back, many, spec, added_at)
   if many > log.used - taken_back then
     return added_at + spec.window
   end
-  local goal = entry_at(log, 0).total + many
-  local i = 1
-  while entry_at(log, i).total < goal do
-    i = i + 1
-  end
-  return entry_at(log, i).at + spec.window
+  return peek(log, first_reaching(log, entry_at(log, 0).total + many)).at + spec.window
 end
 
 function sliding_log.spend(state, spec, now, cost)
@@ -106,10 +122,7 @@ function sliding_log.spend(state, spec, now, cost)
     taken_back = taken_back + older < log.used and taken_back + older or log.used
     added = fresh
   else
-    local need = cost
-    if cost == 0 and not spec.always then
-      need = 1
-    end
+    local need = needed(cost, spec)
     local over = used + need > limit
     allowed = not over or spec.always
     if allowed and used + cost <= most_hits then

@@ -22,6 +22,9 @@ function sliding_window.read(raw)
     return nil
   end
   local index, current, previous = string.match(raw, "^(%d+) (%d+) (%d+)$")
+  if not index then -- not ours; as good as nothing
+    return nil
+  end
   return { index = tonumber(index), current = tonumber(current), previous = tonumber(previous) }
 end
 
@@ -59,10 +62,7 @@ function sliding_window.spend(state, spec, now, cost)
     local rest = -cost - (current - spent)
     previous = previous - rest > 0 and previous - rest or 0
   else
-    local need = cost
-    if cost == 0 and not spec.always then
-      need = 1
-    end
+    local need = needed(cost, spec)
     local over = current + weighted(previous, window, into) + need > limit
     allowed = not over or spec.always
     if allowed then

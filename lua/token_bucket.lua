@@ -1,7 +1,8 @@
 --[[
 token_bucket.lua — a bucket that holds `burst` tokens and gains `limit` in every `window`, evenly; a hit takes one.
 
-State      text "at tokens part": at the moment `at` there were tokens + part / window; absent = full
+State      text "at tokens part full": at the moment `at` there were tokens + part / window, and the bucket would be
+           full at the moment `full`; absent = full
 Bounds     debt < 2^36 tokens, where it stays; a bucket fills within 2^51 microseconds (checked when rules load)
 Retry      the first microsecond at which the bucket holds the cost; a cost above the burst never is
 Reset      when the bucket is full again
@@ -9,16 +10,17 @@ Cost       O(1)
 
 The fraction of a token is kept as an exact remainder, so that looking often or seldom gives the same answer.
 ]]
-local most_wait = 2251799813685248 -- 2^51 us, about 71 years: longer waits are told as this
-
 local token_bucket = {}
 
 function token_bucket.read(raw)
   if not raw then
     return nil
   end
-  local at, tokens, part = string.match(raw, "^(%d+) (%-?%d+) (%d+)$")
-  return { at = tonumber(at), tokens = tonumber(tokens), part = tonumber(part) }
+  local at, tokens, part, full = string.match(raw, "^(%d+) (%-?%d+) (%d+) (%d+)$")
+  if not at then -- not ours; as good as nothing
+    return nil
+  end
+  return { at = tonumber(at), tokens = tonumber(tokens), part = tonumber(part), full = tonumber(full) }
 end
 
 -- Microseconds until short * window - part parts have come in, rounded up.
@@ -43,10 +45,7 @@ function token_bucket.spend(state, spec, now, cost)
     end
   end
 
-  local need = cost
-  if cost == 0 and not spec.always then
-    need = 1
-  end
+  local need = needed(cost, spec)
   local over = tokens < need and cost >= 0
   local allowed = not over or spec.always
   if allowed then
@@ -65,15 +64,21 @@ function token_bucket.spend(state, spec, now, cost)
   if tokens < burst then
     reset = at - now + refill_us(burst - tokens, part, spec)
   end
-  if not allowed or cost == 0 or (cost < 0 and not state) then
+  local full = now + reset
+  if not state and cost <= 0 then
+    return nil, tokens, retry, reset
+  end
+  -- A look or a refusal changes nothing, unless the bucket fills more slowly than when its state was written (the limit
+  -- was tuned): then it must be kept for longer.
+  if state and (not allowed or cost == 0) and full <= state.full then
     return state, tokens, retry, reset
   end
-  return { at = at, tokens = tokens, part = part, full_us = reset }, tokens, retry, reset
+  return { at = at, tokens = tokens, part = part, full = full }, tokens, retry, reset
 end
 
-function token_bucket.write(key, state, _, _, _, jitter_ms)
-  local text = string.format("%.0f %.0f %.0f", state.at, state.tokens, state.part)
-  redis.call("SET", key, text, "PX", ttl_ms(state.full_us, jitter_ms))
+function token_bucket.write(key, state, _, _, now, jitter_ms)
+  local text = string.format("%.0f %.0f %.0f %.0f", state.at, state.tokens, state.part, state.full)
+  redis.call("SET", key, text, "PX", ttl_ms(state.full - now, jitter_ms))
 end
 
 algorithms.token_bucket = token_bucket

@@ -141,7 +141,9 @@ class Oracle:
             self.models = before
             for i, (key, step) in enumerate(asked):
                 if step.charge is Charge.ALWAYS:
-                    readings[i] = self._spend(key, step, now)
+                    # A limit that refused beside what is now undone goes on refusing.
+                    again = self._spend(key, step, now)
+                    readings[i] = again if again.retry_us else again._replace(retry_us=readings[i].retry_us)
                 elif readings[i].allowed:
                     model = self._model(key, step)
                     readings[i] = Reading(floor(model.capacity - model.used(now)), 0, model.reset(now))

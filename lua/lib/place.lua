@@ -11,7 +11,9 @@ Time never runs backwards for a state. If the clock was set back (a failover to 
 window lies ahead: it stays the current one, and `into` is negative by as much as it lies ahead. Counting in an
 earlier window instead would forget what was counted and admit it again.
 
-An index modulo 2^16 repeats after 65536 windows; a state that old has long expired (TTL: two windows and a little).
+An index modulo 2^16 repeats after 65536 windows, so a state is taken to lie ahead by less than 4096 windows or to be
+old: one that is wrongly old admits once more, one that is wrongly ahead would refuse for hours. No state lives for
+61440 windows (TTL: two windows and the jitter, which settings keep below 32768 seconds).
 ]]
 local function place(now, window, mine)
   local index = floor(now / window)
@@ -21,7 +23,7 @@ local function place(now, window, mine)
     return index, into, 2
   end
   local age = (index - mine) % 65536
-  if age < 32768 then
+  if age <= 61440 then
     return index, into, age
   end
   return mine, into - (65536 - age) * window, 0

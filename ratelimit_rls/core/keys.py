@@ -34,7 +34,9 @@ def encode_tag(domain: str, entries: Iterable[Entry]) -> bytes:
     if len(tag) <= LONGEST_TAG_BYTES:
         return tag
     # 160 bits: nobody finds two descriptors that collide, so nobody can spend from another's counter.
-    return tag[:_KEPT_BYTES] + b"~" + blake2b(tag, digest_size=20).hexdigest().encode()
+    digest = blake2b(tag, digest_size=20).hexdigest()
+    beginning = tag[:_KEPT_BYTES].decode(errors="ignore")  # not half a character
+    return f"{beginning}~{digest}".encode()
 
 
 def storage_key(prefix: str, tag: bytes, limit: Limit) -> bytes:

@@ -52,6 +52,8 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
     rules = Rules()
     health = _health(settings, rules)
     store = _store(settings, health)
+    if isinstance(store, EmbeddedStore):
+        metrics.watch(store.gauges)
     limiter = RateLimiter(rules, store, metrics, _policy(settings))
     door = RlsDoor(limiter, metrics, _answers(settings), cache_bytes=settings.rls_plan_cache_bytes)
     loader = RulesLoader(

@@ -95,7 +95,9 @@ class StoreSettings(BaseModel):
         False, description="Unhealthy while there is no connection to Redis."
     )
     rls_store_timeout: Duration = Field(
-        timedelta(seconds=1), gt=timedelta(), description="For an answer of the store when the caller sets no deadline."
+        timedelta(seconds=1),
+        gt=timedelta(),
+        description="For an answer of the store, at most; a caller's shorter deadline ends its call sooner.",
     )
     rls_embedded_memory_bytes: Int = Field(
         256 << 20, ge=SMALLEST_EMBEDDED_MEMORY_BYTES, description="Memory for the counters of the embedded store."
@@ -103,7 +105,7 @@ class StoreSettings(BaseModel):
     backend_type: str = Field("redis", description="redis; without REDIS_URL the embedded store is used.")
     cache_key_prefix: str = Field("", description="Put before every key in Redis.")
     expiration_jitter_max_seconds: Count = Field(
-        300, description="Added at random to how long Redis keeps a key; 0: nothing."
+        300, le=32_768, description="Added at random to how long Redis keeps a key; 0: nothing."
     )
     stop_cache_key_increment_when_overlimit: Bool = Field(
         False, description="A refused call charges nothing: `charge: admitted` for rules that do not say."

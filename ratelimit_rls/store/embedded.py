@@ -25,7 +25,7 @@ DEFAULT_BUDGET_BYTES = 256 * 2**20
 _PROGRAM = """
 {keyspace}
 return function(budget_bytes)
-  local redis, set_now, size = new_keyspace(budget_bytes)
+  local redis, set_now, size, settle = new_keyspace(budget_bytes)
   {definitions}
   local function decide(KEYS, ARGV)
     {decide}
@@ -39,7 +39,9 @@ return function(budget_bytes)
       ARGV[3 + i - keys] = (select(i, ...))
     end
     set_now(now)
-    return unpack(decide(KEYS, ARGV))
+    local reply = decide(KEYS, ARGV)
+    settle()
+    return unpack(reply)
   end
   return run, size
 end
@@ -85,6 +87,10 @@ class EmbeddedStore:
 
     def size(self) -> Size:
         return Size(*(int(number) for number in self._size()))
+
+    def gauges(self) -> list[tuple[str, int]]:
+        """Its size under the names of metrics. `evicted` above 0 says that the budget is too small."""
+        return [(f"ratelimit.embedded_store.{name}", number) for name, number in self.size()._asdict().items()]
 
     async def close(self) -> None:
         """Nothing to let go of."""

@@ -1,6 +1,6 @@
 """The Lua text, put together once from the files of lua/: the same for Redis and for the embedded store.
 
-`DEFINITIONS` are the library and the algorithms, `DECIDE` is the script proper. Redis runs one after the other with
+The definitions are the library and the algorithms, decide.lua is the script proper. Redis runs one after the other with
 every call; the embedded store runs the definitions once and keeps the rest as a function.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ratelimit_rls.core.model import Algorithm
 
-LIBRARY = ("mul_div", "place", "ttl_ms")
+LIBRARY = ("bounds", "mul_div", "needed", "place", "ttl_ms")
 
 
 def script_dir() -> Traversable:

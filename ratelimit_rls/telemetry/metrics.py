@@ -7,12 +7,12 @@ A counter is a plain integer on an object that the caller holds: counting costs 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from struct import pack, unpack
 
-from ratelimit_rls.core.model import Code, Decision, Reading, Step
+from ratelimit_rls.core.model import Charge, Code, Decision, Reading, Step
 
 MOST_PATHS = 10_000
 """Distinct metric paths kept. Some come from request values (detailed_metric, value_to_metric, overrides, unknown
@@ -22,6 +22,9 @@ LONGEST_PATH = 512
 """Characters of a path that is kept: a longer one has a request's value in it, and is counted under `_other` too."""
 
 OTHER = "_other"
+
+Gauges = Callable[[], Iterable[tuple[str, int]]]
+"""Numbers that somebody else keeps, by name."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,11 @@ class Metrics:
         self._near_limit_ratio = near_limit_ratio
         self._limits: dict[str, LimitCounters] = {}
         self._domains_not_found: dict[str, int] = {}
+        self._gauges: list[Gauges] = []
+
+    def watch(self, gauges: Gauges) -> None:
+        """Tell of these, too, whenever the counters are asked for."""
+        self._gauges.append(gauges)
 
     def limit(self, path: str) -> LimitCounters:
         """The counters of a limit; hold on to them, looking them up again is the expensive part."""
@@ -85,17 +93,17 @@ class Metrics:
             counters = self._limits.setdefault(path, LimitCounters())
         return counters
 
-    def domain_not_found(self, domain: str) -> None:
+    def domain_not_found(self, domain: str, descriptors: int) -> None:
         if domain not in self._domains_not_found and (
             len(self._domains_not_found) >= MOST_PATHS or len(domain) > LONGEST_PATH
         ):
             domain = OTHER
-        self._domains_not_found[domain] = self._domains_not_found.get(domain, 0) + 1
+        self._domains_not_found[domain] = self._domains_not_found.get(domain, 0) + descriptors
 
     def record(self, decision: Decision, counters: tuple[LimitCounters | None, ...]) -> None:
         """Count one finished decision. `counters` has one entry per descriptor, None where no limit was met."""
         if not decision.outline.domain_known:
-            self.domain_not_found(decision.outline.domain)
+            self.domain_not_found(decision.outline.domain, len(decision.statuses))
         if decision.shadowed:
             self.service.global_shadow_mode += 1
         for status, counted in zip(decision.statuses, counters, strict=True):
@@ -120,7 +128,7 @@ class Metrics:
                 counted.near_limit += hits if before >= near else after - near
             return
         # A refusal under `admitted` spends nothing, so `left` says what there was before it; under `always`, after.
-        before = capacity - reading.left - (hits if step.charge.value == "always" else 0)
+        before = capacity - reading.left - (hits if step.charge is Charge.ALWAYS else 0)
         if before >= capacity:
             over = hits
         else:
@@ -141,6 +149,8 @@ class Metrics:
                 yield f"{prefix}.{field.name}", getattr(counters, field.name)
         for domain, count in self._domains_not_found.items():
             yield f"ratelimit.service.rate_limit.{_sanitised(domain)}.domain_not_found", count
+        for gauges in self._gauges:
+            yield from gauges()
         service = self.service
         yield "ratelimit.service.config_load_success", service.config_load_success
         yield "ratelimit.service.config_load_error", service.config_load_error

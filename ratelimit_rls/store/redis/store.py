@@ -1,6 +1,6 @@
 """Batches to one Redis server.
 
-    calls of one turn of the loop ─► runs of at most 128 limits ─► one write ─► one EVALSHA each ─► answers
+    calls of one turn of the loop ─► runs of at most 128 limits ─► one EVALSHA each ─► answers
 
 Several batches may be under way at once on the one connection; Redis answers them in order. A batch without an answer
 in time takes the connection with it: everything behind it would be late too, and nothing piles up.
@@ -100,19 +100,31 @@ class RedisStore:
         pipe = self._pipe
         if pipe is None:
             return [StoreUnavailable(f"no connection to Redis at {self._address}")] * len(batch)
-        answers: list[Answer | StoreError] = []
         pieces = list(runs(cast("Sequence[PackedPlan[bytes]]", batch)))
         commands = [self._arguments(piece) for piece in pieces]
         replies = [pipe.send(_evalsha(command)) for command in commands]
+        answers: list[Answer | StoreError] = []
         try:
-            async with asyncio.timeout(self._timeout_s):
-                for piece, command, reply in zip(pieces, commands, replies, strict=True):
-                    answers += await _answers(pipe, piece, command, reply)
-        except TimeoutError:
-            pipe.abort()
-            late = StoreTimeout(f"no answer from Redis at {self._address} within {self._timeout_s:g} s")
-            answers += [late] * (len(batch) - len(answers))
+            for piece, command, told in zip(pieces, commands, await self._told(pipe, replies), strict=True):
+                if isinstance(told, ReplyError) and str(told).startswith("NOSCRIPT"):
+                    # The server says that it did not run, so this is the one case in which a batch may be sent again;
+                    # with the text this time, which also brings the script back for everybody.
+                    replies.append(pipe.send(_eval(command)))
+                    (told,) = await self._told(pipe, replies[-1:])
+                answers += _answers(piece, told)
+        finally:
+            for reply in replies:  # of a caller that has gone: whatever comes of them, nobody is there to be told
+                reply.cancel()
         return answers
+
+    async def _told(self, pipe: Pipe, replies: Sequence[asyncio.Future[Any]]) -> list[Any]:
+        """What each reply says, a StoreError where there is none. What has come counts, even if it was read late."""
+        await asyncio.wait(replies, timeout=self._timeout_s)
+        late = [reply for reply in replies if reply.cancel()]
+        if late:
+            pipe.abort()
+        why = StoreTimeout(f"no answer from Redis at {self._address} within {self._timeout_s:g} s")
+        return [why if reply.cancelled() else reply.exception() or reply.result() for reply in replies]
 
     def _arguments(self, piece: Sequence[PackedPlan[bytes]]) -> tuple[int, bytes]:
         """How many arguments, and all of them, from the number of keys on."""
@@ -133,20 +145,10 @@ class RedisStore:
             await asyncio.shield(self._pipe.closed)
 
 
-async def _answers(
-    pipe: Pipe, piece: Sequence[PackedPlan[bytes]], command: tuple[int, bytes], reply: asyncio.Future[Any]
-) -> Sequence[Answer | StoreError]:
-    try:
-        told = await reply
-        if isinstance(told, ReplyError) and str(told).startswith("NOSCRIPT"):
-            # The server says that it did not run, so this is the one case in which a batch may be sent again; with the
-            # text this time, which also brings the script back for everybody.
-            told = await pipe.send(_eval(command))
-    except StoreError as exc:
-        return [exc] * len(piece)
+def _answers(piece: Sequence[PackedPlan[bytes]], told: Any) -> Sequence[Answer | StoreError]:
     if isinstance(told, ReplyError):
-        return [StoreUnavailable(f"Redis refused the batch: {told}")] * len(piece)
-    return unpack(piece, told)
+        told = StoreUnavailable(f"Redis refused the batch: {told}")
+    return [told] * len(piece) if isinstance(told, StoreError) else unpack(piece, told)
 
 
 @per_outline

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import hiredis
 import pytest
 from pydantic import SecretStr
 
@@ -15,7 +18,7 @@ from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.redis.store import RedisStore
 from tests.servers import RedisServer
-from tests.stores import call, step
+from tests.stores import START_US, call, step
 
 
 @asynccontextmanager
@@ -133,16 +136,145 @@ async def test_no_answer_in_time_is_an_error_for_the_batch_and_the_next_one_is_s
         assert await left(store, "k", 10) >= 8
 
 
-async def test_an_error_reply_is_the_trouble_of_its_own_run(any_redis: RedisServer) -> None:
-    any_redis.cli("RPUSH", "broken:gcra:60", "not a string")
+@pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
+@pytest.mark.parametrize("plant", [("SET", "garbage"), ("RPUSH", "garbage")], ids=["a string", "a list"])
+async def test_what_is_not_ours_counts_as_nothing_and_harms_nobody_else(
+    any_redis: RedisServer, algorithm: Algorithm, plant: tuple[str, str]
+) -> None:
+    if algorithm is Algorithm.SLIDING_LOG and plant[0] == "RPUSH":
+        plant = ("RPUSH", "0 0")  # its own kind of list, with nothing in it
+    poisoned = step("poisoned", algorithm=algorithm)
+    any_redis.cli(plant[0], poisoned.key, plant[1])
     async with connected(at(any_redis)) as store:
-        (broken,) = await spend(store, call(step("broken", algorithm=Algorithm.GCRA)))
-        # MGET passes over what is not a string, so the state counts as absent and is replaced.
-        assert isinstance(broken, Answer)
-        any_redis.cli("SET", "broken:sliding_log:60", "not a list")
+        answers = await spend(store, call(poisoned), call(step("healthy")))
+
+    assert [answer.readings[0].left for answer in answers if isinstance(answer, Answer)] == [2, 2]
+
+
+async def test_an_error_reply_is_the_trouble_of_its_own_run_and_is_not_sent_again(redis_server: RedisServer) -> None:
+    redis_server.cli("HSET", "broken:sliding_log:60", "not", "a list")
+    async with connected(at(redis_server)) as store:
+        before = calls_of(redis_server, "eval")
         (broken,) = await spend(store, call(step("broken", algorithm=Algorithm.SLIDING_LOG)))
         assert isinstance(broken, StoreUnavailable)
         assert await left(store, "k") == 3
+
+    assert calls_of(redis_server, "eval") == before
+
+
+async def test_jitter_lengthens_lives(any_redis: RedisServer) -> None:
+    async with connected(at(any_redis), jitter_ms=3_600_000) as store:
+        for i in range(10):
+            await spend(store, call(step(f"k{i}")))
+
+    lives = {any_redis.cli("PTTL", key) for key in any_redis.cli("KEYS", "*")}
+    assert max(lives) > 120_000
+    assert len(lives) > 5
+
+
+async def test_a_log_never_grows_beyond_its_bound(any_redis: RedisServer) -> None:
+    now_us = START_US
+    elements = [f"{now_us - 30_000_000 + i} {i}" for i in range(1, 20_001)]
+    any_redis.cli("RPUSH", "k:sliding_log:60", "0 0", *elements)
+    debt = call(step(limit=100, algorithm=Algorithm.SLIDING_LOG, charge=Charge.ALWAYS))
+    async with connected(at(any_redis), clock=lambda: now_us) as store:
+        for _ in range(3):
+            (answer,) = await spend(store, debt)
+            assert isinstance(answer, Answer)
+
+    assert answer.readings[0].left == 100 - 20_003
+    assert any_redis.cli("LLEN", "k:sliding_log:60") == 20_001
+
+
+async def test_a_batch_whose_caller_is_gone_does_not_harm_the_others(
+    any_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(at(any_redis), timeout_s=5) as store:
+        any_redis.pause()
+        gone = asyncio.create_task(spend(store, call(step("k"))))
+        stays = asyncio.create_task(spend(store, call(step("k"))))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        await asyncio.sleep(0)
+        any_redis.resume()
+        (answer,) = await stays
+        assert isinstance(answer, Answer)
+        assert answer.readings[0].left == 1
+        assert store.connected
+    assert not caplog.records
+
+
+async def test_a_reply_that_was_there_in_time_counts_however_late_it_is_read(any_redis: RedisServer) -> None:
+    async with connected(at(any_redis), timeout_s=0.2) as store:
+        asked = asyncio.create_task(spend(store, call(step("k"))))
+        await asyncio.sleep(0)
+        time.sleep(0.4)  # the loop itself is what is late
+        (answer,) = await asked
+
+        assert isinstance(answer, Answer)
+        assert store.connected
+
+
+class Scripted:
+    """A server that greets, and then answers SCRIPT LOAD and EVALSHA with what it is told to say; None: nothing."""
+
+    def __init__(self, loads: list[bytes | None], evals: list[bytes | None]) -> None:
+        self._loads, self._evals = iter(loads), iter(evals)
+        self.connections = 0
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[RedisAddress]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        try:
+            yield RedisAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        commands = hiredis.Reader()
+        with suppress(ConnectionError, asyncio.CancelledError):
+            while data := await reader.read(65536):
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    said = {b"SCRIPT": self._loads, b"EVALSHA": self._evals}.get(command[0], iter([b"+OK\r\n"]))
+                    writer.write(next(said, None) or b"")
+        writer.close()
+
+
+async def test_runs_that_were_answered_in_time_keep_their_answers(caplog: pytest.LogCaptureFixture) -> None:
+    first_run = b"*513\r\n:1\r\n" + b":0\r\n:2\r\n:0\r\n:9\r\n" * 128
+    server = Scripted([b"+sha\r\n"], [first_run])
+    async with server.serving() as address, connected(address, timeout_s=0.2) as store:
+        answers = await spend(store, *(call(step(f"k{i}")) for i in range(400)))
+        assert not store.connected  # everything behind a late answer would be late, too
+
+    assert [type(answer) for answer in answers] == [Answer] * 128 + [StoreTimeout] * 272
+    gc.collect()
+    assert not caplog.records  # such as futures whose exceptions nobody took
+
+
+async def test_a_silent_server_does_not_end_the_attempts_to_reconnect() -> None:
+    server = Scripted([b"+sha\r\n", None, b"+sha\r\n"], [None])
+    async with server.serving() as address, connected(address, timeout_s=0.1, connect_timeout_s=0.1) as store:
+        await spend(store, call(step("k")))
+        await until(lambda: server.connections == 3 and store.connected)
+
+
+async def test_a_connection_is_tried_once() -> None:
+    tried = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tried
+        tried += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    address = RedisAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+    with pytest.raises(StoreUnavailable):
+        await RedisStore(address, connect_timeout_s=1).start()
+    server.close()
+    assert tried == 1
 
 
 async def until(holds: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimit_rls.core.model import Algorithm, Answer, Plan
+from ratelimit_rls.core.model import Algorithm, Answer, Plan, Unit
 from ratelimit_rls.store.embedded import EmbeddedStore
 from tests.stores import START_US, call, step
 
@@ -79,3 +79,33 @@ def test_the_list_of_a_sliding_log_counts_towards_the_budget() -> None:
         kept.ask(call(step("log", 10_000, algorithm=Algorithm.SLIDING_LOG)))
 
     assert kept.store.size().bytes <= 2**18
+
+
+def test_a_quota_outlives_any_number_of_keys_that_are_dead() -> None:
+    kept = Clocked(2**20)
+    daily = call(step("quota", 1, unit=Unit.DAY))
+    assert kept.ask(daily).readings[0].allowed
+
+    for i in range(4_000):
+        kept.now_us += 10_000_000
+        kept.ask(call(step(f"passing {i}", unit=Unit.SECOND)))
+
+    assert not kept.ask(daily).readings[0].allowed
+    assert kept.store.size().evicted == 0
+
+
+def test_a_run_larger_than_the_budget_is_decided_whole_and_leaves_nothing_that_never_ends() -> None:
+    kept = Clocked(10 * 700)
+    logs = [call(step(f"log {i}", 9, algorithm=Algorithm.SLIDING_LOG, cost=3)) for i in range(40)]
+    refunds = [call(step(f"log {i}", 9, algorithm=Algorithm.SLIDING_LOG, cost=-2)) for i in range(40)]
+    windows = [call(step(f"window {i}", unit=Unit.SECOND)) for i in range(40)]
+
+    for batch in (windows, windows, logs, logs + refunds):
+        answers = kept.store.decide([kept.store.prepare(plan) for plan in batch])  # type: ignore[misc]
+        assert all(isinstance(answer, Answer) for answer in answers)
+    kept.now_us += 10 * MINUTE_US
+    kept.ask(call(step("later", unit=Unit.SECOND)))
+    kept.ask(call(step("later", unit=Unit.SECOND)))
+
+    assert kept.store.size().keys <= 10
+    assert kept.store.size().bytes <= 10 * 700

@@ -87,7 +87,7 @@ def test_paths_and_domains_that_clients_choose_are_bounded() -> None:
     metrics = Metrics()
     for i in range(MOST_PATHS + 50):
         metrics.limit(f"edge.user_{i}").total_hits += 1
-        metrics.domain_not_found(f"domain {i}")
+        metrics.domain_not_found(f"domain {i}", 1)
 
     names = dict(metrics.names())
 
