@@ -63,9 +63,11 @@ def soak(name: str, service: Service, calls: Sequence[bytes], minutes: int, minu
                     answered += load.run(minute_s / LOOKS).calls
                     peak_bytes = max(peak_bytes, resident_bytes(service.pid))
                 load.drain()
-        except LoadError as error:
+        except (LoadError, OSError) as error:
             record.errors += 1
             print(f"{name:9}{error}", flush=True)
+            if not service.running:
+                sys.exit(f"the service on {name} died:\n{service.log()[-2000:]}")
         start = (start + answered) % len(calls)
         record.peaks_bytes.append(peak_bytes or resident_bytes(service.pid))
         rate, memory = answered / minute_s, record.peaks_bytes[-1] >> 20

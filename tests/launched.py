@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -54,6 +56,11 @@ class Watched(Service):
         """This process and those it started."""
         return cpu.family(self.pid)
 
+    def workers(self) -> list[int]:
+        """The processes that serve, as they name themselves in the log, oldest first."""
+        named = map(int, re.findall(r"msg=serving .*worker=(\d+)", self.log()))
+        return list(filter(alive, named))
+
     @staticmethod
     def wait_until_gone(pids: list[int], timeout_s: float = STOP_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
@@ -70,6 +77,14 @@ class Launched(Watched):
 
     def wait_until_serving(self) -> None:
         self.wait_until(super().ready, "serves")
+
+
+def connections(pid: int, port: int) -> int:
+    """How many connections to a port a process holds."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = {f"socket:[{row[9]}]" for row in rows if row[3] == "01" and int(row[1].split(":")[1], 16) == port}
+    descriptors = Path(f"/proc/{pid}/fd")
+    return sum(os.readlink(descriptors / name) in established for name in os.listdir(descriptors))
 
 
 def alive(pid: int) -> bool:

@@ -19,6 +19,7 @@ PATIENCE_S = 10.0
 class Called:
     """One call: its span on the monotonic clock, and how it ended."""
 
+    client: int
     begun_s: float
     ended_s: float
     outcome: int | grpc.StatusCode  # the overall code of an answer, or the status of a call that had none
@@ -33,7 +34,7 @@ class Steady:
         self._address = address
         self._message = message
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._client) for _ in range(clients)]
+        self._threads = [threading.Thread(target=self._client, args=(number,)) for number in range(clients)]
 
     @property
     def outcomes(self) -> Counter[int | grpc.StatusCode]:
@@ -66,7 +67,7 @@ class Steady:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _client(self) -> None:
+    def _client(self, number: int) -> None:
         # Without a pool of its own, each channel of one process would share a connection.
         with grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             method = channel.unary_unary(SHOULD_RATE_LIMIT)
@@ -77,4 +78,4 @@ class Steady:
                     details = ""
                 except grpc.RpcError as error:
                     outcome, details = error.code(), error.details()
-                self.calls.append(Called(begun_s, time.monotonic(), outcome, details))
+                self.calls.append(Called(number, begun_s, time.monotonic(), outcome, details))

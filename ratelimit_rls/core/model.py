@@ -198,7 +198,7 @@ class Outline:
     # Under the global quota mode a descriptor without a limit is a quota that passes: the call cannot fail by quotas.
     quota_passes: bool = False
     shadow_mode: bool = False  # the global one: the verdict is counted and told, but does not hold
-    own_bytes: int = 0  # what the request itself brought (limits, names of metrics), so that no other shares it
+    own_bytes: int = 0  # its weight, if the request brought some of it (limits, names of metrics): few will share it
 
 
 class Plan(NamedTuple):

@@ -23,9 +23,10 @@ MOST_KEPT_BYTES = 16 * 2**20
 """Of outlines, in a planner. Rules and hits make few; what makes many (limits and hits in requests, values in metrics)
 is worth no more than being made again."""
 
-# Weighed with tracemalloc on CPython 3.11, with what others make of it and keep.
-_SLOT_BYTES = 300
-_OWN_LIMIT_BYTES = 900
+# Weighed with tracemalloc on CPython 3.11, together with what stores, encoder and metrics make of an outline.
+_OUTLINE_BYTES = 900
+_SLOT_BYTES = 510
+_OWN_LIMIT_BYTES = 300
 
 Made = TypeVar("Made")
 
@@ -89,7 +90,7 @@ class Planner:
         return outline
 
     def _keep(self, kind: object, outline: Outline) -> None:
-        self._kept_bytes += _SLOT_BYTES * (1 + len(outline.slots)) + outline.own_bytes
+        self._kept_bytes += outline.own_bytes or _weight_bytes(len(outline.slots))
         if self._kept_bytes > MOST_KEPT_BYTES:
             self._outlines.clear()
             self._kept_bytes = 0
@@ -104,6 +105,8 @@ class Planner:
         )
         quota_mode = self._policy.quota_mode
         domain_known = request.domain in self._tree.domains
+        brought_bytes = sum(map(_brought_bytes, request.descriptors, matches))
+        brought_bytes += 0 if domain_known else len(request.domain)
         return Outline(
             domain=request.domain,
             domain_known=domain_known,
@@ -111,7 +114,7 @@ class Planner:
             slots=slots,
             quota_passes=quota_mode and any(slot.step is None and not slot.unlimited for slot in slots),
             shadow_mode=self._policy.shadow_mode,
-            own_bytes=sum(map(_own_bytes, request.descriptors, matches)) + (0 if domain_known else len(request.domain)),
+            own_bytes=_weight_bytes(len(slots)) + brought_bytes if brought_bytes else 0,
         )
 
     def _slot(self, request: Request, descriptor: Descriptor, found: Match, replaced: frozenset[str]) -> Slot:
@@ -148,8 +151,12 @@ def check(request: Request) -> None:
             )
 
 
-def _own_bytes(descriptor: Descriptor, found: Match) -> int:
-    """Memory of what a descriptor brought that is not in the rules: a limit, or values for its metrics."""
+def _weight_bytes(slots: int) -> int:
+    return _OUTLINE_BYTES + _SLOT_BYTES * slots
+
+
+def _brought_bytes(descriptor: Descriptor, found: Match) -> int:
+    """What a descriptor brought that is not in the rules: a limit, or values for its metrics."""
     if descriptor.limit is not None:
         return _OWN_LIMIT_BYTES + len(found.metric_path)
     return 0 if found.rule is None or found.metric_path is found.rule.path else len(found.metric_path)

@@ -81,9 +81,9 @@ def test_a_call_that_waits_for_redis_is_answered_before_the_process_ends(
     variables = {"RLS_TRANSPORT": transport, "RLS_STORE_TIMEOUT": "10s", "REDIS_URL": any_redis.address}
     with serving(rules, **variables) as service, Steady(service.grpc_address, HIT, clients=1) as load:
         any_redis.pause()
+        time.sleep(0.2)  # by now a call waits
         held = threading.Thread(target=load.stop)
         held.start()
-        time.sleep(0.2)  # whatever was called by now waits
         before = len(load.calls)
         service.signal(SIGTERM)
         time.sleep(0.5)

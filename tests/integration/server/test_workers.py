@@ -17,7 +17,7 @@ from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.core.model import Code
 from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
 from tests.client import ask, rate_limit_request
-from tests.launched import HIT, Launched, Watched, alive
+from tests.launched import HIT, Launched, Watched, connections
 from tests.servers import RedisServer
 
 REQUEST = rate_limit_request("roomy", {"all": "hits"})
@@ -29,20 +29,6 @@ def two(rules: Path, any_redis: RedisServer) -> Iterator[Watched]:
     with Watched({"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2}) as service:
         service.wait_for_log("msg=serving", times=2)
         yield service
-
-
-def workers(service: Watched) -> list[int]:
-    """The processes that serve, as they name themselves in the log, oldest first."""
-    named = re.findall(r"msg=serving .*worker=(\d+)", service.log())
-    return [int(pid) for pid in named if alive(int(pid))]
-
-
-def connections(pid: int, port: int) -> int:
-    """How many connections to a port a process holds."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    established = {f"socket:[{row[9]}]" for row in rows if row[3] == "01" and int(row[1].split(":")[1], 16) == port}
-    descriptors = Path(f"/proc/{pid}/fd")
-    return sum(os.readlink(descriptors / name) in established for name in os.listdir(descriptors))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +54,7 @@ def test_connections_are_spread_and_stats_is_the_sum(two: Watched) -> None:
         channels = [stack.enter_context(grpc.insecure_channel(two.grpc_address, own_pool)) for _ in range(24)]
         for channel in channels:
             channel.unary_unary(SHOULD_RATE_LIMIT)(HIT, timeout=5)
-        held = [connections(pid, two.grpc_port) for pid in workers(two)]
+        held = [connections(pid, two.grpc_port) for pid in two.workers()]
 
     assert len(held) == 2
     assert sum(held) == len(channels)
@@ -99,7 +85,7 @@ def test_a_worker_that_cannot_start_ends_them_all_with_its_reason(rules: Path, a
 @pytest.mark.slow
 def test_sigterm_ends_all_of_them_in_good_order(two: Watched) -> None:
     family = two.family()
-    assert len(workers(two)) == 2
+    assert len(two.workers()) == 2
     two.signal(SIGTERM)
     assert two.ended() == 0
     two.wait_until_gone(family)
