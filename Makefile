@@ -43,6 +43,7 @@ bench: .venv/.stamp ## calls per second and CPU per call, service and Redis apar
 
 soak: .venv/.stamp ## the same load for an hour, watching memory and errors
 	$(BIN)/python -m bench.soak
+	$(BIN)/python -m bench.simulate_soak
 
 docs: proto ## write docs/reference/ anew from the code it describes
 	$(BIN)/python docs/reference/generate.py

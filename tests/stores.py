@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Step, Unit
 from ratelimit_rls.settings.redis_address import RedisAddress
@@ -13,6 +13,8 @@ from ratelimit_rls.store.base import Store
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.store.redis.store import RedisStore
 from tests.servers import RedisServer
+
+T = TypeVar("T")
 
 START_US = 1_786_000_000_000_000
 """A moment in 2026 at which a second, a minute and an hour begin, but no day."""
@@ -43,6 +45,15 @@ class StoreUnderTest:
     @now_us.setter
     def now_us(self, us: int) -> None:
         self._clock[0] = us
+
+    @property
+    def store(self) -> Store:
+        """The store itself, for what `run` runs."""
+        return self._store
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """In the loop the store lives in."""
+        return self._runner.run(work)
 
     def spend(self, *plans: Plan) -> list[Answer]:
         """The plans as one batch."""

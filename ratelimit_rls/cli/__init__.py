@@ -18,6 +18,8 @@ from ratelimit_rls.cli.exit_codes import LEGEND, ExitCode
 from ratelimit_rls.cli.explain import explain
 from ratelimit_rls.cli.serve import serve
 from ratelimit_rls.cli.show import show
+from ratelimit_rls.cli.simulate import simulate
+from ratelimit_rls.cli.test import test
 from ratelimit_rls.errors import RateLimitRlsError, RulesError, StoreError
 
 _EXAMPLES = """\b
@@ -40,7 +42,7 @@ def commands() -> None:
     """The rate limit service that Envoy asks before it lets a request through."""
 
 
-for _verb in (serve, check, show, explain, ask):
+for _verb in (serve, check, show, explain, test, simulate, ask):
     commands.add_command(_verb)
 
 

@@ -19,7 +19,7 @@ from ratelimit_rls.errors import StoreUnavailable
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Run
 
-VERBS = ("serve", "check", "show", "explain", "ask")
+VERBS = ("serve", "check", "show", "explain", "test", "simulate", "ask")
 ROOT = Path(__file__).parents[3]
 
 

@@ -1,0 +1,131 @@
+"""`python -m bench.simulate_soak`: `ratelimit-rls simulate` on a log of ten million lines, watching its memory.
+
+The log comes through a pipe and is never on disk. Wanted: every line replayed, and memory that is within its bound and
+has stopped to grow by half time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+LINES = 10_000_000
+CALLERS = 1_000_000
+LINES_PER_SECOND = 1_000  # of the log's own time
+MOST_BYTES = 900 * 2**20
+"""Counters, requests and lines held back have bounds of 256, 64 and a few MiB; Lua and Python take their slack."""
+
+MOST_GROWTH = 0.05
+LOOK_EVERY_S = 0.25
+
+RULES = """\
+domain: soak
+descriptors:
+  - {key: user, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: path, rate_limit: {unit: second, requests_per_unit: 400, algorithm: gcra}}
+"""
+COMMAND = ("simulate", "rules.yaml", "--traffic", "access.log", "--format", "json", "--domain", "soak")
+DESCRIPTORS = ("--descriptor", "user=%user%", "--descriptor", "path=%path%")
+
+
+@dataclass(slots=True)
+class Record:
+    lines: int
+    calls: int = 0
+    took_s: float = 0.0
+    looks_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.looks_bytes, default=0)
+
+    @property
+    def growth(self) -> float:
+        """From the peak of the first half to that of the second."""
+        half = len(self.looks_bytes) // 2
+        return max(self.looks_bytes[half:]) / max(self.looks_bytes[:half]) - 1 if half else 0.0
+
+    @property
+    def well(self) -> bool:
+        return self.calls == self.lines and self.peak_bytes <= MOST_BYTES and self.growth <= MOST_GROWTH
+
+
+def write_log(path: str, lines: int) -> None:
+    drawn = random.Random(1)
+    start = datetime(2024, 3, 1, tzinfo=UTC)
+    with open(path, "w") as log:
+        for number in range(lines):
+            if number % LINES_PER_SECOND == 0:
+                second = (start + timedelta(seconds=number // LINES_PER_SECOND)).strftime("%Y-%m-%dT%H:%M:%S")
+            user = int(drawn.random() ** 4 * CALLERS)
+            log.write(
+                f'{{"start_time": "{second}.{number % 1000:03}Z", "method": "GET", "path": "/{user % 7}", '
+                f'"user": "user-{user}", "response_code": 200, "duration": 12, "request_id": "{number:032x}"}}\n'
+            )
+
+
+def soak(lines: int) -> Record:
+    record = Record(lines)
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "rules.yaml").write_text(RULES)
+        os.mkfifo(Path(directory, "access.log"))
+        writer = multiprocessing.get_context("spawn").Process(
+            target=write_log, args=(str(Path(directory, "access.log")), lines)
+        )
+        writer.start()
+        command = [sys.executable, "-m", "ratelimit_rls", *COMMAND, *DESCRIPTORS]
+        simulating = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True, env=_environment())
+        watching = threading.Thread(target=_watch, args=(simulating, record), daemon=True)
+        watching.start()
+        printed, _ = simulating.communicate()
+        watching.join()
+        writer.terminate()
+        writer.join()
+    if simulating.returncode == 0:
+        told = json.loads(printed)
+        record.calls, record.took_s = told["calls"], told["took_s"]
+    return record
+
+
+def _environment() -> dict[str, str]:
+    """The package of this checkout, wherever the command runs."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+def _watch(process: subprocess.Popen[str], record: Record) -> None:
+    while process.poll() is None:
+        try:
+            pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            break
+        if pages:
+            record.looks_bytes.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        time.sleep(LOOK_EVERY_S)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.simulate_soak", description=__doc__)
+    parser.add_argument("--lines", type=int, default=LINES)
+    record = soak(parser.parse_args(arguments).lines)
+    rate = record.calls * 60 / record.took_s if record.took_s else 0
+    said = "ok" if record.well else "NOT OK"
+    print(
+        f"simulate: {record.calls:,} of {record.lines:,} lines in {record.took_s:.0f} s ({rate:,.0f} a minute), "
+        f"at most {record.peak_bytes >> 20} MiB, {record.growth:+.1%} since half time: {said}"
+    )
+    return 0 if record.well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

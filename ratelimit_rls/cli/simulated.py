@@ -1,0 +1,80 @@
+"""The report of `simulate` for people: what happened to the traffic, then a table of rules, then what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+Row = Sequence[str]
+
+
+def text_of(told: dict[str, Any]) -> Iterator[str]:
+    """From the same values that --format json prints."""
+    rate = told["calls"] / max(told["took_s"], 0.001)
+    span = f", {told['first']} to {told['last']}" if told["calls"] else ""
+    yield f"{told['calls']:,} requests{span}; replayed in {told['took_s']:.1f} s, {rate:,.0f} a second"
+    yield from _left_out(told)
+    for rule_set in told["rule_sets"]:
+        yield ""
+        yield from _rule_set(rule_set, told["calls"])
+    if "difference" in told:
+        yield ""
+        yield from _difference(told["difference"], *(one["rules"] for one in told["rule_sets"]))
+
+
+def _left_out(told: dict[str, Any]) -> Iterator[str]:
+    if told["lines_bad"]:
+        yield click.style(f"{told['lines_bad']:,} of {told['lines']:,} lines are bad and were left out:", fg="yellow")
+        yield from (f"  line {bad['line']}: {bad['why']}" for bad in told["first_bad_lines"])
+    if told["lines_without_descriptor"]:
+        yield f"{told['lines_without_descriptor']:,} lines have no descriptor: a field of each is missing"
+    if told["lines_late"]:
+        yield f"{told['lines_late']:,} lines stand far below later ones, and were taken at the moment of those"
+
+
+def _rule_set(told: dict[str, Any], calls: int) -> Iterator[str]:
+    share = told["refused"] / max(calls, 1)
+    verdict = f"{told['admitted']:,} admitted, {told['refused']:,} refused ({share:.1%})"
+    none = f", {told['met_no_rule']:,} met no rule" if told["met_no_rule"] else ""
+    yield f"{click.style(told['rules'], bold=True)}: {verdict}{none}"
+    if told["counters_evicted"]:
+        yield f"{told['counters_evicted']:,} counters were dropped for lack of memory: refusals may be too few"
+    let_pass = any(rule["let_pass"] for rule in told["per_rule"])
+    rows = [_rule(rule, let_pass) for rule in told["per_rule"]]
+    if rows:
+        over = ("over, let pass",) if let_pass else ()
+        yield from _table(("rule", "calls", "hits", "refused", *over, "first over", "last over", "peak"), rows)
+
+
+def _rule(told: dict[str, Any], let_pass: bool) -> Row:
+    numbers = [f"{told[name]:,}" for name in ("calls", "hits", "refused", *(["let_pass"] if let_pass else []))]
+    return told["rule"], *numbers, told["first_over"] or "–", told["last_over"] or "–", f"{told['peak_per_s']:,}/s"
+
+
+def _difference(told: dict[str, Any], new: str, old: str) -> Iterator[str]:
+    yield (
+        f"{new} compared with {old}: {told['newly_refused']:,} requests newly refused, "
+        f"{told['newly_admitted']:,} newly admitted"
+    )
+    rows = []
+    for row in told["per_rule"]:
+        change = (row["refused"] or 0) - (row["refused_against"] or 0)
+        rows.append((row["rule"], _count(row["refused_against"]), _count(row["refused"]), f"{change:+,}"))
+    if rows:
+        yield from _table(("rule", "refused before", "now", "change"), rows)
+
+
+def _count(number: int | None) -> str:
+    return "not met" if number is None else f"{number:,}"
+
+
+def _table(head: Row, rows: Sequence[Row]) -> Iterator[str]:
+    """The first column to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        first, *others = zip(row, widths, strict=True)
+        cells = [f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)]
+        line = "  ".join(cells)
+        yield click.style(line, dim=True) if row is head else line

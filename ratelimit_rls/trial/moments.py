@@ -1,0 +1,86 @@
+"""Moments and how long between them, as people write them; and the clock that stands still until it is turned.
+
+A moment is whole microseconds since 1970, UTC. Text is ISO 8601 (without a zone: UTC), a number is seconds since 1970,
+or milliseconds or microseconds where it is too large for that: 10^11 seconds is the year 5138.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from ratelimit_rls.settings.parse import format_duration, parse_duration
+
+START_US = 1_704_067_200_000_000
+"""2024-01-01T00:00:00Z, unless another is given: a Monday on which a week, a month and a year begin."""
+
+_FIRST_MS = 10**11
+_FIRST_US = 10**14
+_LAST_US = 253_402_300_799_000_000  # the end of the year 9999, which is where calendars in Python end
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class VirtualClock:
+    """What a store asks for the time."""
+
+    __slots__ = ("now_us",)
+
+    def __init__(self, now_us: int = START_US) -> None:
+        self.now_us = now_us
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def turn(self, now_us: int) -> None:
+        self.now_us = now_us
+
+
+def parse_moment(text: str) -> int:
+    """Raises ValueError with the second half of a sentence."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return _parse_number(text)
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return _bounded((at - _EPOCH) // _MICROSECOND)
+
+
+def moment_of(number: float) -> int:
+    """Of a number as JSON has it. Raises ValueError, too."""
+    if not -1 < number < _LAST_US:  # false for NaN as well
+        raise ValueError("is no moment between 1970 and 9999")
+    scale = 1_000_000 if number < _FIRST_MS else 1_000 if number < _FIRST_US else 1
+    return _bounded(number * scale if isinstance(number, int) else round(number * scale))
+
+
+def _parse_number(text: str) -> int:
+    try:
+        return moment_of(int(text) if text.isdecimal() else float(text))
+    except ValueError:
+        raise ValueError("is not a moment; use 2024-01-31T12:00:00Z, or seconds since 1970") from None
+
+
+def _bounded(us: int) -> int:
+    if not 0 <= us <= _LAST_US:
+        raise ValueError("is no moment between 1970 and 9999")
+    return us
+
+
+def format_moment(us: int) -> str:
+    """As short as it can be without loss, e.g. 2024-01-01T00:00:00Z or 2024-01-01T00:00:00.25Z."""
+    at = _EPOCH + timedelta(microseconds=us)
+    fraction = f".{at.microsecond:06}".rstrip("0") if at.microsecond else ""
+    return f"{at:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def parse_span(text: str) -> int:
+    """A duration in microseconds. Raises ValueError with the second half of a sentence."""
+    span = parse_duration(text)
+    assert isinstance(span, timedelta)
+    return span // _MICROSECOND
+
+
+def format_span(us: int) -> str:
+    """As one would write it: 90s, 250ms, 24h; 0s for nothing."""
+    return format_duration(timedelta(microseconds=us)) if us else "0s"

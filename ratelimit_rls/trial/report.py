@@ -1,0 +1,85 @@
+"""A finished replay as plain values, the same for every output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratelimit_rls.trial.moments import format_moment
+from ratelimit_rls.trial.order import InOrder
+from ratelimit_rls.trial.replay import Replay, RuleSet
+from ratelimit_rls.trial.tally import RuleTally
+from ratelimit_rls.trial.traffic import Traffic
+
+
+def report(replay: Replay, traffic: Traffic, in_order: InOrder) -> dict[str, Any]:
+    bad = traffic.bad
+    told: dict[str, Any] = {
+        "calls": replay.calls,
+        "first": _moment(replay.first_us),
+        "last": _moment(replay.last_us),
+        "lines": traffic.line_number,
+        "lines_bad": bad.count,
+        "first_bad_lines": [{"line": line, "why": why} for line, why in bad.first],
+        "lines_without_descriptor": replay.unasked,
+        "lines_late": in_order.late,
+        "rule_sets": [_rule_set(one) for one in replay.rule_sets],
+    }
+    if len(replay.rule_sets) == 2:
+        told["difference"] = _difference(replay)
+    return told
+
+
+def _rule_set(one: RuleSet) -> dict[str, Any]:
+    tally, series = one.tally, one.tally.series
+    return {
+        "rules": one.name,
+        "admitted": tally.calls - tally.refused,
+        "refused": tally.refused,
+        "met_no_rule": tally.without_rule,
+        "counters_evicted": one.evicted,
+        "per_rule": [_rule(rule) for rule in tally.rules()],
+        "over_time": {
+            "start": _moment(series.start_us),
+            "bucket_s": series.width_us / 1_000_000,
+            "admitted": [admitted for admitted, _ in series.buckets],
+            "refused": [refused for _, refused in series.buckets],
+        },
+    }
+
+
+def _rule(one: RuleTally) -> dict[str, Any]:
+    return {
+        "rule": one.rule.path,
+        "position": str(one.rule.position) if one.rule.position else None,
+        "calls": one.calls,
+        "hits": one.hits,
+        "refused": one.refused,
+        "let_pass": one.let_pass,
+        "first_over": _moment(one.first_us),
+        "last_over": _moment(one.last_us),
+        "peak_per_s": one.peak,
+        "peak_at": _moment(one.peak_us),
+    }
+
+
+def _difference(replay: Replay) -> dict[str, Any]:
+    """The first rule set as seen from the second, which is what there was before."""
+    new, old = ({one.rule.path: one for one in rule_set.tally.rules()} for rule_set in replay.rule_sets)
+    paths = sorted({*new, *old})
+    rows = [
+        {"rule": path, "refused": _refused(new.get(path)), "refused_against": _refused(old.get(path))} for path in paths
+    ]
+    return {
+        "newly_refused": replay.changes.refused_only_by_first,
+        "newly_admitted": replay.changes.refused_only_by_second,
+        "per_rule": [row for row in rows if row["refused"] != row["refused_against"]],
+    }
+
+
+def _refused(one: RuleTally | None) -> int | None:
+    """None where the rule set has no such rule, or it was never met."""
+    return None if one is None else one.refused
+
+
+def _moment(us: int | None) -> str | None:
+    return None if us is None else format_moment(us)

@@ -1,0 +1,174 @@
+"""One step of a test, read strictly.
+
+{at: 1s, descriptor: {user: alice}, times: 3, every: 1s, hits: 2, expect: ok, remaining: 4, rule: demo.user}
+{descriptors: [{user: alice}, {path: /}], hits: [1, 0], expect: over_limit, statuses: [{expect: ok}, {…}]}
+{descriptor: {user: alice}, expect: {ok: 5, over_limit: 2}}
+"""
+
+from __future__ import annotations
+
+from ratelimit_rls.core.model import MAX_HITS, Code, Descriptor, Entry
+from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.trial.case import NEVER_US, CaseStep, Expected
+from ratelimit_rls.trial.fields import Fields, whole
+from ratelimit_rls.trial.moments import parse_moment, parse_span
+
+_TOLD_KEYS = ("remaining", "retry_after", "rule")
+_STATUS_KEYS = ("expect", *_TOLD_KEYS)
+_STEP_KEYS = (
+    "at",
+    "descriptor",
+    "descriptors",
+    "times",
+    "every",
+    "hits",
+    "refund",
+    "expect",
+    *_TOLD_KEYS,
+    "statuses",
+)
+MOST_TIMES = 100_000
+"""Of one step: about two seconds."""
+
+_CODES = {"ok": Code.OK, "over_limit": Code.OVER_LIMIT}
+
+
+def read_step(node: YamlNode, start_us: int, before_us: int, found: Findings) -> CaseStep | None:
+    """None if it cannot be read, which is then reported; `before_us` is the moment of the step above."""
+    fields = Fields(node, _STEP_KEYS, found)
+    if not isinstance(node, YamlMap):
+        return None
+    at_us = fields.read("at", lambda text: _at(text, start_us))
+    passes, times = _expect(fields, found)
+    descriptors = _descriptors(fields, found)
+    statuses = _statuses(fields, len(descriptors), found)
+    if not descriptors:
+        return None
+    return CaseStep(
+        position=found.position(node),
+        at_us=before_us if at_us is None else at_us,
+        descriptors=descriptors,
+        times=times,
+        every_us=fields.read("every", parse_span) or 0,
+        passes=passes,
+        statuses=statuses,
+    )
+
+
+def _at(text: str, start_us: int) -> int:
+    """A moment, or how long after the start."""
+    try:
+        return start_us + parse_span(text)
+    except ValueError:
+        if "T" not in text:
+            raise
+    at_us = parse_moment(text)
+    if at_us < start_us:
+        raise ValueError("is before the start of the test")
+    return at_us
+
+
+def _expect(fields: Fields, found: Findings) -> tuple[int, int]:
+    """How many pass of how many."""
+    passes, times = _passes_of(fields, fields.whole("times", 1), found)
+    if times > MOST_TIMES:
+        found.error(fields.node, f"{times:,} times; at most {MOST_TIMES:,}, and 'hits' counts as many at once")
+    return passes, times
+
+
+def _passes_of(fields: Fields, times: int | None, found: Findings) -> tuple[int, int]:
+    node = fields.required("expect", "expect: ok")
+    if isinstance(node, YamlMap):
+        counts = Fields(node, tuple(_CODES), found)
+        passes, refused = counts.whole("ok", 0) or 0, counts.whole("over_limit", 0) or 0
+        if times is not None and times != passes + refused:
+            found.error(
+                node, f"expect: {passes} ok and {refused} over_limit are {passes + refused}, not times: {times}"
+            )
+        elif passes + refused == 0:
+            found.error(node, "expect: nobody is asked; write how many pass, e.g. {ok: 5, over_limit: 1}")
+        return passes, passes + refused
+    code = fields.read("expect", _code)
+    return (0 if code is Code.OVER_LIMIT else times or 1), times or 1
+
+
+def _code(text: str) -> Code:
+    code = _CODES.get(text)
+    if code is None:
+        raise ValueError(f"is not one of {', '.join(_CODES)}")
+    return code
+
+
+def _descriptors(fields: Fields, found: Findings) -> tuple[Descriptor, ...]:
+    one = fields.value("descriptor")
+    if (one is None) == (not fields.has("descriptors")):
+        found.error(fields.node, "a step has either 'descriptor: {user: alice}' or 'descriptors: [{…}, {…}]'")
+        return ()
+    nodes = (one,) if one is not None else fields.items("descriptors")
+    hits = _hits(fields, len(nodes), found)
+    refund = fields.truth("refund")
+    return tuple(
+        Descriptor(_entries(node, found), hits=own, is_refund=refund) for node, own in zip(nodes, hits, strict=True)
+    )
+
+
+def _entries(node: YamlNode, found: Findings) -> tuple[Entry, ...]:
+    """In the order written. A descriptor may have one key twice, so that is no mistake here."""
+    if not isinstance(node, YamlMap) or not node.pairs:
+        found.error(node, f"{excerpt(node)} is not a descriptor; write its entries in order, e.g. {{user: alice}}")
+        return ()
+    entries: list[Entry] = []
+    for key, value in node.fields():
+        if isinstance(key, YamlScalar) and isinstance(value, YamlScalar):
+            entries.append(Entry(key.text, value.text))
+        else:
+            found.error(value, f"{excerpt(value)} is not the value of an entry; it is text")
+    return tuple(entries)
+
+
+def _hits(fields: Fields, descriptors: int, found: Findings) -> tuple[int | None, ...]:
+    """One number for all descriptors, or one for each. On the descriptor, where 0 looks: on the request it means 1."""
+    node = fields.value("hits")
+    if node is None:
+        return (None,) * descriptors
+    nodes = node.items if isinstance(node, YamlList) else (node,) * descriptors
+    if len(nodes) != descriptors:
+        found.error(
+            node, f"hits: {len(nodes)} numbers for {descriptors} descriptors; write one for each, or one for all"
+        )
+        return (None,) * descriptors
+    hits = tuple(whole(item, "hits", 0, found) for item in nodes)
+    if any(number is not None and number > MAX_HITS for number in hits):
+        found.error(node, f"hits: at most {MAX_HITS}")
+    return hits
+
+
+def _statuses(fields: Fields, descriptors: int, found: Findings) -> tuple[Expected, ...]:
+    node = fields.value("statuses")
+    here = [key for key in _TOLD_KEYS if fields.has(key)]
+    if node is None:
+        if here and descriptors > 1:
+            found.error(fields.node, f"'{here[0]}' of which descriptor? Write 'statuses: [{{…}}, {{…}}]', one for each")
+        return (_expected(fields),) if here else ()
+    nodes = fields.items("statuses")
+    if here:
+        found.error(fields.node, f"'{here[0]}' beside 'statuses'; write it there")
+    elif len(nodes) != descriptors:
+        found.error(node, f"statuses: {len(nodes)} for {descriptors} descriptors; write one for each, or {{}}")
+    return tuple(_status(item, found) for item in nodes)
+
+
+def _status(node: YamlNode, found: Findings) -> Expected:
+    fields = Fields(node, _STATUS_KEYS, found)
+    return _expected(fields, fields.read("expect", _code))
+
+
+def _expected(fields: Fields, code: Code | None = None) -> Expected:
+    rule = fields.text("rule")
+    return Expected(
+        code=code,
+        remaining=fields.whole("remaining", 0),
+        retry_us=fields.read("retry_after", lambda text: NEVER_US if text == "never" else parse_span(text)),
+        rule="" if rule == "none" else rule,
+    )

@@ -1,0 +1,204 @@
+"""Where requests come from: a log of JSON lines, a CSV, or a profile of rates. Each is read once, line by line.
+
+A line is a moment and the values of the fields that matter. What cannot be read is counted, with the first few places;
+nothing that a line holds makes memory grow with the number of lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ratelimit_rls.errors import Problem, RulesError, SettingsError
+from ratelimit_rls.trial.mapping import BadLine, Mapping, Values
+from ratelimit_rls.trial.moments import START_US, moment_of, parse_moment
+
+LONGEST_LINE_BYTES = 64 * 1024
+"""A longer line is bad: Envoy's own limit for headers is 60 KiB."""
+
+MOST_BAD_TOLD = 5
+
+_decode = json.JSONDecoder().decode
+
+DEFAULT_TIME_FIELDS = {"json": "start_time", "csv": "time"}
+
+
+class Line(NamedTuple):
+    """Lines sort by moment, and at one moment as they were written."""
+
+    at_us: int
+    number: int  # in its file, from 1
+    values: Values
+
+
+@dataclass(slots=True)
+class BadLines:
+    """Lines that were left out."""
+
+    file: str
+    strict: bool = False
+    count: int = 0
+    first: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, line: int, why: str) -> None:
+        if self.strict:
+            raise RulesError([Problem(self.file, line, 1, why)])
+        self.count += 1
+        if len(self.first) < MOST_BAD_TOLD:
+            self.first.append((line, why))
+
+
+class LogTraffic:
+    """The lines of a file, gunzipped if its name ends in .gz; CSV if it ends in .csv, else one JSON object a line."""
+
+    def __init__(self, path: Path, mapping: Mapping, *, time_field: str | None = None, strict: bool = False) -> None:
+        name = path.name.removesuffix(".gz")
+        self._form = "csv" if name.endswith(".csv") else "json"
+        self._is_zipped = path.name.endswith(".gz")
+        self._path = path
+        self._mapping = mapping
+        self._time_field = time_field or DEFAULT_TIME_FIELDS[self._form]
+        self.bad = BadLines(str(path), strict)
+        self._raw: IO[bytes] | None = None
+        self._size_bytes = 0
+        self.line_number = 0
+
+    @property
+    def part_read(self) -> float | None:
+        """From 0 to 1; None where nobody can know."""
+        return self._raw.tell() / self._size_bytes if self._raw and self._size_bytes else None
+
+    def __iter__(self) -> Iterator[Line]:
+        try:
+            with self._path.open("rb") as raw:
+                self._raw, self._size_bytes = raw, self._path.stat().st_size
+                lines = _lines(gzip.GzipFile(fileobj=raw) if self._is_zipped else raw)
+                yield from self._csv(lines) if self._form == "csv" else self._json(lines)
+        except (OSError, EOFError) as fault:  # EOFError: gzip cut short
+            raise SettingsError(f"{self._path} cannot be read: {fault}") from fault
+        finally:
+            self._raw = None
+
+    def _json(self, lines: Iterator[bytes | None]) -> Iterator[Line]:
+        for number, text in enumerate(lines, 1):
+            self.line_number = number
+            if text is None:
+                self.bad.add(number, f"longer than {LONGEST_LINE_BYTES} bytes")
+                continue
+            try:
+                fields = _decode(text.decode())
+            except (ValueError, RecursionError):
+                if text.strip():
+                    self.bad.add(number, "not JSON")
+                continue
+            if isinstance(fields, dict):
+                if line := self._line(fields):
+                    yield line
+            else:
+                self.bad.add(number, "not a JSON object")
+
+    def _csv(self, lines: Iterator[bytes | None]) -> Iterator[Line]:
+        rows = csv.reader(self._decoded(lines), strict=True)
+        header = next(rows, [])
+        missing = [name for name in (self._time_field, *self._mapping.names) if name not in header]
+        if missing:
+            raise SettingsError(
+                f"{self._path} has no column {missing[0]!r}; it has {', '.join(header) or 'nothing'}. "
+                "Say with --time, --domain and --descriptor which to use"
+            )
+        while True:
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as fault:
+                self.bad.add(self.line_number, f"not CSV: {fault}")
+                continue
+            if len(row) == len(header):
+                if line := self._line({name: value for name, value in zip(header, row, strict=True) if value}):
+                    yield line
+            elif row:
+                self.bad.add(self.line_number, f"{len(row)} columns in place of {len(header)}")
+
+    def _decoded(self, lines: Iterator[bytes | None]) -> Iterator[str]:
+        for number, text in enumerate(lines, 1):
+            self.line_number = number
+            if text is None:
+                self.bad.add(number, f"longer than {LONGEST_LINE_BYTES} bytes")
+            else:
+                yield text.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
+
+    def _line(self, fields: dict[str, Any]) -> Line | None:
+        try:
+            at_us = _moment(fields.get(self._time_field), self._time_field)
+            return Line(at_us, self.line_number, self._mapping.values(fields))
+        except BadLine as fault:
+            self.bad.add(self.line_number, str(fault))
+            return None
+
+
+def _moment(value: Any, name: str) -> int:
+    try:
+        if isinstance(value, str):
+            return parse_moment(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return moment_of(value)
+    except ValueError as fault:
+        raise BadLine(f"{name} {str(value)[:60]!r} {fault}") from None
+    raise BadLine(f"no moment in {name!r}; --time names the field that has it")
+
+
+def _lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
+    """None in place of a line that is too long to be kept."""
+    while text := stream.readline(LONGEST_LINE_BYTES + 1):
+        if len(text) <= LONGEST_LINE_BYTES or text.endswith(b"\n"):
+            yield text
+            continue
+        while text and not text.endswith(b"\n"):
+            text = stream.readline(LONGEST_LINE_BYTES)
+        yield None
+
+
+class Phase(NamedTuple):
+    """So many requests a second, evenly, for so long."""
+
+    rate_per_s: Fraction
+    length_us: int
+
+
+class ProfileTraffic:
+    """Phases one after another. Fields: `n` numbers the requests, `caller` goes round from 0 to `callers` - 1."""
+
+    def __init__(
+        self, phases: Sequence[Phase], mapping: Mapping, *, callers: int = 1, start_us: int = START_US
+    ) -> None:
+        self._phases = phases
+        self._mapping = mapping
+        self._callers = callers
+        self._start_us = start_us
+        self._all = sum(phase.length_us * phase.rate_per_s / 1_000_000 for phase in phases)
+        self.bad = BadLines("the profile", strict=True)
+        self.line_number = 0
+
+    @property
+    def part_read(self) -> float | None:
+        return float(self.line_number / self._all) if self._all else None
+
+    def __iter__(self) -> Iterator[Line]:
+        begins_us = self._start_us
+        for rate, length_us in self._phases:
+            each_us, per = 1_000_000 * rate.denominator, rate.numerator
+            for i in range(-(-length_us * per // each_us)):
+                fields = {"n": str(self.line_number), "caller": str(self.line_number % self._callers)}
+                self.line_number += 1
+                yield Line(begins_us + i * each_us // per, self.line_number, self._mapping.values(fields))
+            begins_us += length_us
+
+
+Traffic = LogTraffic | ProfileTraffic

@@ -1,0 +1,113 @@
+"""`simulate`: what would be refused, as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from ratelimit_rls.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Run
+
+PROFILE = ("--rate", "2/s", "--for", "10s", "--domain", "edge", "--descriptor", "plan=free,user=%caller%")
+
+
+@pytest.fixture
+def log(rules: Path) -> Path:
+    path = Path("access.log")
+    lines = [
+        {"start_time": f"2024-03-01T12:00:{second:02}.000Z", "x_user": user, "path": "/v1/a"}
+        for second in range(10)
+        for user in ("alice", "bob")
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "garbage\n")
+    return path
+
+
+def test_a_log_is_replayed_and_every_rule_told(run: Run, rules: Path, log: Path) -> None:
+    mapped = ("--domain", "edge", "--descriptor", "plan=free,user=%x_user%", "--descriptor", "path=%path%")
+    ended = run("simulate", rules, "--traffic", log, *mapped)
+    assert (ended.code, ended.err) == (ExitCode.DONE, "")
+    first, bad, where, _, verdict, head, *table = ended.out.splitlines()
+    assert first.startswith("20 requests, 2024-03-01T12:00:00Z to 2024-03-01T12:00:09Z; replayed in ")
+    assert (bad, where) == ("1 of 21 lines are bad and were left out:", "  line 21: not JSON")
+    assert verdict == "api.yaml: 12 admitted, 8 refused (40.0%)"
+    assert head.split()[:4] == ["rule", "calls", "hits", "refused"]
+    assert [row.split() for row in table] == [
+        ["edge.plan_free.user", "20", "20", "8", "2024-03-01T12:00:05Z", "2024-03-01T12:00:09Z", "2/s"],
+        ["edge.path_/v1/*", "20", "20", "0", "–", "–", "2/s"],
+    ]
+
+
+def test_a_bad_line_is_fatal_if_that_is_wanted(run: Run, rules: Path, log: Path) -> None:
+    ended = run("simulate", rules, "--traffic", log, "--domain", "edge", "--descriptor", "path=%path%", "--strict")
+    assert (ended.code, ended.err) == (ExitCode.BAD, "access.log:21:1: error: not JSON\n")
+
+
+def test_two_rule_sets_are_compared(run: Run, rules: Path) -> None:
+    new = Path("new.yaml")
+    new.write_text(rules.read_text().replace("burst: 5", "burst: 10"))
+    ended = run("simulate", new, "--against", rules, *PROFILE)
+    assert ended.code == ExitCode.DONE
+    *_, verdict, head, row = ended.out.splitlines()
+    assert verdict == "new.yaml compared with api.yaml: 0 requests newly refused, 5 newly admitted"
+    assert head.split() == ["rule", "refused", "before", "now", "change"]
+    assert row.split() == ["edge.plan_free.user", "14", "9", "-5"]
+
+
+def test_json_has_everything_and_the_picture_is_drawn(run: Run, rules: Path) -> None:
+    ended = run("simulate", rules, *PROFILE, "--bucket", "2s", "--format", "json", "--picture", "out.svg")
+    told = json.loads(ended.out)
+    (rule_set,) = told["rule_sets"]
+    assert (told["calls"], rule_set["admitted"], rule_set["refused"]) == (20, 6, 14)
+    assert rule_set["over_time"] == {
+        "start": "2024-01-01T00:00:00Z",
+        "bucket_s": 2.0,
+        "admitted": [4, 1, 0, 1, 0],
+        "refused": [0, 3, 4, 3, 4],
+    }
+    assert rule_set["per_rule"][0]["first_over"] == "2024-01-01T00:00:02.5Z"
+    assert ElementTree.parse("out.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+WRONG = {
+    "neither": (),
+    "both": (*PROFILE, "--traffic", "api.yaml"),
+    "rate": ("--rate", "fast", "--for", "1s"),
+    "zero": ("--rate", "0/s", "--for", "1s"),
+    "alone": ("--rate", "1/s"),
+    "length": ("--rate", "1/s", "--for", "long"),
+    "start": (*PROFILE, "--start", "soon"),
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
+def test_traffic_that_cannot_be_is_wrong_usage(run: Run, rules: Path, arguments: tuple[str, ...]) -> None:
+    ended = run("simulate", rules, *arguments)
+    assert (ended.code, ended.out) == (ExitCode.USAGE, "")
+
+
+def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, rules: Path) -> None:
+    ended = run("simulate", rules, *PROFILE, "--picture", "nowhere/out.svg")
+    assert ended.code == ExitCode.BAD
+    assert "--picture nowhere/out.svg cannot be written" in ended.err
+
+
+def test_progress_is_one_line_for_a_person_and_is_gone_at_the_end(
+    run: Run, rules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("ratelimit_rls.trial.replay.PROGRESS_EVERY", 1)
+    monkeypatch.setattr(sys.modules["ratelimit_rls.cli.simulate"], "PROGRESS_PAUSE_S", 0)
+    ended = run("simulate", rules, *PROFILE)
+    *shown, last = ended.err.split("\r")[1:]
+    assert " a second, " in shown[-1]
+    assert " left" in shown[-1]
+    assert "\n" not in ended.err
+    assert last.strip("\x1b[K") == ""

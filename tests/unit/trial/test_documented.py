@@ -1,0 +1,34 @@
+"""The examples of docs/testing.md, run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.cli import main
+
+PAGE = (Path(__file__).parents[3] / "docs" / "testing.md").read_text()
+FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL))
+COMMANDS = re.findall(r"```console\n\$ ratelimit-rls (.*?)\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command[:40] for command, _ in COMMANDS])
+def test_a_command_prints_what_the_page_shows(
+    command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+
+    main(shlex.split(command))
+
+    printed = re.sub(r"replayed in .*", "replayed in …", capsys.readouterr().out)
+    assert printed == shown
+
+
+def test_the_page_has_examples() -> None:
+    assert len(FILES) == 6
+    assert len(COMMANDS) == 5

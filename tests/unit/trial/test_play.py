@@ -1,0 +1,102 @@
+"""Steps happen at their moments; what differs is told; what was met counts for coverage; JUnit gets it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from ratelimit_rls.trial.coverage import measure
+from ratelimit_rls.trial.junit import junit_xml
+from ratelimit_rls.trial.play import Outcome, play_suite
+from ratelimit_rls.trial.suite import read_suite
+
+RULES = """\
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 2, name: per-user}
+  - key: user
+    value: staff
+    rate_limit: {unlimited: true}
+"""
+HEAD = 'descriptors: rules.yaml\ndomain: edge\ntests:\n  - name: "<one> & \\x01"\n    steps:\n'
+
+
+async def play(directory: Path, *steps: str) -> Outcome:
+    (directory / "rules.yaml").write_text(RULES)
+    file = directory / "a.test.yaml"
+    file.write_text(HEAD + "".join(f"      - {step}\n" for step in steps))
+    (outcome,) = await play_suite(read_suite(file))
+    return outcome
+
+
+async def test_steps_are_played_in_the_order_of_their_moments(tmp_path: Path) -> None:
+    outcome = await play(
+        tmp_path,
+        "{at: 60s, descriptor: {user: a}, expect: ok, remaining: 1}",
+        "{at: 1s, descriptor: {user: a}, times: 2, every: 58s, expect: ok}",
+        "{at: 59s, descriptor: {user: a}, expect: over_limit, retry_after: 1s}",
+    )
+    assert outcome.passed, outcome.differences
+
+
+async def test_a_difference_says_all_that_was_expected_and_all_that_came(tmp_path: Path) -> None:
+    outcome = await play(
+        tmp_path,
+        "{descriptor: {user: a}, times: 3, expect: ok, remaining: 1, retry_after: 0s, rule: per-user}",
+        "{descriptor: {user: b}, expect: ok}",
+        "{descriptors: [{user: a}, {path: /}], expect: ok, statuses: [{expect: ok}, {rule: edge.path}]}",
+    )
+
+    first, second = outcome.differences
+
+    assert first.expected == ("3 ok", "remaining 1", "retry_after 0s", "rule per-user")
+    assert first.got == (
+        "2 ok and 1 over_limit",
+        "remaining 0",
+        "retry_after 1m",
+        "rule per-user",
+    )
+    assert second.expected == ("ok", "[0] ok", "[1] rule edge.path")
+    assert second.got == ("over_limit", "[0] over_limit", "[1] rule none")
+    assert [descriptor.entries for descriptor, _ in second.told] == [(("user", "a"),), (("path", "/"),)]
+
+
+async def test_what_can_never_pass_is_told_so(tmp_path: Path) -> None:
+    outcome = await play(tmp_path, "{descriptor: {user: a}, hits: 3, expect: over_limit, retry_after: 1m}")
+    assert outcome.differences[0].got == ("over_limit", "retry_after never")
+
+
+async def test_every_test_starts_with_nothing_counted(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(RULES)
+    case = "  - {name: x, steps: [{descriptor: {user: a}, expect: {ok: 2, over_limit: 1}}]}\n"
+    (tmp_path / "a.test.yaml").write_text("descriptors: rules.yaml\ndomain: edge\ntests:\n" + 2 * case)
+
+    assert all(outcome.passed for outcome in await play_suite(read_suite(tmp_path / "a.test.yaml")))
+
+
+async def test_rules_that_no_step_met_are_known_by_their_place(tmp_path: Path) -> None:
+    outcome = await play(tmp_path, "{descriptor: {user: a}, expect: ok}")
+    suite = read_suite(tmp_path / "a.test.yaml")
+
+    part = measure([suite], [], outcome.met)
+    assert (part.rules, part.percent) == (2, 50.0)
+    assert [str(rule.position).rpartition("/")[2] for rule in part.missed] == ["rules.yaml:5:5"]
+
+    (tmp_path / "untested.yaml").write_text(RULES.replace("edge", "other"))
+    whole = measure([suite], [tmp_path], outcome.met)
+    assert (whole.rules, len(whole.missed)) == (4, 3)
+
+
+async def test_junit_is_valid_whatever_the_names(tmp_path: Path) -> None:
+    outcome = await play(tmp_path, "{descriptor: {user: a}, expect: over_limit}")
+
+    root = ElementTree.fromstring(junit_xml([("a<b>.test.yaml", [(outcome, "text & ]]> \x00 more")])]))
+
+    (suite,) = root
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("a<b>.test.yaml", "1", "1")
+    (case,) = suite
+    assert (case.get("name"), case.get("line")) == ("<one> & \ufffd", "4")
+    (failure,) = case
+    assert failure.get("message") == "expected over_limit; got ok"
+    assert failure.text == "text & ]]> \ufffd more"
