@@ -13,8 +13,9 @@ ARGV[3]    calls           big-endian 16-bit numbers: for each call (steps, flag
                            (index into KEYS, index into the specs), both from 0
              flags         +1 a quota without a limit passes; +2 shadow: the verdict is told but does not hold
 ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, flags
+             window_us     or, for a calendar's windows, three moments: "start next after" (lib/place_in_calendar.lua)
              cost          hits to spend; 0 looks; negative gives back
-             flags         +1 charge always, +2 shadow_mode, +4 quota_mode
+             flags         +1 charge always, +2 shadow_mode, +4 quota_mode, +8 of the same descriptor as the step before
 Returns    { now_us, then for each call: refused 0|1, and for each of its steps: left, retry_us, reset_us }
              left          hits that still fit after this call; negative is debt
              retry_us      0 allowed; > 0 refused, and this step is admitted after exactly this long if nobody else
@@ -35,15 +36,22 @@ local calls = ARGV[3]
 local specs = {}
 for i = 4, #ARGV, 6 do
   local flags = tonumber(ARGV[i + 5])
+  local window, bounds = tonumber(ARGV[i + 2]), nil
+  if not window then
+    local start, next_start, after = string.match(ARGV[i + 2], "^(%d+) (%d+) (%d+)$")
+    bounds = { tonumber(start), tonumber(next_start), tonumber(after) }
+  end
   specs[#specs + 1] = {
     algorithm = algorithms[ARGV[i]],
     limit = tonumber(ARGV[i + 1]),
-    window = tonumber(ARGV[i + 2]),
+    window = window,
+    bounds = bounds,
     burst = tonumber(ARGV[i + 3]),
     cost = tonumber(ARGV[i + 4]),
     always = flags % 2 >= 1,
     shadow = flags % 4 >= 2,
-    quota = flags >= 4,
+    quota = flags % 8 >= 4,
+    joined = flags >= 8,
   }
 end
 
@@ -61,6 +69,7 @@ while at < size do
   local steps, passes, shadowed = a * 256 + b, d % 2 >= 1, d >= 2
   local first, verdict_at = at + 4, told + 1
   local failed, quotas, failed_quotas, undoable = 0, passes and 1 or 0, 0, false
+  local quota_failed -- whether the descriptor at hand has failed as a quota: it does so once, however many limits it has
   told = verdict_at
 
   at = first
@@ -82,12 +91,14 @@ while at < size do
     reply[told + 1], reply[told + 2], reply[told + 3] = left, retry, reset
     told = told + 3
     undoable = undoable or not spec.always
-    if spec.quota then
+    if spec.quota and not spec.joined then
       quotas = quotas + 1
+      quota_failed = false
     end
     if retry ~= 0 and not spec.shadow then
       if spec.quota then
-        failed_quotas = failed_quotas + 1
+        failed_quotas = failed_quotas + (quota_failed and 0 or 1)
+        quota_failed = true
       else
         failed = failed + 1
       end

@@ -1,5 +1,5 @@
 --[[
-fixed_window.lua — at most `limit` hits between two ticks of the wall clock.
+fixed_window.lua — at most `limit` hits between two ticks of the wall clock, or of a place's calendar.
 
 State      one integer: count * 2^16 + index of its window modulo 2^16; absent = nothing counted
 Bounds     count < 2^36, where it stays (debt beyond that is not told apart)
@@ -9,14 +9,23 @@ Cost       O(1)
 ]]
 local fixed_window = {}
 
+local function place_fixed(now, spec, mine)
+  local window = spec.window
+  if not window then
+    return place_in_calendar(now, spec.bounds, mine)
+  end
+  local index, into, age = place(now, window, mine)
+  return index, into, age, window
+end
+
 function fixed_window.read(raw)
   return tonumber(raw)
 end
 
 function fixed_window.spend(state, spec, now, cost)
-  local window, limit = spec.window, spec.limit
+  local limit = spec.limit
   local mine = state and state % 65536
-  local index, into, age = place(now, window, mine)
+  local index, into, age, window = place_fixed(now, spec, mine)
   local count = age == 0 and (state - mine) / 65536 or 0
   local reset = window - into
 
@@ -49,8 +58,8 @@ function fixed_window.write(key, state, before, spec, now, jitter_ms)
     redis.call("SET", key, state, "KEEPTTL")
     return
   end
-  local _, into = place(now, spec.window, mine)
-  redis.call("SET", key, state, "PX", ttl_ms(spec.window - into, jitter_ms))
+  local _, into, _, window = place_fixed(now, spec, mine)
+  redis.call("SET", key, state, "PX", ttl_ms(window - into, jitter_ms))
 end
 
 algorithms.fixed_window = fixed_window

@@ -59,7 +59,7 @@ class RateLimiter:
         return Call(plan.outline, self._counters_of(plan.outline), prepared)
 
     def _counters(self, outline: Outline) -> Counters:
-        return tuple(None if slot.step is None else self._metrics.limit(slot.metric_path) for slot in outline.slots)
+        return tuple(self._metrics.limit(slot.metric_path) if slot.steps else None for slot in outline.slots)
 
     async def check(self, calls: Sequence[Call]) -> list[Decision | StoreError]:
         """What to tell each caller, in order; a StoreError where the store did not say."""

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Step, Unit
+from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Slot, Step, Unit
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.base import Store
 from ratelimit_rls.store.embedded import EmbeddedStore
@@ -104,5 +104,6 @@ def step(
 
 
 def call(*asked: Asked, quota_passes: bool = False, shadow_mode: bool = False) -> Plan:
-    outline = Outline("domain", True, tuple(one.step for one in asked), (), quota_passes, shadow_mode)
+    slots = tuple(Slot(None, (one.step,), 1) for one in asked)
+    outline = Outline("domain", True, tuple(one.step for one in asked), slots, quota_passes, shadow_mode)
     return Plan(outline, tuple(one.key for one in asked))

@@ -15,7 +15,7 @@ from ratelimit_rls.cli.rules import load, rules_arguments
 from ratelimit_rls.cli.words import rule_words
 from ratelimit_rls.core.explain import Attempt, Explanation, Outcome
 from ratelimit_rls.core.explain import explain as walk
-from ratelimit_rls.core.model import Plan, Request, Slot
+from ratelimit_rls.core.model import Limit, Plan, Request, Slot
 from ratelimit_rls.core.plan import Planner, Policy
 
 _EXAMPLES = """\b
@@ -52,26 +52,27 @@ def explain(
     planned = _slots_and_keys(Planner(tree, Policy(key_prefix=cache_key_prefix)).plan(request))
     explained = [walk(tree, domain, descriptor) for descriptor in request.descriptors]
     if form == "json":
-        answer = [_json(told, slot, key) for told, (slot, key) in zip(explained, planned, strict=True)]
+        answer = [_json(told, slot, keys) for told, (slot, keys) in zip(explained, planned, strict=True)]
         click.echo(json.dumps({"domain": domain, "descriptors": answer}, indent=2))
     else:
         pairs = zip(explained, planned, strict=True)
-        click.echo("\n\n".join("\n".join(_text(told, slot, key)) for told, (slot, key) in pairs))
+        click.echo("\n\n".join("\n".join(_text(told, slot, keys)) for told, (slot, keys) in pairs))
     return ExitCode.DONE
 
 
-def _slots_and_keys(planned: Plan) -> list[tuple[Slot, str | None]]:
-    """How each descriptor is answered, and from which counter, if from one."""
+def _slots_and_keys(planned: Plan) -> list[tuple[Slot, list[str]]]:
+    """How each descriptor is answered, and from which counters."""
     keys = iter(planned.keys)
-    return [(slot, None if slot.step is None else next(keys).decode()) for slot in planned.outline.slots]
+    return [(slot, [next(keys).decode() for _ in slot.steps]) for slot in planned.outline.slots]
 
 
-def _is_replaced(slot: Slot) -> bool:
-    """Whether the descriptor met a limit that another descriptor of the request sets aside."""
-    return slot.step is None and slot.rule is not None and slot.rule.limit is not None
+def _replaced(slot: Slot) -> list[str]:
+    """The names of limits the descriptor met that another descriptor of the request sets aside."""
+    counted = {id(step.limit) for step in slot.steps}
+    return [limit.name for limit in slot.rule.limits if id(limit) not in counted] if slot.rule else []
 
 
-def _text(told: Explanation, slot: Slot, key: str | None) -> Iterator[str]:
+def _text(told: Explanation, slot: Slot, keys: list[str]) -> Iterator[str]:
     yield click.style(f"domain {told.domain} · descriptor ({format_descriptor(told.descriptor)})", bold=True)
     rows = [
         (f"{'  ' * (depth + 1)}{level.entry.key}={level.entry.value}" if first else "", attempt)
@@ -84,11 +85,11 @@ def _text(told: Explanation, slot: Slot, key: str | None) -> Iterator[str]:
         yield f"{name:<{width}}  {_tried(attempt):<{tried_width}}  {_outcome(attempt)}"
     yield told.conclusion
     rule = slot.rule
-    if rule is not None and rule.limit is not None:
+    if rule is not None and rule.limits:
         yield f"limit {rule_words(rule)}"
-        if slot.step is None:
-            yield f"not counted: another descriptor of this request replaces '{rule.name}'"
-    if key is not None:
+    for name in _replaced(slot):
+        yield f"not counted: another descriptor of this request replaces '{name}'"
+    for key in keys:
         yield f"counter {key}"
 
 
@@ -103,27 +104,31 @@ def _outcome(attempt: Attempt) -> str:
     return f"{told}{padding}  {attempt.position}" if attempt.position else told
 
 
-def _json(told: Explanation, slot: Slot, key: str | None) -> dict[str, Any]:
+def _json(told: Explanation, slot: Slot, keys: list[str]) -> dict[str, Any]:
     rule = slot.rule
-    limit = rule.limit if rule else None
     return {
         "descriptor": [list(entry) for entry in told.descriptor.entries],
         "conclusion": told.conclusion,
         "rule": rule.path if rule else None,
-        "limit": {
-            "requests_per_unit": limit.requests_per_unit,
-            "unit": limit.unit.name.lower(),
-            "algorithm": limit.algorithm.value,
-            "burst": limit.burst,
-        }
-        if limit
-        else None,
-        "is_replaced": _is_replaced(slot),
-        "storage_key": key,
+        "limits": [_limit(limit) for limit in rule.limits] if rule else [],
+        "replaced": _replaced(slot),
+        "storage_keys": keys,
         "levels": [
             {"entry": list(level.entry), "attempts": [_attempt(attempt) for attempt in level.attempts]}
             for level in told.levels
         ],
+    }
+
+
+def _limit(limit: Limit) -> dict[str, Any]:
+    return {
+        "requests_per_unit": limit.requests_per_unit,
+        "unit": limit.unit.name.lower(),
+        "unit_multiplier": limit.unit_multiplier,
+        "timezone": limit.timezone or None,
+        "algorithm": limit.algorithm.value,
+        "burst": limit.burst,
+        "name": limit.name,
     }
 
 

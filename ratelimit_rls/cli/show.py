@@ -12,8 +12,9 @@ import click
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.rules import load, rules_arguments
 from ratelimit_rls.cli.words import node_words, rule_words
-from ratelimit_rls.core.model import Algorithm, Charge, Rule
+from ratelimit_rls.core.model import Algorithm, Charge, Limit, Rule
 from ratelimit_rls.core.tree import Node, Tree
+from ratelimit_rls.rules.grammar import NEW_LIMIT_KEYS
 
 _EXAMPLES = """\b
 Examples:
@@ -51,7 +52,7 @@ def show(paths: tuple[Path, ...], merge_domains: bool, form: str) -> ExitCode:
 
 def children(node: Node) -> list[Node]:
     """In file order. Wildcards are among the others: each is found by its own text, too."""
-    return sorted([*node.exact.values(), *node.by_key.values()], key=_place)
+    return sorted(node.children(), key=_place)
 
 
 def _place(node: Node) -> tuple[str, int, int]:
@@ -101,6 +102,8 @@ def _descriptor(node: Node, *, with_places: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {"key": node.key}
     if node.value:
         shown["value"] = node.value
+    if node.pattern:
+        shown["match"] = {node.pattern.way.name.lower(): node.pattern.text}
     if with_places:
         shown["position"] = str(node.position) if node.position else None
     if node.rule is not None:
@@ -114,25 +117,30 @@ def _descriptor(node: Node, *, with_places: bool) -> dict[str, Any]:
 
 def _rule(rule: Rule) -> dict[str, Any]:
     """As it would be written; what is as by default is left out."""
-    limit = rule.limit
-    written: dict[str, Any] = {}
-    if limit is None:
-        written["unlimited"] = True
-    else:
-        written.update(unit=limit.unit.name.lower(), requests_per_unit=limit.requests_per_unit)
-        if limit.algorithm is not Algorithm.FIXED_WINDOW:
-            written["algorithm"] = limit.algorithm.value
-        if limit.burst:
-            written["burst"] = limit.burst
-    if rule.name:
-        written["name"] = rule.name
-    if rule.replaces:
-        written["replaces"] = [{"name": name} for name in sorted(rule.replaces)]
-    shown: dict[str, Any] = {"rate_limit": written}
+    replaces = [{"name": name} for name in sorted(rule.replaces)]
+    written = [_limit(limit) for limit in rule.limits] or [{"unlimited": True}]
+    if replaces:
+        written[0]["replaces"] = replaces
+    shown: dict[str, Any] = {"rate_limit": written[0]} if len(written) == 1 else {"limits": written}
     # Rules in the reference's grammar alone are charged always; every other says what it is charged.
-    if limit is not None and (rule.charge is Charge.ADMITTED or limit.algorithm is not Algorithm.FIXED_WINDOW):
+    if rule.limits and (rule.charge is Charge.ADMITTED or len(written) > 1 or written[0].keys() & NEW_LIMIT_KEYS):
         shown["charge"] = rule.charge.value
     shown.update({mode: True for mode in ("shadow_mode", "quota_mode", "detailed_metric") if getattr(rule, mode)})
     if rule.metadata:
         shown["metadata"] = dict(rule.metadata)
     return shown
+
+
+def _limit(limit: Limit) -> dict[str, Any]:
+    written: dict[str, Any] = {"unit": limit.unit.name.lower(), "requests_per_unit": limit.requests_per_unit}
+    if limit.unit_multiplier != 1:
+        written["unit_multiplier"] = limit.unit_multiplier
+    if limit.timezone:
+        written.update(calendar=True, timezone=limit.timezone)
+    if limit.algorithm is not Algorithm.FIXED_WINDOW:
+        written["algorithm"] = limit.algorithm.value
+    if limit.burst:
+        written["burst"] = limit.burst
+    if limit.name:
+        written["name"] = limit.name
+    return written

@@ -7,26 +7,29 @@ from ratelimit_rls.core.tree import Node
 
 
 def limit_words(limit: Limit) -> str:
-    """e.g. `20/minute gcra, burst 5`."""
-    words = f"{limit.requests_per_unit}/{limit.unit.name.lower()} {limit.algorithm.value}"
+    """e.g. `20/minute gcra, burst 5`, `1000/5 minutes fixed_window` or `9/month fixed_window in Europe/Berlin`."""
+    unit = limit.unit.name.lower()
+    window = unit if limit.unit_multiplier == 1 else f"{limit.unit_multiplier} {unit}s"
+    words = f"{limit.requests_per_unit}/{window} {limit.algorithm.value}"
+    if limit.timezone:
+        words += f" in {limit.timezone}"
     return f"{words}, burst {limit.burst}" if limit.burst else words
 
 
 def rule_words(rule: Rule) -> str:
-    """The limit, then whatever is not as by default."""
-    words = ["unlimited" if rule.limit is None else limit_words(rule.limit)]
-    if rule.limit is not None:
+    """The limits, then whatever is not as by default."""
+    words = [" and ".join(map(limit_words, rule.limits)) or "unlimited"]
+    if rule.limits:
         words.append(f"charge {rule.charge.value}")
     words.extend(mode for mode in ("shadow_mode", "quota_mode", "detailed_metric") if getattr(rule, mode))
-    if rule.name:
-        words.append(f"name {rule.name}")
+    words.extend(f"name {limit.name}" for limit in rule.limits if limit.name)
     if rule.replaces:
         words.append(f"replaces {' '.join(sorted(rule.replaces))}")
     return ", ".join(words)
 
 
 def node_words(node: Node) -> str:
-    return f"{node.key}={node.value}" if node.value else node.key
+    return f"{node.key}={node.shared_value}" if node.shared_value else node.key
 
 
 def counted(number: int, noun: str) -> str:

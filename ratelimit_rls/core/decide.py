@@ -6,6 +6,9 @@ The verdict itself is the store's: what was spent hung on it, so it is computed 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from ratelimit_rls.core.model import Answer, Code, Decision, Outline, Reading, Slot, Status, Step
 
 UNLIMITED_REMAINING = 2**32 - 1
@@ -16,10 +19,11 @@ def decide(outline: Outline, answer: Answer | None) -> Decision:
     """`answer` is None exactly when the outline has no steps."""
     if answer is None:
         return Decision(Code.OK, tuple([_unmetered(slot) for slot in outline.slots]), outline)
-    readings = iter(answer.readings)
-    statuses = [
-        _unmetered(slot) if slot.step is None else _metered(slot, slot.step, next(readings)) for slot in outline.slots
-    ]
+    statuses = []
+    at = 0
+    for slot in outline.slots:
+        first, at = at, at + len(slot.steps)
+        statuses.append(_metered(slot, answer.readings[first:at]) if slot.steps else _unmetered(slot))
     over = answer.refused
     code = Code.OVER_LIMIT if over and not outline.shadow_mode else Code.OK
     return Decision(code, tuple(statuses), outline, over and outline.shadow_mode, answer.now_us)
@@ -29,16 +33,29 @@ def _unmetered(slot: Slot) -> Status:
     return Status(Code.OK, None, UNLIMITED_REMAINING if slot.unlimited else 0, 0, slot)
 
 
-def _metered(slot: Slot, step: Step, reading: Reading) -> Status:
+def _metered(slot: Slot, readings: Sequence[Reading]) -> Status:
+    step, reading = slot.steps[0], readings[0]
+    if len(readings) > 1:
+        step, reading = _spoken_of(slot, readings)
     left, retry_us, reset_us = reading
     if retry_us == 0:
         remaining = 0 if left < 0 else left if left < UNLIMITED_REMAINING else UNLIMITED_REMAINING
-        return Status(Code.OK, step.limit, remaining, _seconds(reset_us), slot, reading)
+        return Status(Code.OK, step, remaining, _seconds(reset_us), slot, reading)
     # Envoy turns duration_until_reset of a refusal into Retry-After, so a refusal tells when to come back; a request
     # that can never be admitted is told when the limit is whole again.
     wait_us = retry_us if retry_us > 0 else reset_us
     code = Code.OK if step.shadow_mode else Code.OVER_LIMIT
-    return Status(code, step.limit, 0, _seconds(wait_us), slot, reading)
+    return Status(code, step, 0, _seconds(wait_us), slot, reading)
+
+
+def _spoken_of(slot: Slot, readings: Sequence[Reading]) -> tuple[Step, Reading]:
+    """Of several limits the one that refuses (the longest, if several do), else the one with the least left."""
+    pairs = list(zip(slot.steps, readings, strict=True))
+    refusing = [pair for pair in pairs if not pair[1].allowed]
+    if refusing:
+        # Never (-1) is longer than any wait.
+        return max(refusing, key=lambda pair: pair[1].retry_us if pair[1].retry_us > 0 else math.inf)
+    return min(pairs, key=lambda pair: pair[1].left)
 
 
 def _seconds(us: int) -> int:

@@ -11,14 +11,18 @@ from enum import Enum
 
 from ratelimit_rls.core.match import NO_MATCH, match_descriptor
 from ratelimit_rls.core.model import Descriptor, Entry, Match, Position
+from ratelimit_rls.core.pattern import parse_address
 from ratelimit_rls.core.tree import Node, Tree, find
 
 
 class Way(Enum):
-    """The three ways to meet an entry, in the order they are tried."""
+    """The ways to meet an entry, in the order they are tried."""
 
     EXACT = "exact"
     WILDCARD = "wildcard"
+    CIDR = "cidr"
+    PREFIX = "prefix"
+    REGEX = "regex"
     KEY_ONLY = "key only"
 
 
@@ -75,25 +79,39 @@ def explain(tree: Tree, domain: str, descriptor: Descriptor) -> Explanation:
 
 
 def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
-    met, through = find(node, entry)
+    met, is_one_of_many = find(node, entry)
     yield _exact(node, entry, met)
     wildcards = [wildcard for wildcard in node.wildcards if wildcard.key.matches(entry.key)]
     for wildcard in wildcards:
         pattern = wildcard.node.value or wildcard.node.key
         outcome = Outcome.DIFFERENT
-        if wildcard is through:
+        if wildcard.node is met and is_one_of_many:
             outcome = Outcome.MET
         elif wildcard.matches(entry):
             outcome = Outcome.NOT_TRIED
         yield Attempt(Way.WILDCARD, pattern, outcome, wildcard.node.position)
+    yield from _patterns(node, entry, met)
     alone = node.by_key.get(entry.key)
     if alone is not None and alone is not met and any(wildcard.node is alone for wildcard in wildcards):
         return  # a key with a `*`, already told as a wildcard
     if alone is None:
         yield Attempt(Way.KEY_ONLY, "", Outcome.ABSENT)
-    elif through is None or through.node is not alone:
+    elif not (is_one_of_many and alone is met):
         outcome = Outcome.MET if alone is met else Outcome.NOT_TRIED
         yield Attempt(Way.KEY_ONLY, alone.key, outcome, alone.position)
+
+
+def _patterns(node: Node, entry: Entry, met: Node | None) -> Iterator[Attempt]:
+    address = parse_address(entry.value)
+    for child in node.patterns.get(entry.key, ()):
+        pattern = child.pattern
+        assert pattern is not None
+        outcome = Outcome.DIFFERENT
+        if child is met:
+            outcome = Outcome.MET
+        elif pattern.matches(entry.value, address):
+            outcome = Outcome.NOT_TRIED
+        yield Attempt(Way[pattern.way.name], pattern.text, outcome, child.position)
 
 
 def _exact(node: Node, entry: Entry, met: Node | None) -> Attempt:
@@ -114,7 +132,7 @@ def _conclude(descriptor: Descriptor, levels: list[LevelWalked], node: Node | No
             return f"the rules end before {key}={value}, and a limit counts only for the last entry: no limit applies"
         return f"nothing is met by {key}={value}, and earlier levels are not reconsidered: no limit applies"
     if node.rule is None:
-        has_children = bool(node.exact or node.by_key)
+        has_children = any(node.children())
         more = "; its limits lie deeper" if has_children else ""
         return f"the descriptor ends on {node.label}, which has no rate_limit{more}: no limit applies"
     if node.rule.unlimited:

@@ -1,7 +1,7 @@
 """The storage key of a counter.
 
     rl:{edge/plan=free/user=alice}:gcra:60
-       └───────── tag ───────────┘ └algorithm, window in seconds
+       └───────── tag ───────────┘ └algorithm, window: in seconds, or month@Europe/Berlin
 
 The tag is an injective encoding of the domain and the entries: two different descriptors never share a counter (the
 reference joins with "_" and they can). It is the whole identity, in braces, so that on a cluster all limits of one
@@ -45,7 +45,7 @@ def storage_key(prefix: str, tag: bytes, limit: Limit) -> bytes:
 
 @lru_cache(4096)
 def _suffix(limit: Limit) -> bytes:
-    return f"{limit.algorithm.value}:{limit.window_us // 1_000_000}".encode()
+    return f"{limit.algorithm.value}:{limit.window}".encode()
 
 
 def _escape(text: str) -> str:

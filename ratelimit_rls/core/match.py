@@ -7,7 +7,7 @@ reconsidered (reference behaviour, both). So a descriptor longer or shorter than
 from __future__ import annotations
 
 from ratelimit_rls.core.model import Descriptor, Entry, Limit, Match, Request, Rule
-from ratelimit_rls.core.tree import Node, Tree, Wildcard, find
+from ratelimit_rls.core.tree import Node, Tree, find
 
 NO_MATCH = Match(rule=None)
 
@@ -23,14 +23,14 @@ def match(tree: Tree, request: Request) -> tuple[Match, ...]:
 def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     if descriptor.limit is not None:
         return _match_override(root, descriptor)
-    walked: list[tuple[Entry, Node, Wildcard | None]] = []
+    walked: list[tuple[Entry, Node, bool]] = []
     node, plain = root, True
     for entry in descriptor.entries:
-        child, wildcard = find(node, entry)
+        child, is_one_of_many = find(node, entry)
         if child is None:
             return NO_MATCH
-        walked.append((entry, child, wildcard))
-        plain = plain and wildcard is None and not child.value_to_metric
+        walked.append((entry, child, is_one_of_many))
+        plain = plain and not is_one_of_many and not child.value_to_metric
         node = child
     rule = node.rule
     if rule is None:
@@ -38,8 +38,8 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     if plain and not rule.detailed_metric:  # as most are, and the rest of the work is for the others
         return Match(rule, descriptor.entries, rule.path)
     entries = tuple(
-        Entry(entry.key, child.value or child.key) if wildcard and child.share_threshold else entry
-        for entry, child, wildcard in walked
+        Entry(entry.key, child.shared_value or child.key) if is_one_of_many and child.share_threshold else entry
+        for entry, child, is_one_of_many in walked
     )
     return Match(rule, entries, _metric_path(root.key, rule, walked))
 
@@ -49,23 +49,23 @@ def _match_override(root: Node, descriptor: Descriptor) -> Match:
     assert descriptor.limit is not None
     path = ".".join([root.key, *(_label(entry.key, entry.value) for entry in descriptor.entries)])
     limit = Limit(descriptor.limit.requests_per_unit, descriptor.limit.unit)
-    return Match(Rule(path=path, limit=limit), descriptor.entries, path)
+    return Match(Rule(path=path, limits=(limit,)), descriptor.entries, path)
 
 
-def _metric_path(domain: str, rule: Rule, walked: list[tuple[Entry, Node, Wildcard | None]]) -> str:
+def _metric_path(domain: str, rule: Rule, walked: list[tuple[Entry, Node, bool]]) -> str:
     """The rule's path, with request values in it where the rules ask for them.
 
     `detailed_metric` puts every value in, `value_to_metric` the values of its own level; the pattern of a shared
     wildcard stays a pattern in both, since its values share one counter.
     """
-    shared = any(wildcard and node.share_threshold for _, node, wildcard in walked)
+    shared = any(is_one_of_many and node.share_threshold for _, node, is_one_of_many in walked)
     if rule.detailed_metric and not shared:
         return ".".join([domain, *(f"{entry.key}_{entry.value}" for entry, _, _ in walked)])
     if not rule.detailed_metric and not any(node.value_to_metric for _, node, _ in walked):
         return rule.path
     labels = [domain]
-    for entry, node, wildcard in walked:
-        if wildcard and node.share_threshold:
+    for entry, node, is_one_of_many in walked:
+        if is_one_of_many and node.share_threshold:
             labels.append(node.label)
         elif rule.detailed_metric or node.value_to_metric:
             labels.append(_label(entry.key, entry.value))

@@ -127,10 +127,25 @@ class Limit:
     algorithm: Algorithm = Algorithm.FIXED_WINDOW
     burst: int = 0  # buckets and GCRA only: the most that passes at once
     name: str = ""
+    unit_multiplier: int = 1
+    timezone: str = ""  # a calendar's day, week, month or year there; "": windows of equal length since the epoch
 
     @property
     def window_us(self) -> int:
-        return self.unit.seconds * 1_000_000
+        """Of a calendar's window, the usual length: its real one depends on the moment."""
+        return self.unit.seconds * self.unit_multiplier * 1_000_000
+
+    @property
+    def window(self) -> str:
+        """What tells this limit's window from any other, e.g. `60` or `month@Europe/Berlin`."""
+        if self.timezone:
+            return f"{self.unit.name.lower()}@{self.timezone}"
+        return str(self.window_us // 1_000_000)
+
+    @property
+    def spoken_unit(self) -> Unit:
+        """The unit as Envoy can be told: it knows no 30 seconds and no 5 minutes, and is told UNKNOWN."""
+        return self.unit if self.unit_multiplier == 1 else Unit.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +153,7 @@ class Rule:
     """What the rules say about one descriptor: the compiled form of a node that has `rate_limit`."""
 
     path: str  # "domain.key_value.key": the name the reference gives it in metrics and /rlconfig
-    limit: Limit | None  # None exactly when unlimited
-    name: str = ""
+    limits: tuple[Limit, ...]  # all of them hold; none at all exactly when unlimited
     replaces: frozenset[str] = frozenset()
     charge: Charge = Charge.ALWAYS
     shadow_mode: bool = False
@@ -150,7 +164,7 @@ class Rule:
 
     @property
     def unlimited(self) -> bool:
-        return self.limit is None
+        return not self.limits
 
 
 class Match(NamedTuple):
@@ -177,7 +191,7 @@ class Slot:
     """How one descriptor of the request is answered."""
 
     rule: Rule | None
-    step: Step | None  # None: answered without the store
+    steps: tuple[Step, ...]  # one per limit; none: answered without the store
     hits: int
     metric_path: str = ""
     unlimited: bool = False
@@ -194,7 +208,7 @@ class Outline:
     domain: str
     domain_known: bool
     steps: tuple[Step, ...]
-    slots: tuple[Slot, ...]  # one per descriptor, in order; those with a step are in the order of `steps`
+    slots: tuple[Slot, ...]  # one per descriptor, in order; their steps together are `steps`
     # Under the global quota mode a descriptor without a limit is a quota that passes: the call cannot fail by quotas.
     quota_passes: bool = False
     shadow_mode: bool = False  # the global one: the verdict is counted and told, but does not hold
@@ -232,11 +246,11 @@ class Status(NamedTuple):
     """What is told of one descriptor."""
 
     code: Code
-    limit: Limit | None  # None: no limit applies, or unlimited
+    step: Step | None  # the limit spoken of; None: none applies, or unlimited
     remaining: int
     reset_s: int  # whole seconds, rounded up; retry-after when refused
     slot: Slot
-    reading: Reading | None = None
+    reading: Reading | None = None  # of that limit
 
 
 class Decision(NamedTuple):

@@ -68,11 +68,11 @@ class Planner:
         check(request)
         matches = match(self._tree, request)
         outline = self._outline(request, matches)
-        keys = [
-            storage_key(self._policy.key_prefix, encode_tag(request.domain, found.entries), slot.step.limit)
-            for found, slot in zip(matches, outline.slots, strict=True)
-            if slot.step is not None
-        ]
+        keys: list[bytes] = []
+        for found, slot in zip(matches, outline.slots, strict=True):
+            if slot.steps:
+                tag = encode_tag(request.domain, found.entries)
+                keys += [storage_key(self._policy.key_prefix, tag, step.limit) for step in slot.steps]
         return Plan(outline, tuple(keys))
 
     def _outline(self, request: Request, matches: tuple[Match, ...]) -> Outline:
@@ -110,9 +110,9 @@ class Planner:
         return Outline(
             domain=request.domain,
             domain_known=domain_known,
-            steps=tuple(slot.step for slot in slots if slot.step is not None),
+            steps=tuple(step for slot in slots for step in slot.steps),
             slots=slots,
-            quota_passes=quota_mode and any(slot.step is None and not slot.unlimited for slot in slots),
+            quota_passes=quota_mode and any(not slot.steps and not slot.unlimited for slot in slots),
             shadow_mode=self._policy.shadow_mode,
             own_bytes=_weight_bytes(len(slots)) + brought_bytes if brought_bytes else 0,
         )
@@ -120,16 +120,20 @@ class Planner:
     def _slot(self, request: Request, descriptor: Descriptor, found: Match, replaced: frozenset[str]) -> Slot:
         hits = _hits(request, descriptor)
         rule = found.rule
-        if rule is None or rule.limit is None or (rule.name and rule.name in replaced):
-            return Slot(rule, None, hits, unlimited=rule is not None and rule.unlimited)
-        step = Step(
-            limit=rule.limit,
-            cost=-hits if descriptor.is_refund else hits,
-            charge=self._policy.override_charge if descriptor.limit is not None else rule.charge,
-            shadow_mode=rule.shadow_mode,
-            quota_mode=rule.quota_mode or self._policy.quota_mode,
+        if rule is None:
+            return Slot(None, (), hits)
+        steps = tuple(
+            Step(
+                limit=limit,
+                cost=-hits if descriptor.is_refund else hits,
+                charge=self._policy.override_charge if descriptor.limit is not None else rule.charge,
+                shadow_mode=rule.shadow_mode,
+                quota_mode=rule.quota_mode or self._policy.quota_mode,
+            )
+            for limit in rule.limits
+            if not limit.name or limit.name not in replaced
         )
-        return Slot(rule, step, hits, found.metric_path)
+        return Slot(rule, steps, hits, found.metric_path if steps else "", unlimited=rule.unlimited)
 
 
 def check(request: Request) -> None:

@@ -8,8 +8,9 @@
       - {key: path, value: /v1/*, ...}         └─ by_key    "plan" ────────────► Node ● 100/min
       - {key: plan, ...}
 
-One level is looked up in three steps, the first that finds something wins and is never taken back:
-exact pair, then the first wildcard in file order, then the key alone. ● marks a rule.
+One level is looked up in four steps, the first that finds something wins and is never taken back: exact pair, then the
+first wildcard in file order, then the pattern that says most (the longest network, the longest prefix, the first
+expression), then the key alone. ● marks a rule.
 
 Nodes are found by (key, value) pairs, never by a joined string: the reference joins with "_", so that there the pair
 ("a", "b_c") also meets a rule for ("a_b", "c").
@@ -17,10 +18,11 @@ Nodes are found by (key, value) pairs, never by a joined string: the reference j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ratelimit_rls.core.model import Entry, Position, Rule
+from ratelimit_rls.core.pattern import Pattern, parse_address
 
 WILDCARD = "*"
 
@@ -58,19 +60,31 @@ class Node:
     """One descriptor of the rules; the root of a domain is a Node too, with the domain's name as its key."""
 
     key: str
-    value: str = ""  # "": any value
+    value: str = ""  # "": any value, or those that the pattern meets
+    pattern: Pattern | None = None
     rule: Rule | None = None
     share_threshold: bool = False
     value_to_metric: bool = False
     position: Position | None = None
     exact: Mapping[tuple[str, str], Node] = field(default_factory=dict)
     wildcards: tuple[Wildcard, ...] = ()  # in file order
+    patterns: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # by key, in the order they are tried
     by_key: Mapping[str, Node] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """As the reference writes it in metric names and /rlconfig."""
-        return f"{self.key}_{self.value}" if self.value else self.key
+        return f"{self.key}_{self.shared_value}" if self.shared_value else self.key
+
+    @property
+    def shared_value(self) -> str:
+        """What stands for every value that meets this node, where they share a counter."""
+        return self.pattern.label if self.pattern else self.value
+
+    def children(self) -> Iterator[Node]:
+        yield from self.exact.values()
+        yield from (node for nodes in self.patterns.values() for node in nodes)
+        yield from self.by_key.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +113,21 @@ class Tree:
             node = nodes.pop()
             if node.rule is not None:
                 found.append(node.rule)
-            nodes.extend(node.exact.values())
-            nodes.extend(node.by_key.values())
+            nodes.extend(node.children())
         return sorted(found, key=lambda rule: rule.path)
 
 
-def find(node: Node, entry: Entry) -> tuple[Node | None, Wildcard | None]:
-    """The child of `node` that `entry` meets, and the wildcard through which, if through one."""
+def find(node: Node, entry: Entry) -> tuple[Node | None, bool]:
+    """The child of `node` that `entry` meets, and whether it is one of many values that do."""
     child = node.exact.get(entry)
     if child is not None:
-        return child, None
+        return child, False
     for wildcard in node.wildcards:
         if wildcard.matches(entry):
-            return wildcard.node, wildcard
-    return node.by_key.get(entry.key), None
+            return wildcard.node, True
+    if entry.key in node.patterns:
+        address = parse_address(entry.value)
+        for child in node.patterns[entry.key]:
+            if child.pattern is not None and child.pattern.matches(entry.value, address):
+                return child, True
+    return node.by_key.get(entry.key), False

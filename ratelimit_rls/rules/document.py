@@ -32,8 +32,30 @@ class RateLimitDocument:
     replaces: tuple[Written[str], ...] = ()
     algorithm: Written[str] | None = None
     burst: Written[int] | None = None
+    unit_multiplier: Written[int] | None = None
+    calendar: Written[bool] | None = None
+    timezone: Written[str] | None = None
     # A value here could not be read, which was reported: what its absence would mean must not be reported too.
     is_broken: bool = False
+
+    @property
+    def uses_new_key(self) -> bool:
+        return any(getattr(self, key) is not None for key in grammar.NEW_LIMIT_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchDocument:
+    position: Position
+    cidr: Written[str] | None = None
+    prefix: Written[str] | None = None
+    regex: Written[str] | None = None
+    is_broken: bool = False
+
+    @property
+    def ways(self) -> list[tuple[str, Written[str]]]:
+        """Those that were written; one is right."""
+        ways = (("cidr", self.cidr), ("prefix", self.prefix), ("regex", self.regex))
+        return [(way, written) for way, written in ways if written is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +63,13 @@ class DescriptorDocument:
     position: Position
     key: Written[str] | None = None
     value: Written[str] | None = None
+    match: MatchDocument | None = None
     rate_limit: RateLimitDocument | None = None
+    limits: Written[tuple[RateLimitDocument, ...]] | None = None
     descriptors: tuple[DescriptorDocument, ...] = ()
     charge: Written[str] | None = None
+    action: Written[str] | None = None
+    enabled: Written[bool] | None = None
     shadow_mode: Written[bool] | None = None
     quota_mode: Written[bool] | None = None
     detailed_metric: Written[bool] | None = None
@@ -51,6 +77,13 @@ class DescriptorDocument:
     share_threshold: Written[bool] | None = None
     metadata: Written[dict[str, Any]] | None = None
     is_broken: bool = False
+
+    @property
+    def rate_limits(self) -> tuple[RateLimitDocument, ...]:
+        """What was written as `rate_limit` or as `limits`."""
+        if self.limits is not None:
+            return self.limits.value
+        return (self.rate_limit,) if self.rate_limit is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +120,13 @@ def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
         position=found.position(node),
         key=fields.text("key"),
         value=fields.text("value"),
+        match=_read_match(fields, found),
         rate_limit=_read_rate_limit(fields, found),
+        limits=_read_limits(fields, found),
         descriptors=fields.maps("descriptors", "[]config.YamlDescriptor", _read_descriptor),
         charge=fields.text("charge"),
+        action=fields.text("action"),
+        enabled=fields.truth("enabled"),
         shadow_mode=fields.truth("shadow_mode"),
         quota_mode=fields.truth("quota_mode"),
         detailed_metric=fields.truth("detailed_metric"),
@@ -102,8 +139,29 @@ def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
 
 def _read_rate_limit(outer: _Fields, found: Findings) -> RateLimitDocument | None:
     node = outer.joined("rate_limit", "config.YamlRateLimit", "it is a mapping with 'unit' and 'requests_per_unit'")
+    return None if node is None else _read_limit(node, found)
+
+
+def _read_limits(outer: _Fields, found: Findings) -> Written[tuple[RateLimitDocument, ...]] | None:
+    at = outer.position("limits")
+    return None if at is None else Written(outer.maps("limits", "[]config.YamlRateLimit", _read_limit), at)
+
+
+def _read_match(outer: _Fields, found: Findings) -> MatchDocument | None:
+    node = outer.joined("match", "match", "it is a mapping with one of 'cidr', 'prefix' and 'regex'")
     if node is None:
         return None
+    fields = _Fields(node.fields(), found)
+    return MatchDocument(
+        position=found.position(node),
+        cidr=fields.text("cidr"),
+        prefix=fields.text("prefix"),
+        regex=fields.text("regex"),
+        is_broken=fields.is_broken,
+    )
+
+
+def _read_limit(node: YamlMap, found: Findings) -> RateLimitDocument:
     fields = _Fields(node.fields(), found)
     return RateLimitDocument(
         position=found.position(node),
@@ -114,6 +172,9 @@ def _read_rate_limit(outer: _Fields, found: Findings) -> RateLimitDocument | Non
         replaces=fields.maps("replaces", "[]config.yamlReplaces", _read_replaced),
         algorithm=fields.text("algorithm"),
         burst=fields.count("burst"),
+        unit_multiplier=fields.count("unit_multiplier"),
+        calendar=fields.truth("calendar"),
+        timezone=fields.text("timezone"),
         is_broken=fields.is_broken,
     )
 
@@ -202,6 +263,11 @@ class _Fields:
                 return Written(node.value, self._found.position(node))
         self.refuse(node, "uint32", offences.COUNT)
         return None
+
+    def position(self, key: str) -> Position | None:
+        """Where the value of `key` stands, if it has one."""
+        node = self._last(key)
+        return None if node is None else self._found.position(node)
 
     def maps(self, key: str, go_type: str, read: Callable[[YamlMap, Findings], T]) -> tuple[T, ...]:
         node = self._last(key)

@@ -41,9 +41,13 @@ FILE_KEYS: Mapping[str, str] = {"domain": LEAF, "descriptors": "descriptor", "ch
 DESCRIPTOR_KEYS: Mapping[str, str] = {
     "key": LEAF,
     "value": LEAF,
+    "match": "match",
     "rate_limit": "rate_limit",
+    "limits": "rate_limit",
     "descriptors": "descriptor",
     "charge": LEAF,
+    "action": LEAF,
+    "enabled": LEAF,
     "shadow_mode": LEAF,
     "quota_mode": LEAF,
     "detailed_metric": LEAF,
@@ -59,14 +63,22 @@ RATE_LIMIT_KEYS: Mapping[str, str] = {
     "replaces": "replaces",
     "algorithm": LEAF,
     "burst": LEAF,
+    "unit_multiplier": LEAF,
+    "calendar": LEAF,
+    "timezone": LEAF,
 }
 REPLACES_KEYS: Mapping[str, str] = {"name": LEAF}
+MATCH_KEYS: Mapping[str, str] = {"cidr": LEAF, "prefix": LEAF, "regex": LEAF}
+
+NEW_LIMIT_KEYS = frozenset({"algorithm", "burst", "unit_multiplier", "calendar", "timezone"})
+"""Of a rate_limit, those that the reference does not know: a rule that uses one is charged by our default."""
 
 PLACES: Mapping[str, Mapping[str, str]] = {
     "file": FILE_KEYS,
     "descriptor": DESCRIPTOR_KEYS,
     "rate_limit": RATE_LIMIT_KEYS,
     "replaces": REPLACES_KEYS,
+    "match": MATCH_KEYS,
 }
 KNOWN = frozenset(key for keys in PLACES.values() for key in keys)
 
@@ -75,6 +87,7 @@ _PLACE_WORDS = {
     "descriptor": "on a descriptor, beside 'key'",
     "rate_limit": "inside 'rate_limit'",
     "replaces": "inside 'replaces'",
+    "match": "inside 'match'",
 }
 
 

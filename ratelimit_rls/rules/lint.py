@@ -15,13 +15,14 @@ from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument
+from ratelimit_rls.rules.limit import is_unlimited
 
 MOST_COMPARED = 500
 """Earlier wildcards each wildcard of a level is compared with: the comparison is quadratic, and rules with more have
 a different problem."""
 
 _NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata")
-_NEEDS_COUNTER = ("unit", "requests_per_unit", "algorithm", "burst")
+_NEEDS_COUNTER = ("unit", "requests_per_unit", "algorithm", "burst", "unit_multiplier", "calendar", "timezone")
 
 
 def lint(tree: Tree, documents: Iterable[Document]) -> Iterator[Problem]:
@@ -43,8 +44,7 @@ def _unreachable(root: Node) -> Iterator[Problem]:
     nodes = [root]
     while nodes:
         node = nodes.pop()
-        nodes.extend(node.exact.values())
-        nodes.extend(node.by_key.values())
+        nodes.extend(node.children())
         for index, later in enumerate(node.wildcards):
             for earlier in node.wildcards[: min(index, MOST_COMPARED)]:
                 if covers(earlier, later.key.pattern, later.node.value):
@@ -80,37 +80,38 @@ def _shadowed(node: Node, by: Node) -> Problem:
 
 
 def _named(node: Node) -> str:
-    return f"key '{node.key}' value '{node.value}'" if node.value else f"key '{node.key}'"
+    return f"key '{node.key}' value '{node.shared_value}'" if node.shared_value else f"key '{node.key}'"
 
 
 def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
-    limit = descriptor.rate_limit
-    if limit is None:
+    if not descriptor.rate_limits:
         for key in _NEEDS_LIMIT:
             written = getattr(descriptor, key)
             if written is not None and written.value:
                 yield _warning(written.position, "no-effect", offences.no_effect_without_limit(key))
-    elif limit.unlimited and limit.unlimited.value:
-        for key in _NEEDS_COUNTER:
-            written = getattr(limit, key)
-            if written is not None:
-                yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+    for limit in descriptor.rate_limits:
+        if is_unlimited(limit):
+            for key in _NEEDS_COUNTER:
+                written = getattr(limit, key)
+                if written is not None:
+                    yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
 
 
 def _refusing_everything(descriptor: DescriptorDocument) -> Iterator[Problem]:
-    limit = descriptor.rate_limit
-    if limit is None or (limit.unlimited and limit.unlimited.value):
-        return
-    if limit.requests_per_unit is None:
-        yield _warning(limit.position, "zero-limit", offences.refuses_everything(is_written=False))
-    elif limit.requests_per_unit.value == 0:
-        yield _warning(limit.requests_per_unit.position, "zero-limit", offences.refuses_everything(is_written=True))
+    for limit in descriptor.rate_limits:
+        if is_unlimited(limit):
+            continue
+        if limit.requests_per_unit is None:
+            yield _warning(limit.position, "zero-limit", offences.refuses_everything(is_written=False))
+        elif limit.requests_per_unit.value == 0:
+            yield _warning(limit.requests_per_unit.position, "zero-limit", offences.refuses_everything(is_written=True))
 
 
 def _replacing_nobody(descriptor: DescriptorDocument, names: set[str]) -> Iterator[Problem]:
-    for replaced in descriptor.rate_limit.replaces if descriptor.rate_limit else ():
-        if replaced.value not in names:
-            yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
+    for limit in descriptor.rate_limits:
+        for replaced in limit.replaces:
+            if replaced.value not in names:
+                yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
 
 
 def _domain(document: Document) -> str:
@@ -118,7 +119,7 @@ def _domain(document: Document) -> str:
 
 
 def _limits(document: Document) -> Iterator[RateLimitDocument]:
-    return (descriptor.rate_limit for descriptor in _descriptors(document) if descriptor.rate_limit)
+    return (limit for descriptor in _descriptors(document) for limit in descriptor.rate_limits)
 
 
 def _descriptors(document: Document) -> Iterator[DescriptorDocument]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from zoneinfo import available_timezones
 
 from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Charge, Limit, Position, Unit
 
@@ -18,6 +19,7 @@ BURSTY = tuple(algorithm.value for algorithm in Algorithm if algorithm.has_burst
 
 LONGEST_SLIDING_LOG = 10_000
 LONGEST_FILL_US = 2**51
+LARGEST_MULTIPLIER = 65_535
 
 # -- the file cannot be read ------------------------------------------------------------------------------------------
 
@@ -211,6 +213,78 @@ def fills_too_slowly(limit: Limit) -> str:
         f"a burst of {limit.burst:,} at {rate} takes {years:,} years to refill; "
         "at most 71 years can be counted exactly (2^51 microseconds): lower the burst or raise the rate"
     )
+
+
+def bad_multiplier(multiplier: int) -> str:
+    return f"unit_multiplier is from 1 to {LARGEST_MULTIPLIER}, not {multiplier}: unit: minute with 5 is five minutes"
+
+
+def timezone_without_calendar() -> str:
+    return "timezone has no meaning without 'calendar: true': other windows are the same everywhere"
+
+
+def no_calendar_for_unit(unit: Unit) -> str:
+    return f"a calendar has days, weeks, months and years, not {unit.name.lower()}s; drop 'calendar' or change the unit"
+
+
+def no_calendar_for_algorithm(algorithm: Algorithm) -> str:
+    return f"calendar windows are fixed windows, and {algorithm.value} has none; drop 'calendar' or 'algorithm'"
+
+
+def calendar_with_multiplier() -> str:
+    return "unit_multiplier has no meaning for a calendar: which two months would belong together?"
+
+
+def unknown_timezone(name: str) -> str:
+    hint = _did_you_mean(name, available_timezones())
+    return f"timezone '{_cut(name)}' is not known; it is a name such as UTC or Europe/Berlin{hint}"
+
+
+def limits_beside_rate_limit() -> str:
+    return "'limits' and 'rate_limit' on one descriptor; write all of them under 'limits'"
+
+
+def no_limits() -> str:
+    return "'limits' is an empty list; write at least one limit, or drop it"
+
+
+def unlimited_among_limits() -> str:
+    return "'unlimited' among 'limits' would undo the others; write 'rate_limit: {unlimited: true}' alone"
+
+
+def same_window_twice(limit: Limit) -> str:
+    return (
+        f"another limit of this descriptor is a {limit.algorithm.value} over the same window, so that the two would "
+        "share a counter; keep the smaller one, or change the window or the algorithm"
+    )
+
+
+def unknown_action(name: str, actions: Iterable[str]) -> str:
+    return f"action '{_cut(name)}' is not one of {', '.join(actions)}{_did_you_mean(name.lower(), actions)}"
+
+
+# -- match ------------------------------------------------------------------------------------------------------------
+
+
+def value_beside_match() -> str:
+    return "'value' and 'match' on one descriptor; keep one of them"
+
+
+def not_one_way(ways: Iterable[str]) -> str:
+    written = ", ".join(ways)
+    return f"'match' takes one of cidr, prefix and regex, not {written or 'none'}; write a descriptor for each"
+
+
+def bad_cidr(text: str, why: str) -> str:
+    return f"cidr '{_cut(text)}' is not a network: {why}; e.g. 10.0.0.0/8 or 2001:db8::/32"
+
+
+def empty_prefix() -> str:
+    return "an empty prefix matches every value; drop 'match' to do that"
+
+
+def bad_regex(text: str, why: str) -> str:
+    return f"regex '{_cut(text)}' cannot be used: {why}; it is RE2 syntax, without back-references and look-around"
 
 
 # -- odd, but allowed -------------------------------------------------------------------------------------------------

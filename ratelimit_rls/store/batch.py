@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from struct import pack
 from typing import Generic, NamedTuple, TypeVar
 
+from ratelimit_rls.core.calendar import Bounds, bounds
 from ratelimit_rls.core.model import Answer, Charge, Outline, Reading, Step
 
 LARGEST_BATCH_STEPS = 128
@@ -22,6 +23,7 @@ CALL_SHADOWED = 2
 STEP_ALWAYS = 1
 STEP_SHADOW = 2
 STEP_QUOTA = 4
+STEP_JOINED = 8
 
 Part = TypeVar("Part", bound=Hashable)
 
@@ -30,7 +32,7 @@ Part = TypeVar("Part", bound=Hashable)
 class Form(Generic[Part]):
     """What all plans of one outline send alike: a spec for each step, ready to be joined."""
 
-    specs: tuple[Part, ...]
+    specs: tuple[Part | DatedSpec[Part], ...]
     flags: int
 
 
@@ -50,31 +52,62 @@ class Packed(Generic[Part]):
     calls: bytes
 
 
-def spec_of(step: Step) -> tuple[bytes, int, int, int, int, int]:
-    """The six arguments that describe what a step asks of its counter."""
+Spec = tuple[bytes, int, int | bytes, int, int, int]
+"""The six arguments that describe what a step asks of its counter."""
+
+
+class DatedSpec(Generic[Part]):
+    """The spec of a limit by the calendar: which windows are around now is filled in when a batch is sent."""
+
+    def __init__(self, step: Step, joined: bool, part: Callable[[Spec], Part]) -> None:
+        self._step = step
+        self._joined = joined
+        self._part = part
+        self._bounds = Bounds(0, 0, 0)
+        self._ready: Part
+
+    def at(self, now_us: int) -> Part:
+        if not self._bounds.start_us <= now_us < self._bounds.next_us:
+            limit = self._step.limit
+            self._bounds = bounds(limit.unit, limit.timezone, now_us)
+            self._ready = self._part(spec_of(self._step, self._joined, b"%d %d %d" % self._bounds))
+        return self._ready
+
+
+def spec_of(step: Step, joined: bool, window: bytes | None = None) -> Spec:
+    """`joined`: the step belongs to the same descriptor as the one before it."""
     limit = step.limit
     flags = STEP_ALWAYS if step.charge is Charge.ALWAYS else 0
     flags += STEP_SHADOW if step.shadow_mode else 0
     flags += STEP_QUOTA if step.quota_mode else 0
+    flags += STEP_JOINED if joined else 0
     name = limit.algorithm.value.encode()
-    return name, limit.requests_per_unit, limit.window_us, limit.burst, step.cost, flags
+    return name, limit.requests_per_unit, window or limit.window_us, limit.burst, step.cost, flags
 
 
-def form_of(outline: Outline, spec: Callable[[Step], Part]) -> Form[Part]:
+def form_of(outline: Outline, part: Callable[[Spec], Part]) -> Form[Part]:
+    """`part` makes a spec what its store sends."""
     flags = CALL_QUOTA_PASSES if outline.quota_passes else 0
     flags += CALL_SHADOWED if outline.shadow_mode else 0
-    return Form(tuple(spec(step) for step in outline.steps), flags)
+    specs = [
+        DatedSpec(step, number > 0, part) if step.limit.timezone else part(spec_of(step, number > 0))
+        for slot in outline.slots
+        for number, step in enumerate(slot.steps)
+    ]
+    return Form(tuple(specs), flags)
 
 
-def pack_batch(batch: Sequence[PackedPlan[Part]]) -> Packed[Part]:
+def pack_batch(batch: Sequence[PackedPlan[Part]], now_us: int) -> Packed[Part]:
+    """`now_us` need not be the moment of the decision, only within a window of it."""
     keys: dict[Part, int] = {}
-    specs: dict[Part, int] = {}
+    specs: dict[Part | DatedSpec[Part], int] = {}
     numbers: list[int] = []
     for plan_keys, form in batch:
         numbers += len(plan_keys), form.flags
         for key, spec in zip(plan_keys, form.specs, strict=True):
             numbers += keys.setdefault(key, len(keys)), specs.setdefault(spec, len(specs))
-    return Packed(list(keys), list(specs), pack(f">{len(numbers)}H", *numbers))
+    dated = [spec.at(now_us) if isinstance(spec, DatedSpec) else spec for spec in specs]
+    return Packed(list(keys), dated, pack(f">{len(numbers)}H", *numbers))
 
 
 def runs(batch: Sequence[PackedPlan[Part]]) -> Iterator[Sequence[PackedPlan[Part]]]:

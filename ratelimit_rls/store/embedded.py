@@ -16,7 +16,7 @@ from ratelimit_rls.core.model import Answer, Outline, Plan
 from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import Prepared
-from ratelimit_rls.store.batch import Form, PackedPlan, form_of, pack_batch, runs, spec_of, unpack
+from ratelimit_rls.store.batch import Form, PackedPlan, form_of, pack_batch, runs, unpack
 from ratelimit_rls.store.script import definitions, read
 
 DEFAULT_BUDGET_BYTES = 256 * 2**20
@@ -79,7 +79,7 @@ class EmbeddedStore:
         answers: list[Answer | StoreError] = []
         now_us = self._clock()
         for run in runs(batch):
-            packed = pack_batch(run)
+            packed = pack_batch(run, now_us)
             specs = [argument for spec in packed.specs for argument in spec]
             reply = self._run(now_us, packed.calls, len(packed.keys), *packed.keys, *specs)
             answers += unpack(run, [int(number) for number in reply])
@@ -98,4 +98,4 @@ class EmbeddedStore:
 
 @per_outline
 def _form(outline: Outline) -> Form[_Part]:
-    return form_of(outline, spec_of)
+    return form_of(outline, lambda spec: spec)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ratelimit_rls.core.model import Algorithm
 
-LIBRARY = ("bounds", "mul_div", "needed", "place", "ttl_ms")
+LIBRARY = ("bounds", "mul_div", "needed", "place", "place_in_calendar", "ttl_ms")
 
 
 def script_dir() -> Traversable:

@@ -107,9 +107,8 @@ class Metrics:
         if decision.shadowed:
             self.service.global_shadow_mode += 1
         for status, counted in zip(decision.statuses, counters, strict=True):
-            step = status.slot.step
-            if counted is not None and step is not None and status.reading is not None:
-                self._record_limit(counted, step, status.reading, status.code)
+            if counted is not None and status.step is not None and status.reading is not None:
+                self._record_limit(counted, status.step, status.reading, status.code)
 
     def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> None:
         """The reference's arithmetic: of hits that cross a threshold, each is counted on its own side of it."""

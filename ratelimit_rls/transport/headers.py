@@ -14,7 +14,7 @@ def spoken_of(decision: Decision) -> Status | None:
     least: Status | None = None
     refusal: Status | None = None
     for status in decision.statuses:
-        if status.limit is None:
+        if status.step is None:
             continue
         if least is None or status.remaining < least.remaining:
             least = status
@@ -24,4 +24,4 @@ def spoken_of(decision: Decision) -> Status | None:
 
 
 def _is_quota(status: Status) -> bool:
-    return status.slot.step is not None and status.slot.step.quota_mode
+    return status.step is not None and status.step.quota_mode

@@ -31,7 +31,7 @@ def merged(decision: Decision) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for status in decision.statuses:
         rule = status.slot.rule
-        if status.code is Code.OK and status.slot.step is not None and rule is not None and rule.metadata:
+        if status.code is Code.OK and status.step is not None and rule is not None and rule.metadata:
             _merge(merged, rule.metadata)
     return merged
 

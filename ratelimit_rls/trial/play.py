@@ -132,7 +132,7 @@ def _fields(wanted: Expected, status: Status) -> Iterator[tuple[str, str]]:
         yield f"retry_after {_wait(wanted.retry_us)}", f"retry_after {_wait(retry_us)}"
     if wanted.rule is not None:
         rule = status.slot.rule
-        names = (rule.path, rule.name) if rule is not None else ("",)
+        names = (rule.path, *(limit.name for limit in rule.limits)) if rule is not None else ("",)
         met = wanted.rule if wanted.rule in names else names[0]
         yield f"rule {wanted.rule or 'none'}", f"rule {met or 'none'}"
 

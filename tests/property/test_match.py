@@ -75,8 +75,8 @@ def test_the_compiled_tree_matches_as_the_naive_matcher(rules: list[dict[str, An
         assert found.rule is None
     else:
         assert found.rule is not None
-        assert found.rule.limit is not None
-        assert found.rule.limit.requests_per_unit == expected["requests_per_unit"]
+        assert found.rule.limits
+        assert found.rule.limits[0].requests_per_unit == expected["requests_per_unit"]
 
 
 @patiently

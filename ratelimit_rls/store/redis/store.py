@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import structlog
 
-from ratelimit_rls.core.model import Answer, Outline, Plan, Step
+from ratelimit_rls.core.model import Answer, Outline, Plan
 from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.base import Prepared
-from ratelimit_rls.store.batch import Form, PackedPlan, form_of, pack_batch, runs, spec_of, unpack
+from ratelimit_rls.store.batch import Form, PackedPlan, Spec, form_of, pack_batch, runs, unpack
 from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
 from ratelimit_rls.store.script import script, script_sha
 
@@ -128,8 +129,9 @@ class RedisStore:
 
     def _arguments(self, piece: Sequence[PackedPlan[bytes]]) -> tuple[int, bytes]:
         """How many arguments, and all of them, from the number of keys on."""
-        packed = pack_batch(piece)
-        now = b"%d" % self._clock() if self._clock else b""
+        now_us = self._clock() if self._clock else None
+        packed = pack_batch(piece, time.time_ns() // 1000 if now_us is None else now_us)
+        now = b"" if now_us is None else b"%d" % now_us
         jitter_ms = random.randrange(self._jitter_ms) if self._jitter_ms else 0
         count = 1 + len(packed.keys) + 3 + 6 * len(packed.specs)
         arguments = [_bulk(b"%d" % len(packed.keys)), *packed.keys]
@@ -157,9 +159,8 @@ def _form(outline: Outline) -> Form[bytes]:
     return form_of(outline, _spec)
 
 
-def _spec(step: Step) -> bytes:
-    name, *numbers = spec_of(step)
-    return b"".join([_bulk(name), *(_bulk(b"%d" % number) for number in numbers)])
+def _spec(spec: Spec) -> bytes:
+    return b"".join([_bulk(word if isinstance(word, bytes) else b"%d" % word) for word in spec])
 
 
 def _bulk(value: bytes) -> bytes:

@@ -7,6 +7,7 @@ protobuf library's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,7 +37,7 @@ _HEADER_VALUE = bytes((2 << 3 | 2,))
 class Wording:
     """The parts of one call's answer that are known before it is decided."""
 
-    current_limits: tuple[bytes, ...]  # one per descriptor; empty where no limit applies
+    current_limits: Mapping[int, bytes]  # by the identity of the step that is spoken of
     metadata: bytes = b""  # the request, described
     rules_have_metadata: bool = False
 
@@ -59,8 +60,8 @@ class Encoder:
 
     def encode(self, decision: Decision, wording: Wording) -> bytes:
         parts = [_CODE[decision.code]]
-        for status, current_limit in zip(decision.statuses, wording.current_limits, strict=True):
-            body = _status(status, current_limit)
+        for status in decision.statuses:
+            body = _status(status, wording.current_limits)
             parts.append(_STATUS + varint(len(body)) + body)
         if self._headers_enabled:
             parts.extend(self._headers(decision))
@@ -70,10 +71,10 @@ class Encoder:
 
     def _headers(self, decision: Decision) -> tuple[bytes, ...]:
         status = spoken_of(decision)
-        if status is None or status.limit is None:
+        if status is None or status.step is None:
             return ()
         return (
-            _header(self._limit_key, status.limit.requests_per_unit),
+            _header(self._limit_key, status.step.limit.requests_per_unit),
             _header(self._remaining_key, status.remaining),
             _header(self._reset_key, status.reset_s),
         )
@@ -83,23 +84,23 @@ class Encoder:
         return struct({"metadata": said}) if said else b""
 
 
-def _status(status: Status, current_limit: bytes) -> bytes:
+def _status(status: Status, current_limits: Mapping[int, bytes]) -> bytes:
     remaining = _STATUS_REMAINING + varint(status.remaining) if status.remaining else b""
-    if not current_limit:
+    if status.step is None:
         return _CODE[status.code] + remaining
-    return _CODE[status.code] + current_limit + remaining + _reset(status.reset_s)
+    return _CODE[status.code] + current_limits[id(status.step)] + remaining + _reset(status.reset_s)
 
 
-def _current_limits(outline: Outline) -> tuple[bytes, ...]:
-    return tuple(b"" if slot.step is None else _current_limit(slot.step.limit) for slot in outline.slots)
+def _current_limits(outline: Outline) -> dict[int, bytes]:
+    return {id(step): _current_limit(step.limit) for step in outline.steps}
 
 
 def _current_limit(limit: Limit) -> bytes:
     body = b""
     if limit.requests_per_unit:
         body += _LIMIT_REQUESTS_PER_UNIT + varint(limit.requests_per_unit)
-    if limit.unit:
-        body += _LIMIT_UNIT + varint(limit.unit)
+    if limit.spoken_unit:
+        body += _LIMIT_UNIT + varint(limit.spoken_unit)
     if limit.name:
         body += _bytes(_LIMIT_NAME, limit.name.encode())
     return _bytes(_STATUS_CURRENT_LIMIT, body)

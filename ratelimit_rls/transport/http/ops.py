@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from ratelimit_rls.core.model import Algorithm, Rule
+from ratelimit_rls.core.model import Algorithm, Limit, Rule
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.transport.http.lines import one_line
 
@@ -29,7 +29,7 @@ def ops_app(rules: Rules, counters: Stats) -> Starlette:
 
     async def rlconfig(_: Request) -> Response:
         loaded = rules.current
-        lines = [rule_line(rule) for rule in loaded.tree.rules()] if loaded else []
+        lines = [rule_lines(rule) for rule in loaded.tree.rules()] if loaded else []
         return PlainTextResponse("".join(lines), headers=_rules_headers(rules))
 
     async def stats(_: Request) -> Response:
@@ -38,14 +38,21 @@ def ops_app(rules: Rules, counters: Stats) -> Starlette:
     return Starlette(routes=[Route("/", listing), Route("/rlconfig", rlconfig), Route("/stats", stats)])
 
 
-def rule_line(rule: Rule) -> str:
-    """The reference's line; what the reference does not have comes after it, and only where it is used."""
-    limit = rule.limit
+def rule_lines(rule: Rule) -> str:
+    """The reference's line for each limit; what the reference does not have comes after it, where it is used."""
+    return "".join(_line(rule, limit) for limit in rule.limits or (None,))
+
+
+def _line(rule: Rule, limit: Limit | None) -> str:
     unit, requests_per_unit = (limit.unit.name, limit.requests_per_unit) if limit else ("UNKNOWN", 0)
     line = (
         f"{rule.path}: unit={unit} requests_per_unit={requests_per_unit}, "
         f"shadow_mode: {_bool(rule.shadow_mode)}, quota_mode: {_bool(rule.quota_mode)}"
     )
+    if limit and limit.unit_multiplier != 1:
+        line += f", unit_multiplier: {limit.unit_multiplier}"
+    if limit and limit.timezone:
+        line += f", timezone: {limit.timezone}"
     if limit and limit.algorithm is not Algorithm.FIXED_WINDOW:
         line += f", algorithm: {limit.algorithm.value}"
         if limit.algorithm.has_burst:

@@ -59,8 +59,9 @@ def test_entries_may_hold_commas_and_equals_signs(run: Run, rules: Path) -> None
     ][0]
     assert told["descriptor"] == [["path", "/v1/a,b=c"]]
     assert told["rule"] == "edge.path_/v1/*"
-    assert told["limit"] == {"requests_per_unit": 5, "unit": "second", "algorithm": "fixed_window", "burst": 0}
-    assert told["storage_key"] == "rl:{edge/path=%2Fv1%2Fa,b%3Dc}:fixed_window:1"
+    (limit,) = told["limits"]
+    assert (limit["requests_per_unit"], limit["unit"], limit["algorithm"]) == (5, "second", "fixed_window")
+    assert told["storage_keys"] == ["rl:{edge/path=%2Fv1%2Fa,b%3Dc}:fixed_window:1"]
     assert [attempt["outcome"] for attempt in told["levels"][0]["attempts"]] == ["no such value", "met", "none"]
 
 

@@ -41,7 +41,7 @@ def without_places(tree: Tree) -> list[tuple[object, ...]]:
     """Everything rules mean, apart from where they stand."""
     return [
         (
-            *(rule.path, rule.limit, rule.name, rule.replaces, rule.limit and rule.charge, rule.shadow_mode),
+            *(rule.path, rule.limits, rule.replaces, rule.limits and rule.charge, rule.shadow_mode),
             *(rule.quota_mode, rule.detailed_metric, rule.metadata),
         )
         for rule in tree.rules()

@@ -33,8 +33,8 @@ def test_what_the_store_was_not_asked_about_is_ok() -> None:
 
     assert decision.code is Code.OK
     exempt, free = decision.statuses
-    assert (exempt.code, exempt.limit, exempt.remaining, exempt.reset_s) == (Code.OK, None, 0, 0)
-    assert (free.code, free.limit, free.remaining, free.reset_s) == (Code.OK, None, UNLIMITED_REMAINING, 0)
+    assert (exempt.code, exempt.step, exempt.remaining, exempt.reset_s) == (Code.OK, None, 0, 0)
+    assert (free.code, free.step, free.remaining, free.reset_s) == (Code.OK, None, UNLIMITED_REMAINING, 0)
 
 
 def test_statuses_stand_in_the_order_of_the_descriptors() -> None:
@@ -46,8 +46,8 @@ def test_statuses_stand_in_the_order_of_the_descriptors() -> None:
 def test_an_allowed_descriptor_tells_what_is_left_and_when_it_is_whole_again() -> None:
     (status,) = _decide(["user"], ALLOWED).statuses
 
-    assert status.limit is not None
-    assert (status.code, status.limit.requests_per_unit, status.remaining) == (Code.OK, 5, 3)
+    assert status.step is not None
+    assert (status.code, status.step.limit.requests_per_unit, status.remaining) == (Code.OK, 5, 3)
     assert status.reset_s == 42  # rounded up: earlier would be too early
 
 
@@ -75,7 +75,7 @@ def test_a_shadow_limit_that_is_over_is_ok_with_nothing_left() -> None:
 
     (status,) = decision.statuses
     assert (decision.code, status.code, status.remaining) == (Code.OK, Code.OK, 0)
-    assert status.limit is not None
+    assert status.step is not None
 
 
 def test_the_verdict_is_the_store_s() -> None:

@@ -89,8 +89,8 @@ def test_a_descriptor_meets_the_rule_of_its_last_entry(entries: list[tuple[str, 
     rule = _match(TREE, *entries).rule
 
     assert rule is not None
-    assert rule.limit is not None
-    assert rule.limit.requests_per_unit == requests_per_unit
+    assert rule.limits
+    assert rule.limits[0].requests_per_unit == requests_per_unit
 
 
 NOT_MET = {
@@ -124,7 +124,7 @@ def test_an_override_takes_the_place_of_the_rules() -> None:
         found = _match(TREE, *entries, limit=Override(99, Unit.WEEK))
 
         assert found.rule is not None
-        assert found.rule.limit == Limit(99, Unit.WEEK)
+        assert found.rule.limits == (Limit(99, Unit.WEEK),)
         assert found.entries == tuple(entries)
     assert _match(TREE, ("k", "v"), ("e", ""), limit=Override(1, Unit.DAY)).metric_path == "d.k_v.e"
 

@@ -60,7 +60,7 @@ def test_each_limit_becomes_a_step_with_a_key_and_each_descriptor_a_slot_in_orde
 
     assert keys == (b"rl:{d/unnamed=v}:fixed_window:86400", b"rl:{d/user=v}:fixed_window:60")
     assert [step.limit.requests_per_unit for step in outline.steps] == [1, 5]
-    assert [slot.step for slot in outline.slots] == [outline.steps[0], None, outline.steps[1]]
+    assert [slot.steps for slot in outline.slots] == [outline.steps[:1], (), outline.steps[1:]]
     assert [slot.metric_path for slot in outline.slots] == ["d.unnamed", "", "d.user"]
     assert outline.domain_known
 
@@ -72,7 +72,7 @@ def test_a_replaced_limit_is_not_counted_wherever_it_stands() -> None:
         (step,) = outline.steps
         assert step.limit.name == "premium"
         assert keys == (b"rl:{d/premium=v}:fixed_window:60",)
-        assert [slot.step for slot in outline.slots] == [None if key == "user" else step for key in order]
+        assert [slot.steps for slot in outline.slots] == [() if key == "user" else (step,) for key in order]
 
 
 def test_an_unlimited_rule_replaces_too_and_is_asked_of_nobody() -> None:

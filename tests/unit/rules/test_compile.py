@@ -33,7 +33,7 @@ def test_the_examples_load_together_without_a_warning() -> None:
     demo, _ = find(compiled.tree.domains["demo"], Entry("user", "anybody"))
     assert demo is not None
     assert demo.rule is not None
-    assert demo.rule.limit == Limit(5, Unit.MINUTE)
+    assert demo.rule.limits == (Limit(5, Unit.MINUTE),)
 
 
 def test_everything_the_reference_can_write_ends_up_in_the_rule() -> None:
@@ -56,8 +56,7 @@ descriptors:
     assert str(node.position) == "f.yaml:4:5"
     assert node.rule == Rule(
         path="d.k_v",
-        limit=Limit(7, Unit.WEEK, name="mine"),
-        name="mine",
+        limits=(Limit(7, Unit.WEEK, name="mine"),),
         replaces=frozenset({"x", "y"}),
         charge=Charge.ALWAYS,
         shadow_mode=True,
@@ -71,7 +70,7 @@ descriptors:
 @pytest.mark.parametrize("unit", [unit for unit in Unit if unit is not Unit.UNKNOWN])
 def test_a_unit_is_known_in_any_case(unit: Unit) -> None:
     for text in (unit.name, unit.name.lower(), unit.name.title()):
-        assert _rule(f"unit: {text}, requests_per_unit: 1").limit == Limit(1, unit)
+        assert _rule(f"unit: {text}, requests_per_unit: 1").limits == (Limit(1, unit),)
 
 
 def test_unlimited_takes_an_unknown_unit_and_a_count_without_complaint() -> None:
@@ -147,25 +146,25 @@ class TestDomainsInSeveralFiles:
 
 class TestAlgorithms:
     def test_the_default_is_a_fixed_window_without_burst(self) -> None:
-        assert _rule("unit: minute, requests_per_unit: 5").limit == Limit(5, Unit.MINUTE, Algorithm.FIXED_WINDOW, 0)
+        assert _rule("unit: minute, requests_per_unit: 5").limits == (Limit(5, Unit.MINUTE, Algorithm.FIXED_WINDOW, 0),)
 
     @pytest.mark.parametrize("algorithm", [algorithm for algorithm in Algorithm if algorithm.has_burst])
     def test_the_burst_is_what_was_written_or_the_limit(self, algorithm: Algorithm) -> None:
         limit = f"unit: minute, requests_per_unit: 5, algorithm: {algorithm.value}"
 
-        assert _rule(limit).limit == Limit(5, Unit.MINUTE, algorithm, 5)
-        assert _rule(f"{limit}, burst: 9").limit == Limit(5, Unit.MINUTE, algorithm, 9)
+        assert _rule(limit).limits == (Limit(5, Unit.MINUTE, algorithm, 5),)
+        assert _rule(f"{limit}, burst: 9").limits == (Limit(5, Unit.MINUTE, algorithm, 9),)
 
     @pytest.mark.parametrize("algorithm", Algorithm)
     def test_a_limit_of_zero_is_a_fixed_window_whatever_was_asked(self, algorithm: Algorithm) -> None:
         rule = _rule(f"unit: minute, requests_per_unit: 0, algorithm: {algorithm.value}")
 
-        assert rule.limit == Limit(0, Unit.MINUTE, Algorithm.FIXED_WINDOW)
+        assert rule.limits == (Limit(0, Unit.MINUTE, Algorithm.FIXED_WINDOW),)
 
     def test_the_bounds_themselves_are_allowed(self) -> None:
-        assert _rule("unit: year, requests_per_unit: 10000, algorithm: sliding_log").limit is not None
-        assert _rule("unit: year, requests_per_unit: 1, algorithm: gcra, burst: 71").limit is not None
-        assert _rule("unit: year, requests_per_unit: 4294967295, algorithm: gcra, burst: 4294967295").limit is not None
+        assert _rule("unit: year, requests_per_unit: 10000, algorithm: sliding_log").limits
+        assert _rule("unit: year, requests_per_unit: 1, algorithm: gcra, burst: 71").limits
+        assert _rule("unit: year, requests_per_unit: 4294967295, algorithm: gcra, burst: 4294967295").limits
 
     def test_the_largest_burst_is_refused_where_it_cannot_be_counted(self) -> None:
         with pytest.raises(RulesError, match="years to refill"):

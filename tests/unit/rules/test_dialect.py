@@ -95,8 +95,8 @@ COUNTS = {
 def test_numbers_are_read_in_every_base(text: str, count: int) -> None:
     rule = _only_rule(f"rate_limit: {{unit: second, requests_per_unit: {text}}}")
 
-    assert rule.limit is not None
-    assert rule.limit.requests_per_unit == count
+    assert rule.limits
+    assert rule.limits[0].requests_per_unit == count
 
 
 @pytest.mark.parametrize("text", ["4294967296", "-1", "10:30", "five", "0b12", "0xZZ", "yes", '"5"', "2020-01-01"])
@@ -154,7 +154,7 @@ def test_a_rate_limit_is_laid_over_the_merged_one() -> None:
         "  - {<<: *base, key: b, rate_limit: {requests_per_unit: 6}}\n"
     )
 
-    rules = {rule.path: rule.limit for rule in compile_documents({"f": text.encode()}).tree.rules()}
+    rules = {rule.path: rule.limits[0] for rule in compile_documents({"f": text.encode()}).tree.rules()}
 
     assert rules["d.a"] == _limit(5)
     assert rules["d.b"] == _limit(6)

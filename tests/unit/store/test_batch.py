@@ -12,7 +12,7 @@ def packed_plan(*keys: str, flags: int = 0) -> PackedPlan[str]:
 
 
 def test_keys_and_specs_are_sent_once_and_found_by_number() -> None:
-    packed = pack_batch([packed_plan("a1", "b1"), packed_plan("b1", "a2", flags=3)])
+    packed = pack_batch([packed_plan("a1", "b1"), packed_plan("b1", "a2", flags=3)], 0)
 
     assert packed.keys == ["a1", "b1", "a2"]
     assert packed.specs == ["spec of a", "spec of b"]

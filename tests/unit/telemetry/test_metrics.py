@@ -15,7 +15,7 @@ def counted(after: int, hits: int, *, charge: Charge = Charge.ALWAYS, shadow: bo
     """What is counted when `hits` bring the count to `after` (under `admitted`: would bring)."""
     metrics = Metrics()
     step = Step(Limit(LIMIT, Unit.MINUTE), hits, charge, shadow_mode=shadow)
-    outline = Outline("d", True, (step,), (Slot(None, step, hits, "d.k"),))
+    outline = Outline("d", True, (step,), (Slot(None, (step,), hits, "d.k"),))
     over = after > LIMIT
     left = LIMIT - (after - hits if over and charge is Charge.ADMITTED else after)
     answer = Answer(over and not shadow, 0, (Reading(left, 1 if over else 0, 1),))

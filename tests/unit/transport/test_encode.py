@@ -48,14 +48,14 @@ def decisions(draw: st.DrawFn) -> Decision:
         said = draw(st.none() | metadata)
         remaining, reset_s = draw(uint32), draw(st.integers(0, 2**40))
         if draw(st.booleans()):
-            slot = Slot(draw(st.none() | st.just(Rule("a.b", None, metadata=said))), None, 1)
+            slot = Slot(draw(st.none() | st.just(Rule("a.b", (), metadata=said))), (), 1)
             statuses.append(Status(Code.OK, None, remaining, 0, slot))
             continue
         limit = draw(limits)
         step = Step(limit, 1, Charge.ALWAYS, shadow_mode=False, quota_mode=draw(st.booleans()))
-        slot = Slot(Rule("a.b", limit, metadata=said), step, 1)
+        slot = Slot(Rule("a.b", (limit,), metadata=said), (step,), 1)
         steps.append(step)
-        statuses.append(Status(draw(codes), limit, remaining, reset_s, slot, Reading(remaining, 0, 0)))
+        statuses.append(Status(draw(codes), step, remaining, reset_s, slot, Reading(remaining, 0, 0)))
     outline = Outline("a", True, tuple(steps), tuple(status.slot for status in statuses))
     return Decision(draw(codes), tuple(statuses), outline)
 
@@ -75,17 +75,17 @@ def by_protobuf(decision: Decision, request: Request, options: AnswerOptions) ->
     message = RateLimitResponse(overall_code=int(decision.code))
     for status in decision.statuses:
         told = message.statuses.add(code=int(status.code), limit_remaining=status.remaining)
-        if status.limit is not None:
+        if status.step is not None:
             told.current_limit.SetInParent()
-            told.current_limit.name = status.limit.name
-            told.current_limit.requests_per_unit = status.limit.requests_per_unit
-            told.current_limit.unit = int(status.limit.unit)
+            told.current_limit.name = status.step.limit.name
+            told.current_limit.requests_per_unit = status.step.limit.requests_per_unit
+            told.current_limit.unit = int(status.step.limit.spoken_unit)
             told.duration_until_reset.SetInParent()
             told.duration_until_reset.seconds = status.reset_s
     chosen = spoken_of(decision) if options.headers_enabled else None
-    if chosen is not None and chosen.limit is not None:
+    if chosen is not None and chosen.step is not None:
         header = message.response_headers_to_add.add
-        header(key=options.limit_header, value=str(chosen.limit.requests_per_unit))
+        header(key=options.limit_header, value=str(chosen.step.limit.requests_per_unit))
         header(key=options.remaining_header, value=str(chosen.remaining))
         header(key=options.reset_header, value=str(chosen.reset_s))
     if options.dynamic_metadata:

@@ -36,12 +36,12 @@ def decision(*statuses: tuple[Code, int | None, bool], metadata: tuple[dict[str,
     steps: list[Step] = []
     told: list[Status] = []
     for index, (code, remaining, quota) in enumerate(statuses):
-        rule = Rule("a.b", LIMIT, metadata=metadata[index] if metadata else None)
+        rule = Rule("a.b", (LIMIT,), metadata=metadata[index] if metadata else None)
         if remaining is None:
-            told.append(Status(code, None, 0, 0, Slot(rule, None, 1)))
+            told.append(Status(code, None, 0, 0, Slot(rule, (), 1)))
             continue
         steps.append(Step(LIMIT, 1, Charge.ALWAYS, False, quota))
-        told.append(Status(code, LIMIT, remaining, 0, Slot(rule, steps[-1], 1)))
+        told.append(Status(code, steps[-1], remaining, 0, Slot(rule, (steps[-1],), 1)))
     outline = Outline("a", True, tuple(steps), tuple(status.slot for status in told))
     return Decision(Code.OK, tuple(told), outline)
 

@@ -1,0 +1,71 @@
+"""Networks, prefixes and expressions: who is met, and who first."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_rls.core.match import match_descriptor
+from ratelimit_rls.core.model import Descriptor, Entry
+from ratelimit_rls.rules.compile import compile_documents
+
+RULES = """
+domain: d
+descriptors:
+  - {key: ip, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: ip, match: {regex: "10[.].*"}, rate_limit: {unit: day, requests_per_unit: 2}}
+  - {key: ip, match: {prefix: "10.1"}, rate_limit: {unit: day, requests_per_unit: 3}}
+  - {key: ip, match: {prefix: "10.1."}, rate_limit: {unit: day, requests_per_unit: 4}}
+  - {key: ip, match: {cidr: 10.1.0.0/16}, rate_limit: {unit: day, requests_per_unit: 5}}
+  - {key: ip, match: {cidr: 10.1.2.0/24}, rate_limit: {unit: day, requests_per_unit: 6}}
+  - {key: ip, match: {cidr: "2001:db8::/32"}, rate_limit: {unit: day, requests_per_unit: 7}}
+  - {key: ip, value: "10.1.2.9*", rate_limit: {unit: day, requests_per_unit: 8}}
+  - {key: ip, value: 10.1.2.90, rate_limit: {unit: day, requests_per_unit: 9}}
+  - {key: office, match: {cidr: 192.168.0.0/16}, share_threshold: true, rate_limit: {unit: day, requests_per_unit: 10}}
+  - {key: path, match: {regex: "/v[0-9]+/(a|b)"}, rate_limit: {unit: day, requests_per_unit: 11}}
+  - {key: path, match: {regex: "/v1/.*"}, rate_limit: {unit: day, requests_per_unit: 12}}
+"""
+ROOT = compile_documents({"f": RULES.encode()}).tree.domains["d"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "requests_per_unit"),
+    [
+        ("ip", "10.1.2.90", 9),  # exact before wildcard
+        ("ip", "10.1.2.91", 8),  # wildcard before cidr
+        ("ip", "10.1.2.3", 6),  # the longer network first
+        ("ip", "10.1.3.3", 5),
+        ("ip", "::ffff:10.1.3.3", 5),  # IPv4 in IPv6's clothes
+        ("ip", "10.1.999", 4),  # no address: the longer prefix
+        ("ip", "10.199.0.0", 3),
+        ("ip", "10.200.0.1", 2),  # no network, no prefix: the expression
+        ("ip", "2001:DB8:0:0::1", 7),  # however it is written
+        ("ip", "fe80::1%eth0", 1),  # nothing else: the key alone
+        ("ip", "x10.1.2.3", 1),  # expressions are anchored at both ends
+        ("path", "/v1/a", 11),  # the first expression in the file
+        ("path", "/v1/c", 12),
+        ("path", "/v2/c", None),
+    ],
+)
+def test_what_says_most_is_met_first(key: str, value: str, requests_per_unit: int | None) -> None:
+    rule = match_descriptor(ROOT, Descriptor((Entry(key, value),))).rule
+
+    assert (rule.limits[0].requests_per_unit if rule else None) == requests_per_unit
+
+
+def test_values_have_counters_of_their_own_unless_they_share_one() -> None:
+    alone = match_descriptor(ROOT, Descriptor((Entry("ip", "10.1.3.3"),)))
+    shared = match_descriptor(ROOT, Descriptor((Entry("office", "192.168.7.7"),)))
+
+    assert alone.entries == (Entry("ip", "10.1.3.3"),)
+    assert shared.entries == (Entry("office", "cidr(192.168.0.0/16)"),)
+    assert shared.metric_path == "d.office_cidr(192.168.0.0/16)"
+
+
+def test_a_hostile_value_meets_an_expression_in_linear_time() -> None:
+    rules = (
+        "domain: d\ndescriptors: [{key: k, match: {regex: '(a*)*b'}, rate_limit: {unit: day, requests_per_unit: 1}}]"
+    )
+    root = compile_documents({"f": rules.encode()}).tree.domains["d"]
+
+    # A backtracking engine would take longer than the universe has existed.
+    assert match_descriptor(root, Descriptor((Entry("k", "a" * 100_000),))).rule is None
