@@ -39,5 +39,5 @@ async def test_every_hit_counts_once_while_scripts_are_flushed(redis_server: Red
 
     print(f"{flushes} flushes during {CALLS} calls")
     assert outcomes == {Code.OK: CALLS}
-    assert flushes > 20
+    assert flushes > 5  # or nothing was tried
     assert int(redis_server.cli("GET", "rl:{flushed/all=hits}:fixed_window:31536000")) >> 16 == CALLS
