@@ -41,7 +41,9 @@ class Problem:
 
     def __str__(self) -> str:
         kind = f"{self.severity}[{self.code}]" if self.code else self.severity
-        return f"{self.file}:{self.line}:{self.column}: {kind}: {self.message}"
+        # What a file says may be quoted here, and must not reach a terminal or a log as more than text.
+        message = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in self.message)
+        return f"{self.file}:{self.line}:{self.column}: {kind}: {message}"
 
 
 class RulesError(RateLimitRlsError):

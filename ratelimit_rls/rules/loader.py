@@ -66,7 +66,9 @@ class RulesLoader:
             except RateLimitRlsError as error:
                 self._refuse(error)
                 return False
-            if compiled is not None:
+            if compiled is None:
+                _log.info("rules are as they were")
+            else:
                 self._apply(compiled)
             return self._rules.last_error is None
 
@@ -97,6 +99,8 @@ class RulesLoader:
             domains=len(loaded.tree.domains),
             rules=len(loaded.tree.rules()),
         )
+        if not loaded.tree.domains:
+            _log.warning("there are no rules: no request is limited")
         _log_each(compiled.warnings, "rules warning")
 
     def _refuse(self, error: RateLimitRlsError) -> None:

@@ -189,7 +189,7 @@ def _announce(parts: Parts) -> None:
         transport=settings.rls_transport,
         tls=settings.grpc_server_use_tls,
         http=f"{settings.host}:{parts.http.port}",
-        debug=f"{settings.debug_host}:{parts.debug.port}",
+        debug=f"{settings.debug_host}:{parts.debug.port}" if parts.debug.port else "none",
         store=str(settings.redis or "embedded"),
         rules=len(loaded.tree.rules()) if loaded else 0,
         digest=loaded.digest[:12] if loaded else "none",

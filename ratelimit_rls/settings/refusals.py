@@ -33,8 +33,8 @@ _NO_EFFECT = {
     "redis_pool_on_empty_wait_duration": "RLS_STORE_TIMEOUT bounds how long a call waits",
     "redis_pipeline_window": "calls that arrive together are always sent together",
     "redis_pipeline_limit": "calls that arrive together are always sent together",
-    "redis_cluster_pipeline_parallelism": "clusters are not available in this version",
-    "local_cache_size_in_bytes": "refusals are not remembered outside the store in this version",
+    "redis_cluster_pipeline_parallelism": "there are no clusters yet",
+    "local_cache_size_in_bytes": "refusals are not remembered outside the store",
 }
 
 

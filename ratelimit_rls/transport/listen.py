@@ -23,11 +23,25 @@ def listening_socket(target: str, *, reuse_port: bool = False) -> socket.socket:
 
 
 def check_target(target: str) -> None:
-    """Raises SettingsError if the target is not written as one. Libraries differ in what they make of a wrong one."""
+    """Raises SettingsError if the target is not written as one, or is a socket that somebody listens on.
+
+    Libraries differ in what they make of a wrong one, and take a live server's socket away from it without a word.
+    """
     if target.startswith("unix:@"):
         raise SettingsError(f"cannot listen on {target}: abstract sockets are not supported; name a path")
-    if not target.startswith("unix:"):
+    if target.startswith("unix:"):
+        _refuse_live(target.removeprefix("unix:"))
+    else:
         _host_port(target)
+
+
+def _refuse_live(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:  # nobody is there: a socket left behind by an earlier process, another file, or none
+            return
+    raise SettingsError(f"cannot listen on unix:{path}: another process does; stop it, or name another path")
 
 
 def _host_port(target: str) -> tuple[str, int]:
@@ -54,6 +68,7 @@ def _tcp(host: str, port: int, reuse_port: bool) -> socket.socket:
 
 def _unix(path: str) -> socket.socket:
     """A socket left behind by an earlier process is taken over; any other file is not touched."""
+    _refuse_live(path)
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
             os.unlink(path)

@@ -126,11 +126,19 @@ def walk(base: Path, *, ignore_dot_files: bool) -> Iterator[Path]:
 
     Names that start with ".." are never taken: in a Kubernetes volume they are the same files once more.
     """
-    for directory, subdirectories, names in os.walk(base):
+    for directory, subdirectories, names in os.walk(base, onerror=_unreadable):
         subdirectories[:] = [name for name in subdirectories if not _is_hidden(name, ignore_dot_files)]
         for name in names:
             if not _is_hidden(name, ignore_dot_files) and not name.endswith(_LEFTOVER_ENDINGS + _TEST_ENDINGS):
                 yield Path(directory, name)
+
+
+def _unreadable(error: OSError) -> None:
+    """Rules that cannot be seen are not rules that are gone: limits must not vanish with a permission."""
+    if not isinstance(error, FileNotFoundError):  # removed since it was listed
+        raise SettingsError(
+            f"no rules at {error.filename}: {error.strerror}; the service's user must be able to read it"
+        ) from error
 
 
 def _is_hidden(name: str, ignore_dot_files: bool) -> bool:

@@ -90,7 +90,9 @@ class RedisStore:
                 await self._connect()
                 log.warning("redis connection restored", address=str(self._address))
             except StoreError as exc:
-                log.debug("redis still away", error=str(exc))
+                # The first reason is worth a line; the same one every second is not.
+                tell = log.warning if pause_s == SHORTEST_PAUSE_S else log.debug
+                tell("redis is away", error=str(exc))
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -6,8 +6,8 @@ LONGEST = 512
 
 
 def one_line(text: str) -> str:
-    """The text on one bounded line of ASCII, safe as the value of an HTTP header."""
-    line = " ".join(text.split())
+    """The text on one bounded line of printable ASCII, safe as the value of an HTTP header."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     if len(line) > LONGEST:
         line = line[: LONGEST - 3] + "..."
     return line.encode("ascii", "replace").decode()

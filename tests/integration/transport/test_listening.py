@@ -32,6 +32,14 @@ async def test_a_socket_left_behind_is_taken_over(service: Service, tmp_path: Pa
         assert (await Client(channel).ask({"user": "a"})).overall_code == 1
 
 
+async def test_a_socket_that_somebody_listens_on_is_left_to_them(service: Service, tmp_path: Path) -> None:
+    address = await service.listen(target=f"unix:{tmp_path}/live.sock")
+    with pytest.raises(SettingsError, match="another process does"):
+        await service.listen(target=address)
+    async with aio.insecure_channel(address) as channel:
+        assert (await Client(channel).ask({"user": "a"})).overall_code == 1
+
+
 async def test_an_address_in_use_is_a_sentence(service: Service, tmp_path: Path) -> None:
     with listening_socket("127.0.0.1:0") as taken:
         target = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,24 @@ def test_a_file_that_may_not_be_read_is_an_error_that_names_it(tmp_path: Path, m
     monkeypatch.setattr(files_module, "_read_start", refuse)  # root may read anything, and tests may run as root
 
     with pytest.raises(RulesError, match=f"{file}:1:1: error: .*Permission denied"):
+        RulesFiles([tmp_path]).read()
+
+
+def test_a_directory_that_may_not_be_read_is_an_error_and_not_a_directory_without_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team" / "rules.yaml").write_text("domain: a")
+    readable = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("team"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return readable(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+    with pytest.raises(SettingsError, match=r"no rules at .*team: Permission denied; the service's user must"):
         RulesFiles([tmp_path]).read()
 
 
