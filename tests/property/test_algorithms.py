@@ -105,7 +105,7 @@ def check(algorithm: Algorithm, stores: dict[str, StoreUnderTest], examples: int
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
 def test_every_store_answers_as_the_textbook(algorithm: Algorithm, stores: dict[str, StoreUnderTest]) -> None:
-    check(algorithm, stores, 60)
+    check(algorithm, stores, 20)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_the_estimate_of_memory_is_not_below_the_truth() -> None:
     kept.ask(call(step("first")))
     before = resident_bytes()
 
-    for i in range(100_000):
+    for i in range(30_000):
         kept.ask(call(step(f"a user with an address like {i}@example.com")))
 
     assert resident_bytes() - before < 1.3 * kept.store.size().bytes
