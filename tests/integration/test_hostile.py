@@ -26,6 +26,8 @@ from ratelimit_rls.core.model import Code
 from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
 from tests.launched import HIT, ROOMY, Watched
 
+pytestmark = pytest.mark.slow
+
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 MIB = 2**20
 MARK = "find-me"
@@ -34,7 +36,7 @@ MARK = "find-me"
 RULES = ROOMY.replace("}}]", "}}, {key: told, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}]")
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """One process for all tests of a transport: what one of them broke, the next would meet."""
     rules = tmp_path_factory.mktemp("rules") / "roomy.yaml"
@@ -130,9 +132,7 @@ def test_what_has_no_meaning_is_refused_with_the_reason(
     assert words in outcome[1]
 
 
-@pytest.mark.parametrize(
-    "where", ["domain", "override", *(pytest.param(x, marks=pytest.mark.slow) for x in ("value", "metric"))]
-)
+@pytest.mark.parametrize("where", ["domain", "override", "value", "metric"])
 def test_megabytes_of_text_are_answered_and_not_kept(where: str, service: Watched) -> None:
     texts = (f"{MARK}{number}" + "x" * 1_000_000 for number in range(60))
     make = {
@@ -146,7 +146,6 @@ def test_megabytes_of_text_are_answered_and_not_kept(where: str, service: Watche
     assert len(service.debug("/stats").body) < MIB
 
 
-@pytest.mark.slow
 def test_a_message_of_50_mb_is_refused_and_its_memory_given_back(service: Watched) -> None:
     bad = message(MARK + "x" * 50_000_000)
     with unharmed(service, 128):
@@ -208,7 +207,6 @@ def test_what_speaks_the_wrong_protocol_harms_nobody(service: Watched) -> None:
     assert service.healthcheck().status == 200
 
 
-@pytest.mark.slow
 def test_connections_that_send_nothing_cost_little_and_keep_nobody_out(service: Watched) -> None:
     silent = 400
     with unharmed(service, 96), ExitStack() as stack:
@@ -227,7 +225,6 @@ def flood(service: Watched, messages: list[bytes]) -> None:
         load.drain()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("what", "most_growth_mib"), [("domains", 32), ("values of overrides", 72)])
 def test_200_000_different_names_leave_counters_and_memory_bounded(
@@ -251,7 +248,6 @@ def test_200_000_different_names_leave_counters_and_memory_bounded(
         assert MARK not in service.log()
 
 
-@pytest.mark.slow
 def test_a_thousand_limits_in_every_request_are_not_kept(tmp_path: Path) -> None:
     def request(number: int) -> bytes:
         made = RateLimitRequest(domain="roomy")
@@ -276,7 +272,6 @@ BAD_RULES = {
 }
 
 
-@pytest.mark.slow
 def test_rules_that_mean_harm_are_refused_while_calls_go_on(tmp_path: Path) -> None:
     rules = tmp_path / "roomy.yaml"
     rules.write_text(RULES)
