@@ -102,6 +102,26 @@ descriptors:
     assert [store.spend(alone)[0].refused for _ in range(2)] == [False, True]
 
 
+def test_a_quota_whose_limits_are_all_used_up_does_not_fail_for_another_quota_as_well(store: StoreUnderTest) -> None:
+    text = """
+domain: d
+descriptors:
+  - {key: a, quota_mode: true, limits: [{unit: minute, requests_per_unit: 1}, {unit: hour, requests_per_unit: 1}]}
+  - {key: b, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 9}}
+"""
+    planner = Planner(compile_documents({"f": text.encode()}).tree, Policy())
+    both = planner.plan(Request("d", (Descriptor((Entry("a", "1"),)), Descriptor((Entry("b", "1"),)))))
+
+    assert [store.spend(both)[0].refused for _ in range(3)] == [False, False, False]
+
+
+def test_of_several_limits_that_refuse_the_longest_is_told(store: StoreUnderTest) -> None:
+    client = Asking(store, "limits: [{unit: minute, requests_per_unit: 1}, {unit: hour, requests_per_unit: 1}]")
+    client.ask()
+
+    assert client.ask().statuses[0].reset_s == 3600
+
+
 @pytest.mark.parametrize(
     ("rule", "seconds"), [("unit: second, unit_multiplier: 30", 30), ("unit: minute, unit_multiplier: 5", 300)]
 )
