@@ -11,15 +11,18 @@ ARGV[1]    now_us          "" = this server's clock; tests pass a number
 ARGV[2]    jitter_ms       added to every TTL
 ARGV[3]    calls           big-endian 16-bit numbers: for each call (steps, flags), then for each of its steps
                            (index into KEYS, index into the specs), both from 0
-             flags         +1 a quota without a limit passes; +2 shadow: the verdict is told but does not hold
+             flags         +1 a quota without a limit passes; +2 shadow: the verdict is told but does not hold;
+                           +4 between flags and steps stands how many microseconds the caller can wait (32 bits)
 ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, flags
              window_us     or, for a calendar's windows, three moments: "start next after" (lib/place_in_calendar.lua)
              cost          hits to spend; 0 looks; negative gives back
-             flags         +1 charge always, +2 shadow_mode, +4 quota_mode, +8 of the same descriptor as the step before
+             flags         +1 charge always, +2 shadow_mode, +4 quota_mode, +8 of the same descriptor as the step before;
+                           +16 for each microsecond that the step may wait for its slot (throttle; never with +1)
+           A watcher (penalty.lua, warning.lua) is a step after the limits of its descriptor, with numbers of its own.
 Returns    { now_us, then for each call: refused 0|1, and for each of its steps: left, retry_us, reset_us }
              left          hits that still fit after this call; negative is debt
              retry_us      0 allowed; > 0 refused, and this step is admitted after exactly this long if nobody else
-                           comes; -1 never
+                           comes; -1 never; < -1 charged now for a slot that comes in -1 - retry_us microseconds
              reset_us      until the limit is as good as unused (fixed_window: until its window ends)
 Cost       O(steps); sliding_log see there
 ]]
@@ -46,12 +49,13 @@ for i = 4, #ARGV, 6 do
     limit = tonumber(ARGV[i + 1]),
     window = window,
     bounds = bounds,
-    burst = tonumber(ARGV[i + 3]),
+    burst = tonumber(ARGV[i + 3]) or ARGV[i + 3],
     cost = tonumber(ARGV[i + 4]),
     always = flags % 2 >= 1,
     shadow = flags % 4 >= 2,
     quota = flags % 8 >= 4,
-    joined = flags >= 8,
+    joined = flags % 16 >= 8,
+    delay = math.floor(flags / 16),
   }
 end
 
@@ -62,13 +66,27 @@ local original, state, owner = {}, {}, {}
 -- What the current call has spent, to be undone if it is refused.
 local undo_key, undo_state = {}, {}
 
+-- How the current call went for the limits of the descriptor at hand, as watchers see it:
+--   retry     the longest they refuse for, -1 if one of them always will; 0: they allow
+--   holds     whether refusals hold; not under the global shadow mode
+--   admitted  whether the call passes
+--   usage     thousandths used of the limit that is used most
+--   lowest    the same just before the call, or after it if it gave back
+--   reset     until all of them are as good as unused
+local fared = {}
+
 local reply = { now }
 local at, size, told = 1, #calls, 1
 while at < size do
   local a, b, c, d = byte(calls, at, at + 3)
-  local steps, passes, shadowed = a * 256 + b, d % 2 >= 1, d >= 2
+  local steps, passes, shadowed, patience = a * 256 + b, d % 2 >= 1, d % 4 >= 2, math.huge
+  if d >= 4 then
+    at = at + 4
+    a, b, c, d = byte(calls, at, at + 3)
+    patience = ((a * 256 + b) * 256 + c) * 256 + d
+  end
   local first, verdict_at = at + 4, told + 1
-  local failed, quotas, failed_quotas, undoable = 0, passes and 1 or 0, 0, false
+  local failed, quotas, failed_quotas, undoable, watched = 0, passes and 1 or 0, 0, false, false
   local quota_failed -- whether the descriptor at hand has failed as a quota: it does so once, however many limits it has
   told = verdict_at
 
@@ -86,16 +104,34 @@ while at < size do
       original[k], state[k], owner[k] = before, before, spec
     end
     local after, left, retry, reset = algorithm.spend(before, spec, now, spec.cost)
+    local longest = spec.delay < patience and spec.delay or patience
+    if retry > longest then
+      retry = retry - longest -- as soon as its slot is near enough it is admitted, and waits the rest
+    elseif retry > 0 then
+      if spec.cost > 0 then -- it is charged as debt, so that whoever comes next is told of a later slot
+        local wait = retry
+        spec.always = true
+        after, left, retry, reset = algorithm.spend(before, spec, now, spec.cost)
+        spec.always = false
+        retry = -1 - wait
+      else
+        retry = 0
+      end
+    end
     undo_key[step], undo_state[step] = k, before
     state[k] = after
     reply[told + 1], reply[told + 2], reply[told + 3] = left, retry, reset
     told = told + 3
-    undoable = undoable or not spec.always
+    if algorithm.settle then
+      watched = true
+    elseif not spec.always then
+      undoable = true
+    end
     if spec.quota and not spec.joined then
       quotas = quotas + 1
       quota_failed = false
     end
-    if retry ~= 0 and not spec.shadow then
+    if retry ~= 0 and retry >= -1 and not spec.shadow then
       if spec.quota then
         failed_quotas = failed_quotas + (quota_failed and 0 or 1)
         quota_failed = true
@@ -128,9 +164,42 @@ while at < size do
       else
         local after, left, _, reset = spec.algorithm.spend(state[k], spec, now, 0)
         state[k] = after
-        if reply[telling + 2] == 0 then
-          reply[telling + 1], reply[telling + 3] = left, reset
+        local retry = reply[telling + 2]
+        if retry == 0 or retry < -1 then
+          reply[telling + 1], reply[telling + 2], reply[telling + 3] = left, 0, reset
         end
+      end
+      telling = telling + 3
+    end
+  end
+
+  if watched then
+    fared.holds, fared.admitted = not shadowed, shadowed or not refused
+    local telling = verdict_at
+    at = first
+    for _ = 1, steps do
+      a, b, c, d = byte(calls, at, at + 3)
+      at = at + 4
+      local k, spec = a * 256 + b + 1, specs[c * 256 + d + 1]
+      local left, retry, reset = reply[telling + 1], reply[telling + 2], reply[telling + 3]
+      if not spec.joined then
+        fared.retry, fared.usage, fared.lowest, fared.reset = 0, 0, 0, 0
+      end
+      if spec.algorithm.settle then
+        state[k], left, retry, reset = spec.algorithm.settle(state[k], spec, now, fared)
+        reply[telling + 1], reply[telling + 2], reply[telling + 3] = left, retry, reset
+      else
+        local capacity = spec.burst > 0 and spec.burst or spec.limit
+        local charged = spec.always or (fared.admitted and (retry == 0 or retry < -1))
+        local used, taken = capacity - left, charged and spec.cost > 0 and spec.cost or 0
+        local usage, lowest = used * 1000 / capacity, (used - taken) * 1000 / capacity
+        fared.usage = usage > fared.usage and usage or fared.usage
+        fared.lowest = lowest > fared.lowest and lowest or fared.lowest
+        fared.reset = reset > fared.reset and reset or fared.reset
+      end
+      -- Never is longer than any wait, and a slot to wait for is no refusal.
+      if retry == -1 or (retry > fared.retry and fared.retry ~= -1) then
+        fared.retry = retry
       end
       telling = telling + 3
     end

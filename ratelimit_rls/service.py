@@ -61,9 +61,21 @@ class RateLimiter:
     def _counters(self, outline: Outline) -> Counters:
         return tuple(self._metrics.limit(slot.metric_path) if slot.steps else None for slot in outline.slots)
 
-    async def check(self, calls: Sequence[Call]) -> list[Decision | StoreError]:
-        """What to tell each caller, in order; a StoreError where the store did not say."""
+    async def check(
+        self, calls: Sequence[Call], waits_us: Sequence[int | None] | None = None
+    ) -> list[Decision | StoreError]:
+        """What to tell each caller, in order; a StoreError where the store did not say.
+
+        `waits_us` says how long each caller can be held where the rules throttle (None: as long as they like). What
+        would wait longer is refused.
+        """
         asked = [call.prepared for call in calls if call.prepared is not None]
+        if waits_us is not None:
+            asked = [
+                call.prepared if wait_us is None else call.prepared.within(wait_us)
+                for call, wait_us in zip(calls, waits_us, strict=True)
+                if call.prepared is not None
+            ]
         answers = iter(await self._store.spend(asked)) if asked else iter(())
         decisions: list[Decision | StoreError] = []
         for outline, counters, prepared in calls:
@@ -76,3 +88,13 @@ class RateLimiter:
             self._metrics.record(decision, counters)
             decisions.append(decision)
         return decisions
+
+    async def give_back(self, call: Call) -> None:
+        """Take back what an admitted call was charged: its caller left before it was answered.
+
+        Raises StoreError if the store did not say that it did; the charge then stands until it wears off.
+        """
+        assert call.prepared is not None
+        (answer,) = await self._store.spend([self._store.opposite(call.prepared, call.outline)])
+        if isinstance(answer, StoreError):
+            raise answer

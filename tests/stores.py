@@ -7,9 +7,9 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Slot, Step, Unit
+from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Slot, Step, Unit, Watcher
 from ratelimit_rls.settings.redis_address import RedisAddress
-from ratelimit_rls.store.base import Store
+from ratelimit_rls.store.base import Prepared, Store
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.store.redis.store import RedisStore
 from tests.servers import RedisServer
@@ -55,9 +55,19 @@ class StoreUnderTest:
         """In the loop the store lives in."""
         return self._runner.run(work)
 
-    def spend(self, *plans: Plan) -> list[Answer]:
-        """The plans as one batch."""
-        answers = self._runner.run(self._store.spend([self._store.prepare(plan) for plan in plans]))
+    def spend(self, *plans: Plan, patience_us: int | None = None) -> list[Answer]:
+        """The plans as one batch, of callers that can wait so long."""
+        asked = [self._store.prepare(plan) for plan in plans]
+        if patience_us is not None:
+            asked = [one.within(patience_us) for one in asked]
+        return self._answered(asked)
+
+    def give_back(self, plan: Plan) -> None:
+        """What an admitted plan took."""
+        self._answered([self._store.opposite(self._store.prepare(plan), plan.outline)])
+
+    def _answered(self, asked: list[Prepared]) -> list[Answer]:
+        answers = self._runner.run(self._store.spend(asked))
         for answer in answers:
             assert isinstance(answer, Answer), answer
         return answers  # type: ignore[return-value]
@@ -97,13 +107,32 @@ def step(
     charge: Charge = Charge.ADMITTED,
     shadow: bool = False,
     quota: bool = False,
+    max_delay_us: int = 0,
 ) -> Asked:
     full = (limit if burst is None else burst) if algorithm.has_burst else 0
     name = f"{key}:{algorithm.value}:{unit.seconds}".encode()
-    return Asked(name, Step(Limit(limit, unit, algorithm, full), cost, charge, shadow, quota))
+    return Asked(name, Step(Limit(limit, unit, algorithm, full), cost, charge, shadow, quota, max_delay_us))
 
 
 def call(*asked: Asked, quota_passes: bool = False, shadow_mode: bool = False) -> Plan:
     slots = tuple(Slot(None, (one.step,), 1) for one in asked)
     outline = Outline("domain", True, tuple(one.step for one in asked), slots, quota_passes, shadow_mode)
     return Plan(outline, tuple(one.key for one in asked))
+
+
+class Watched(NamedTuple):
+    """One descriptor: its limits, and what watches over them."""
+
+    asked: tuple[Asked, ...]
+    watchers: tuple[Watcher, ...] = ()
+
+
+def watched_call(*descriptors: Watched) -> Plan:
+    """A descriptor's watchers keep their states under the name of its first key."""
+    slots = tuple(Slot(None, tuple(one.step for one in asked), 1, watchers=watchers) for asked, watchers in descriptors)
+    steps = tuple(step for slot in slots for step in slot.steps)
+    keys: list[bytes] = []
+    for asked, watchers in descriptors:
+        keys += [one.key for one in asked]
+        keys += [b"%s:%s" % (asked[0].key, type(watcher).__name__.encode()) for watcher in watchers]
+    return Plan(Outline("domain", True, steps, slots, can_wait=True), tuple(keys))

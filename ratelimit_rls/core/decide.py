@@ -9,7 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ratelimit_rls.core.model import Answer, Code, Decision, Outline, Reading, Slot, Status, Step
+from ratelimit_rls.core.model import (
+    Answer,
+    Code,
+    Decision,
+    Outline,
+    Purpose,
+    Reading,
+    Slot,
+    State,
+    Status,
+    Step,
+    WarnAt,
+)
 
 UNLIMITED_REMAINING = 2**32 - 1
 """What the reference tells of an unlimited descriptor: the largest uint32."""
@@ -23,29 +35,56 @@ def decide(outline: Outline, answer: Answer | None) -> Decision:
     at = 0
     for slot in outline.slots:
         first, at = at, at + len(slot.steps)
-        statuses.append(_metered(slot, answer.readings[first:at]) if slot.steps else _unmetered(slot))
-    over = answer.refused
+        if not slot.steps:
+            statuses.append(_unmetered(slot))
+        elif not slot.watchers:
+            statuses.append(_metered(slot, answer.readings[first:at]))
+        else:
+            limits, at = at, at + len(slot.watchers)
+            statuses.append(_watched(slot, answer.readings[first:limits], answer.readings[limits:at]))
+    over = answer.refused and outline.purpose is not Purpose.REPORT  # what has happened cannot be refused
     code = Code.OVER_LIMIT if over and not outline.shadow_mode else Code.OK
-    return Decision(code, tuple(statuses), outline, over and outline.shadow_mode, answer.now_us)
+    decision = Decision(code, tuple(statuses), outline, over and outline.shadow_mode, answer.now_us)
+    return _held(decision, answer.readings) if outline.can_wait and not over else decision
+
+
+def _held(decision: Decision, readings: Sequence[Reading]) -> Decision:
+    """All slots must have come: the last one is waited for."""
+    wait_us, number = max((reading.wait_us, -number) for number, reading in enumerate(readings))
+    return decision._replace(wait_us=wait_us, held_by=-number) if wait_us else decision
 
 
 def _unmetered(slot: Slot) -> Status:
     return Status(Code.OK, None, UNLIMITED_REMAINING if slot.unlimited else 0, 0, slot)
 
 
-def _metered(slot: Slot, readings: Sequence[Reading]) -> Status:
+def _metered(slot: Slot, readings: tuple[Reading, ...]) -> Status:
     step, reading = slot.steps[0], readings[0]
     if len(readings) > 1:
         step, reading = _spoken_of(slot, readings)
     left, retry_us, reset_us = reading
-    if retry_us == 0:
+    if retry_us == 0 or retry_us < -1:
         remaining = 0 if left < 0 else left if left < UNLIMITED_REMAINING else UNLIMITED_REMAINING
-        return Status(Code.OK, step, remaining, _seconds(reset_us), slot, reading)
+        return Status(Code.OK, step, remaining, _seconds(reset_us), slot, reading, readings)
     # Envoy turns duration_until_reset of a refusal into Retry-After, so a refusal tells when to come back; a request
     # that can never be admitted is told when the limit is whole again.
     wait_us = retry_us if retry_us > 0 else reset_us
     code = Code.OK if step.shadow_mode else Code.OVER_LIMIT
-    return Status(code, step, 0, _seconds(wait_us), slot, reading)
+    return Status(code, step, 0, _seconds(wait_us), slot, reading, readings)
+
+
+def _watched(slot: Slot, readings: tuple[Reading, ...], watched: Sequence[Reading]) -> Status:
+    status = _metered(slot, readings)
+    for watcher, (number, retry_us, reset_us) in zip(slot.watchers, watched, strict=True):
+        if isinstance(watcher, WarnAt):
+            status = status._replace(state=State(number))
+            continue
+        status = status._replace(violations=number)
+        if retry_us > 0:  # never shorter than what the limits ask for
+            in_cooldown = Reading(0, retry_us, reset_us)
+            seconds = _seconds(retry_us)
+            status = status._replace(code=Code.OVER_LIMIT, remaining=0, reset_s=seconds, reading=in_cooldown)
+    return status
 
 
 def _spoken_of(slot: Slot, readings: Sequence[Reading]) -> tuple[Step, Reading]:

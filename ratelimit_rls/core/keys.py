@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
-from ratelimit_rls.core.model import Entry, Limit
+from ratelimit_rls.core.model import Entry, Limit, Penalty, Watcher
 
 LONGEST_TAG_BYTES = 512
 """A longer tag keeps its beginning, for people, and ends in a digest of the whole."""
@@ -41,6 +41,11 @@ def encode_tag(domain: str, entries: Iterable[Entry]) -> bytes:
 
 def storage_key(prefix: str, tag: bytes, limit: Limit) -> bytes:
     return b"%srl:{%s}:%s" % (prefix.encode(), tag, _suffix(limit))
+
+
+def watcher_key(prefix: str, tag: bytes, watcher: Watcher) -> bytes:
+    """`rl:{tag}:penalty` or `rl:{tag}:warning`: terms can be tuned without forgetting what was seen."""
+    return b"%srl:{%s}:%s" % (prefix.encode(), tag, b"penalty" if isinstance(watcher, Penalty) else b"warning")
 
 
 @lru_cache(4096)

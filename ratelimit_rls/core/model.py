@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
+
 MAX_HITS = 2**32 - 1
 """The most hits one descriptor may ask for: as many as the largest limit that can be written."""
 
@@ -85,6 +87,14 @@ class Entry(NamedTuple):
     value: str
 
 
+class Purpose(Enum):
+    """What a request is for. All but DECIDE are Kuadrant's two halves of a cost that is known afterwards."""
+
+    DECIDE = "decide"
+    LOOK = "look"  # would one more pass? Nothing is counted
+    REPORT = "report"  # it has happened: counted whatever it leaves
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """A limit that the request itself carries; it wins over the rules of a known domain."""
@@ -104,6 +114,7 @@ class Request(NamedTuple):
     domain: str
     descriptors: tuple[Descriptor, ...]
     hits: int = 0  # as on the wire: 0 means 1
+    purpose: Purpose = Purpose.DECIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,38 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Penalty:
+    """Who is refused again and again waits longer (lua/penalty.lua says what is counted)."""
+
+    within_us: int
+    after: int  # so many violations within the period, and the first multiplier counts
+    multipliers: tuple[int, ...]  # of the wait: the last one for every violation beyond them
+
+
+@dataclass(frozen=True, slots=True)
+class WarnAt:
+    """The warning state begins above this part of the limit, and ends below a tenth of the limit less."""
+
+    permille: int
+
+    @property
+    def leave_permille(self) -> int:
+        return max(0, self.permille - 100)
+
+
+Watcher = Penalty | WarnAt
+"""What looks at how a descriptor's limits fare, and keeps a state of its own beside theirs."""
+
+
+class State(IntEnum):
+    """How a descriptor with `warn_at` stands, numbered as in lua/warning.lua."""
+
+    NORMAL = 0
+    WARNING = 1
+    THROTTLED = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """What the rules say about one descriptor: the compiled form of a node that has `rate_limit`."""
 
@@ -161,6 +204,11 @@ class Rule:
     detailed_metric: bool = False
     metadata: Mapping[str, Any] | None = None
     position: Position | None = None
+    max_delay_us: int = 0  # `action: throttle`: what fits within so long waits for it; 0: nothing waits
+    penalty: Penalty | None = None
+    warn_at: WarnAt | None = None
+    style: AnswerStyle = PLAIN
+    deny: Deny | None = None
 
     @property
     def unlimited(self) -> bool:
@@ -184,6 +232,7 @@ class Step:
     charge: Charge
     shadow_mode: bool = False
     quota_mode: bool = False
+    max_delay_us: int = 0  # above 0: if it fits within so long, it is charged now and admitted then
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +244,7 @@ class Slot:
     hits: int
     metric_path: str = ""
     unlimited: bool = False
+    watchers: tuple[Watcher, ...] = ()  # none without steps
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -213,25 +263,32 @@ class Outline:
     quota_passes: bool = False
     shadow_mode: bool = False  # the global one: the verdict is counted and told, but does not hold
     own_bytes: int = 0  # its weight, if the request brought some of it (limits, names of metrics): few will share it
+    purpose: Purpose = Purpose.DECIDE
+    can_wait: bool = False  # an answer may have to be held
 
 
 class Plan(NamedTuple):
     """All that one request asks of the store: a function of the request and the rules, never of the moment."""
 
     outline: Outline
-    keys: tuple[bytes, ...]  # one counter per step
+    keys: tuple[bytes, ...]  # for each descriptor, one state per step, then one per watcher
 
 
 class Reading(NamedTuple):
     """What the store says of one step, after the call."""
 
     left: int  # how many more hits fit; negative is debt
-    retry_us: int  # 0: allowed. Positive: refused, and admitted after exactly this long. -1: never admitted
+    retry_us: int  # 0: allowed. Positive: refused, and admitted after exactly this long. -1: never; below: see wait_us
     reset_us: int  # until the limit is as if never used (fixed_window: until its window ends)
 
     @property
     def allowed(self) -> bool:
-        return self.retry_us == 0
+        return self.retry_us == 0 or self.retry_us < -1
+
+    @property
+    def wait_us(self) -> int:
+        """How long the answer is held: it was charged now for a slot that comes then."""
+        return -1 - self.retry_us if self.retry_us < -1 else 0
 
 
 class Answer(NamedTuple):
@@ -239,7 +296,7 @@ class Answer(NamedTuple):
 
     refused: bool  # the call's verdict, on which the spending hung
     now_us: int  # the store's clock when it decided
-    readings: tuple[Reading, ...]  # one per step
+    readings: tuple[Reading, ...]  # one per key of the plan
 
 
 class Status(NamedTuple):
@@ -251,6 +308,9 @@ class Status(NamedTuple):
     reset_s: int  # whole seconds, rounded up; retry-after when refused
     slot: Slot
     reading: Reading | None = None  # of that limit
+    readings: tuple[Reading, ...] = ()  # of every limit of the descriptor, in the order of `slot.steps`
+    state: State | None = None  # with `warn_at`
+    violations: int = 0  # with `penalty`: how many of late
 
 
 class Decision(NamedTuple):
@@ -261,3 +321,5 @@ class Decision(NamedTuple):
     outline: Outline
     shadowed: bool = False  # OVER_LIMIT was turned into OK by the global shadow mode
     now_us: int = 0
+    wait_us: int = 0  # above 0: admitted, and to be answered after so long
+    held_by: int = -1  # then: the number of the plan's key whose slot is waited for

@@ -5,14 +5,29 @@ Nothing here depends on the moment, so a plan can be kept for as long as the rul
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from ratelimit_rls.core.keys import encode_tag, storage_key
+from ratelimit_rls.core.keys import encode_tag, storage_key, watcher_key
 from ratelimit_rls.core.match import match
-from ratelimit_rls.core.model import MAX_HITS, Charge, Descriptor, Match, Outline, Plan, Request, Slot, Step, Unit
+from ratelimit_rls.core.model import (
+    MAX_HITS,
+    Charge,
+    Descriptor,
+    Limit,
+    Match,
+    Outline,
+    Plan,
+    Purpose,
+    Request,
+    Rule,
+    Slot,
+    Step,
+    Unit,
+    Watcher,
+)
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest
 
@@ -44,6 +59,17 @@ def per_outline(make: Callable[[Outline], Made]) -> Callable[[Outline], Made]:
     return made_once
 
 
+@per_outline
+def given_back(outline: Outline) -> Outline:
+    """What gives back all that an admitted call of this outline took; what is charged whatever happens stays."""
+    slots = tuple(replace(slot, steps=tuple(map(_given_back, slot.steps))) for slot in outline.slots)
+    return replace(outline, slots=slots, steps=tuple(step for slot in slots for step in slot.steps), can_wait=False)
+
+
+def _given_back(step: Step) -> Step:
+    return replace(step, cost=-step.cost if step.charge is Charge.ADMITTED else 0, max_delay_us=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The process-wide switches that change what a request means."""
@@ -73,6 +99,7 @@ class Planner:
             if slot.steps:
                 tag = encode_tag(request.domain, found.entries)
                 keys += [storage_key(self._policy.key_prefix, tag, step.limit) for step in slot.steps]
+                keys += [watcher_key(self._policy.key_prefix, tag, watcher) for watcher in slot.watchers]
         return Plan(outline, tuple(keys))
 
     def _outline(self, request: Request, matches: tuple[Match, ...]) -> Outline:
@@ -82,7 +109,7 @@ class Planner:
             (descriptor.limit or id(found.rule), found.metric_path, descriptor.hits, descriptor.is_refund)
             for descriptor, found in zip(request.descriptors, matches, strict=True)
         ]
-        kind = (request.domain, request.hits, *asked)
+        kind = (request.domain, request.hits, request.purpose, *asked)
         outline = self._outlines.get(kind)
         if outline is None:
             outline = self._make_outline(request, matches)
@@ -107,18 +134,21 @@ class Planner:
         domain_known = request.domain in self._tree.domains
         brought_bytes = sum(map(_brought_bytes, request.descriptors, matches))
         brought_bytes += 0 if domain_known else len(request.domain)
+        steps = tuple(step for slot in slots for step in slot.steps)
         return Outline(
             domain=request.domain,
             domain_known=domain_known,
-            steps=tuple(step for slot in slots for step in slot.steps),
+            steps=steps,
             slots=slots,
             quota_passes=quota_mode and any(not slot.steps and not slot.unlimited for slot in slots),
             shadow_mode=self._policy.shadow_mode,
             own_bytes=_weight_bytes(len(slots)) + brought_bytes if brought_bytes else 0,
+            purpose=request.purpose,
+            can_wait=any(step.max_delay_us and step.cost > 0 for step in steps),
         )
 
     def _slot(self, request: Request, descriptor: Descriptor, found: Match, replaced: frozenset[str]) -> Slot:
-        hits = _hits(request, descriptor)
+        hits = 0 if request.purpose is Purpose.LOOK else _hits(request, descriptor)
         rule = found.rule
         if rule is None:
             return Slot(None, (), hits)
@@ -126,14 +156,37 @@ class Planner:
             Step(
                 limit=limit,
                 cost=-hits if descriptor.is_refund else hits,
-                charge=self._policy.override_charge if descriptor.limit is not None else rule.charge,
+                charge=self._charge(request, descriptor, rule),
                 shadow_mode=rule.shadow_mode,
                 quota_mode=rule.quota_mode or self._policy.quota_mode,
+                max_delay_us=self._max_delay_us(request, rule, limit),
             )
             for limit in rule.limits
             if not limit.name or limit.name not in replaced
         )
-        return Slot(rule, steps, hits, found.metric_path if steps else "", unlimited=rule.unlimited)
+        if not steps:
+            return Slot(rule, (), hits, unlimited=rule.unlimited)
+        return Slot(rule, steps, hits, found.metric_path, watchers=tuple(self._watchers(request, rule)))
+
+    def _charge(self, request: Request, descriptor: Descriptor, rule: Rule) -> Charge:
+        if request.purpose is not Purpose.DECIDE:
+            return Charge.ADMITTED if request.purpose is Purpose.LOOK else Charge.ALWAYS
+        return self._policy.override_charge if descriptor.limit is not None else rule.charge
+
+    def _max_delay_us(self, request: Request, rule: Rule, limit: Limit) -> int:
+        """Only buckets have slots to wait for."""
+        return rule.max_delay_us if limit.algorithm.has_burst and self._refusals_hold(request) else 0
+
+    def _watchers(self, request: Request, rule: Rule) -> Iterator[Watcher]:
+        if rule.penalty is not None and self._refusals_hold(request):
+            yield rule.penalty
+        if rule.warn_at is not None:
+            yield rule.warn_at
+
+    def _refusals_hold(self, request: Request) -> bool:
+        """Where a refusal need not hold, or comes after the fact, nobody is made to wait for it, or penalised."""
+        policy = self._policy
+        return request.purpose is not Purpose.REPORT and not policy.shadow_mode and not policy.quota_mode
 
 
 def check(request: Request) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from typing import Protocol, Self
 
-from ratelimit_rls.core.model import Answer, Plan
+from ratelimit_rls.core.model import Answer, Outline, Plan
 from ratelimit_rls.errors import StoreError
 
 
 class Prepared(Protocol):
     """A plan in the form its store likes best; what is inside is the store's own affair."""
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """What tells the plan's counters from others, one for each key of the plan."""
+        ...
+
+    def within(self, patience_us: int) -> Self:
+        """The same for a caller that can wait so long and no longer; as it is, any wait the rules allow will do."""
+        ...
 
 
 class Store(Protocol):
@@ -27,6 +36,10 @@ class Store(Protocol):
 
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         """The answer to each plan, in order, or why there is none; the trouble of one run is not another's."""
+        ...
+
+    def opposite(self, prepared: Prepared, outline: Outline) -> Prepared:
+        """What gives back all that `prepared`, a plan of this outline, takes when it is admitted."""
         ...
 
     async def close(self) -> None: ...

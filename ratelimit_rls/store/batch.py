@@ -12,7 +12,7 @@ from struct import pack
 from typing import Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.core.calendar import Bounds, bounds
-from ratelimit_rls.core.model import Answer, Charge, Outline, Reading, Step
+from ratelimit_rls.core.model import Answer, Charge, Outline, Penalty, Reading, Slot, Step, Watcher
 
 LARGEST_BATCH_STEPS = 128
 """Limits decided by one run of the script, so that no run holds Redis for more than about a millisecond. Only a single
@@ -20,27 +20,36 @@ call with more limits than this exceeds it, since a call is never split."""
 
 CALL_QUOTA_PASSES = 1
 CALL_SHADOWED = 2
+CALL_PATIENCE = 4
 STEP_ALWAYS = 1
 STEP_SHADOW = 2
 STEP_QUOTA = 4
 STEP_JOINED = 8
+STEP_DELAY_US = 16
+"""For each microsecond that the step may wait."""
+
+MOST_PATIENCE_US = 2**32 - 1
 
 Part = TypeVar("Part", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form(Generic[Part]):
-    """What all plans of one outline send alike: a spec for each step, ready to be joined."""
+    """What all plans of one outline send alike: a spec for each step and each watcher, ready to be joined."""
 
     specs: tuple[Part | DatedSpec[Part], ...]
     flags: int
 
 
 class PackedPlan(NamedTuple, Generic[Part]):
-    """A plan as its store sends it: for each step the key, ready to be joined, and the form it shares with others."""
+    """A plan as its store sends it: its keys, ready to be joined, and the form it shares with others."""
 
     keys: tuple[Part, ...]
     form: Form[Part]
+    patience_us: int | None = None
+
+    def within(self, patience_us: int) -> PackedPlan[Part]:
+        return self._replace(patience_us=min(patience_us, MOST_PATIENCE_US))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +61,8 @@ class Packed(Generic[Part]):
     calls: bytes
 
 
-Spec = tuple[bytes, int, int | bytes, int, int, int]
-"""The six arguments that describe what a step asks of its counter."""
+Spec = tuple[bytes, int, int | bytes, int | bytes, int, int]
+"""The six arguments that describe what a step asks of its counter, or a watcher of its state."""
 
 
 class DatedSpec(Generic[Part]):
@@ -81,20 +90,31 @@ def spec_of(step: Step, joined: bool, window: bytes | None = None) -> Spec:
     flags += STEP_SHADOW if step.shadow_mode else 0
     flags += STEP_QUOTA if step.quota_mode else 0
     flags += STEP_JOINED if joined else 0
+    flags += STEP_DELAY_US * step.max_delay_us
     name = limit.algorithm.value.encode()
     return name, limit.requests_per_unit, window or limit.window_us, limit.burst, step.cost, flags
+
+
+def watcher_spec(watcher: Watcher, cost: int) -> Spec:
+    if isinstance(watcher, Penalty):
+        multipliers = b" ".join(b"%d" % multiplier for multiplier in watcher.multipliers)
+        return b"penalty", watcher.after, watcher.within_us, multipliers, cost, STEP_JOINED
+    return b"warning", watcher.permille, 0, watcher.leave_permille, cost, STEP_JOINED
 
 
 def form_of(outline: Outline, part: Callable[[Spec], Part]) -> Form[Part]:
     """`part` makes a spec what its store sends."""
     flags = CALL_QUOTA_PASSES if outline.quota_passes else 0
     flags += CALL_SHADOWED if outline.shadow_mode else 0
-    specs = [
-        DatedSpec(step, number > 0, part) if step.limit.timezone else part(spec_of(step, number > 0))
-        for slot in outline.slots
-        for number, step in enumerate(slot.steps)
-    ]
+    specs = [spec for slot in outline.slots for spec in _specs(slot, part)]
     return Form(tuple(specs), flags)
+
+
+def _specs(slot: Slot, part: Callable[[Spec], Part]) -> Iterator[Part | DatedSpec[Part]]:
+    for number, step in enumerate(slot.steps):
+        yield DatedSpec(step, number > 0, part) if step.limit.timezone else part(spec_of(step, number > 0))
+    for watcher in slot.watchers:
+        yield part(watcher_spec(watcher, slot.steps[0].cost))
 
 
 def pack_batch(batch: Sequence[PackedPlan[Part]], now_us: int) -> Packed[Part]:
@@ -102,8 +122,11 @@ def pack_batch(batch: Sequence[PackedPlan[Part]], now_us: int) -> Packed[Part]:
     keys: dict[Part, int] = {}
     specs: dict[Part | DatedSpec[Part], int] = {}
     numbers: list[int] = []
-    for plan_keys, form in batch:
-        numbers += len(plan_keys), form.flags
+    for plan_keys, form, patience_us in batch:
+        if patience_us is None:
+            numbers += len(plan_keys), form.flags
+        else:
+            numbers += len(plan_keys), form.flags + CALL_PATIENCE, patience_us >> 16, patience_us & 0xFFFF
         for key, spec in zip(plan_keys, form.specs, strict=True):
             numbers += keys.setdefault(key, len(keys)), specs.setdefault(spec, len(specs))
     dated = [spec.at(now_us) if isinstance(spec, DatedSpec) else spec for spec in specs]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from lupa.luajit21 import LuaRuntime
 
 from ratelimit_rls.core.model import Answer, Outline, Plan
-from ratelimit_rls.core.plan import per_outline
+from ratelimit_rls.core.plan import given_back, per_outline
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import Prepared
 from ratelimit_rls.store.batch import Form, PackedPlan, form_of, pack_batch, runs, unpack
@@ -69,8 +69,11 @@ class EmbeddedStore:
         program = _PROGRAM.format(keyspace=read("keyspace"), definitions=definitions(), decide=read("decide"))
         self._run, self._size = lua.execute(program.encode())(budget_bytes)
 
-    def prepare(self, plan: Plan) -> Prepared:
+    def prepare(self, plan: Plan) -> PackedPlan[_Part]:
         return PackedPlan(plan.keys, _form(plan.outline))
+
+    def opposite(self, prepared: Prepared, outline: Outline) -> Prepared:
+        return PackedPlan(cast("PackedPlan[_Part]", prepared).keys, _form(given_back(outline)))
 
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         return self.decide(cast("Sequence[PackedPlan[_Part]]", batch))

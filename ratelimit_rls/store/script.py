@@ -1,7 +1,7 @@
 """The Lua text, put together once from the files of lua/: the same for Redis and for the embedded store.
 
-The definitions are the library and the algorithms, decide.lua is the script proper. Redis runs one after the other with
-every call; the embedded store runs the definitions once and keeps the rest as a function.
+The definitions are the library, the algorithms and the watchers, decide.lua is the script proper. Redis runs one after
+the other with every call; the embedded store runs the definitions once and keeps the rest as a function.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ratelimit_rls.core.model import Algorithm
 
+WATCHERS = ("penalty", "warning")
 LIBRARY = ("bounds", "mul_div", "needed", "place", "place_in_calendar", "ttl_ms")
 
 
@@ -32,6 +33,7 @@ def definitions() -> str:
     parts = [read(f"lib/{name}") for name in LIBRARY]
     parts.append("local algorithms = {}\n")
     parts += [read(algorithm.value) for algorithm in Algorithm]
+    parts += [read(watcher) for watcher in WATCHERS]
     return "\n".join(parts)
 
 

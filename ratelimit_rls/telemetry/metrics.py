@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from struct import pack, unpack
 
-from ratelimit_rls.core.model import Charge, Code, Decision, Reading, Step
+from ratelimit_rls.core.model import Charge, Code, Decision, Reading, State, Step
 
 MOST_PATHS = 10_000
 """Distinct metric paths kept. Some come from request values (detailed_metric, value_to_metric, overrides, unknown
@@ -38,6 +38,13 @@ class LimitCounters:
     within_limit: int = 0
     shadow_mode: int = 0
     total_negative_hits: int = 0
+    # Calls, not hits, that were answered in one of the states of `warn_at`. Not the reference's.
+    state_warning: int = 0
+    state_throttled: int = 0
+
+
+_LIMIT_NAMES = tuple(field.name for field in fields(LimitCounters))
+_STATE_NAMES = ("state_warning", "state_throttled")  # told of where there is something to tell: few rules have them
 
 
 @dataclass(slots=True)
@@ -109,6 +116,9 @@ class Metrics:
         for status, counted in zip(decision.statuses, counters, strict=True):
             if counted is not None and status.step is not None and status.reading is not None:
                 self._record_limit(counted, status.step, status.reading, status.code)
+                if status.state:  # neither None nor NORMAL
+                    counted.state_warning += status.state is State.WARNING
+                    counted.state_throttled += status.state is State.THROTTLED
 
     def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> None:
         """The reference's arithmetic: of hits that cross a threshold, each is counted on its own side of it."""
@@ -144,8 +154,10 @@ class Metrics:
     def _names(self) -> Iterator[tuple[str, int]]:
         for path, counters in self._limits.items():
             prefix = f"ratelimit.service.rate_limit.{_sanitised(path)}"
-            for field in fields(counters):
-                yield f"{prefix}.{field.name}", getattr(counters, field.name)
+            for name in _LIMIT_NAMES:
+                count = getattr(counters, name)
+                if count or name not in _STATE_NAMES:
+                    yield f"{prefix}.{name}", count
         for domain, count in self._domains_not_found.items():
             yield f"ratelimit.service.rate_limit.{_sanitised(domain)}.domain_not_found", count
         for gauges in self._gauges:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lupa.luajit21 import LuaRuntime
 
 from ratelimit_rls.core.model import Algorithm
-from ratelimit_rls.store.script import LIBRARY, definitions, read, script, script_dir, script_sha
+from ratelimit_rls.store.script import LIBRARY, WATCHERS, definitions, read, script, script_dir, script_sha
 from tests.servers import RedisServer
 
 HEADER = ("State", "Bounds", "Retry", "Reset", "Cost")
@@ -31,7 +31,8 @@ def test_no_file_is_left_out_of_the_script_and_none_is_in_it_twice() -> None:
     found = {path.name for path in script_dir().iterdir() if path.name.endswith(".lua")}
     library = {path.name for path in (script_dir() / "lib").iterdir()}
 
-    assert found == {f"{algorithm.value}.lua" for algorithm in Algorithm} | {"decide.lua", "keyspace.lua"}
+    decided = {f"{algorithm.value}.lua" for algorithm in Algorithm} | {f"{watcher}.lua" for watcher in WATCHERS}
+    assert found == decided | {"decide.lua", "keyspace.lua"}
     assert library == {f"{name}.lua" for name in LIBRARY}
 
 

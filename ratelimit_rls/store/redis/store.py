@@ -17,7 +17,7 @@ from typing import Any, cast
 import structlog
 
 from ratelimit_rls.core.model import Answer, Outline, Plan
-from ratelimit_rls.core.plan import per_outline
+from ratelimit_rls.core.plan import given_back, per_outline
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.base import Prepared
@@ -99,6 +99,9 @@ class RedisStore:
     def prepare(self, plan: Plan) -> Prepared:
         return PackedPlan(tuple(map(_bulk, plan.keys)), _form(plan.outline))
 
+    def opposite(self, prepared: Prepared, outline: Outline) -> Prepared:
+        return PackedPlan(cast("PackedPlan[bytes]", prepared).keys, _form(given_back(outline)))
+
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         pipe = self._pipe
         if pipe is None:
@@ -139,6 +142,27 @@ class RedisStore:
         arguments = [_bulk(b"%d" % len(packed.keys)), *packed.keys]
         arguments += _bulk(now), _bulk(b"%d" % jitter_ms), _bulk(packed.calls), *packed.specs
         return count, b"".join(arguments)
+
+    async def present(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of the keys that have a state."""
+        return await self._those(keys, b"EXISTS")
+
+    async def forget(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Drop the states under these keys; returns those that had one."""
+        return await self._those(keys, b"UNLINK")
+
+    async def _those(self, keys: Sequence[bytes], command: bytes) -> list[bytes]:
+        """The keys of which the command says that it found one."""
+        pipe = self._pipe
+        if pipe is None:
+            raise StoreUnavailable(f"no connection to Redis at {self._address}")
+        told = await self._told(pipe, [pipe.send(_command(command, key)) for key in keys])
+        for reply in told:
+            if isinstance(reply, StoreError):
+                raise reply
+            if isinstance(reply, ReplyError):
+                raise StoreUnavailable(f"Redis at {self._address} refused {command.decode()}: {reply}")
+        return [key for key, reply in zip(keys, told, strict=True) if reply]
 
     async def close(self) -> None:
         if self._keeper is not None:

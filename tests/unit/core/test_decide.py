@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ratelimit_rls.core.decide import UNLIMITED_REMAINING, decide
-from ratelimit_rls.core.model import Answer, Code, Decision, Descriptor, Entry, Reading, Request
+from ratelimit_rls.core.model import Answer, Code, Decision, Descriptor, Entry, Purpose, Reading, Request, State
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -89,3 +89,61 @@ def test_the_global_shadow_mode_turns_the_verdict_and_leaves_the_statuses() -> N
     assert (decision.code, decision.shadowed) == (Code.OK, True)
     assert decision.statuses[0].code is Code.OVER_LIMIT
     assert not _decide(["user"], ALLOWED, policy=Policy(shadow_mode=True)).shadowed
+
+
+WATCHED = """
+domain: d
+descriptors:
+  - key: client
+    penalty: {within: 1h, after: 2, multipliers: [1, 3]}
+    warn_at: 0.8
+    rate_limit: {unit: second, requests_per_unit: 2, algorithm: gcra}
+  - key: queue
+    action: throttle
+    limits:
+      - {unit: second, requests_per_unit: 10, algorithm: leaky_bucket}
+      - {unit: minute, requests_per_unit: 10, algorithm: gcra}
+"""
+WATCHED_TREE = compile_documents({"f.yaml": WATCHED.encode()}).tree
+
+
+def _decide_watched(key: str, *readings: Reading, refused: bool = False, purpose: Purpose = Purpose.DECIDE) -> Decision:
+    asked = Request("d", (Descriptor((Entry(key, "v"),)),), purpose=purpose)
+    return decide(Planner(WATCHED_TREE, Policy()).plan(asked).outline, Answer(refused, 1_000, readings))
+
+
+def test_what_watchers_say_is_told_beside_the_limits() -> None:
+    decision = _decide_watched("client", Reading(1, 0, 500_000), Reading(2, 0, 9_000_000), Reading(1, 0, 0))
+    (status,) = decision.statuses
+    assert (status.code, status.remaining, status.violations, status.state) == (Code.OK, 1, 2, State.WARNING)
+    assert status.readings == (Reading(1, 0, 500_000),)
+
+
+def test_a_cooldown_is_a_refusal_by_its_limit_for_as_long_as_it_lasts() -> None:
+    decision = _decide_watched(
+        "client", Reading(2, 0, 0), Reading(2, 2_500_000, 9_000_000), Reading(2, 0, 0), refused=True
+    )
+    (status,) = decision.statuses
+    assert decision.code is Code.OVER_LIMIT
+    assert (status.code, status.remaining, status.reset_s, status.state) == (Code.OVER_LIMIT, 0, 3, State.THROTTLED)
+    assert status.step is decision.outline.steps[0]
+    assert status.reading == Reading(0, 2_500_000, 9_000_000)
+
+
+def test_a_call_is_held_until_the_last_of_its_slots() -> None:
+    decision = _decide_watched("queue", Reading(-1, -1 - 100_000, 200_000), Reading(-1, -1 - 6_000_000, 12_000_000))
+    assert (decision.code, decision.wait_us, decision.held_by) == (Code.OK, 6_000_000, 1)
+    assert [(status.code, status.remaining) for status in decision.statuses] == [(Code.OK, 0)]
+
+
+def test_a_call_that_is_refused_or_has_its_slots_now_is_not_held() -> None:
+    free = Reading(0, 0, 100_000)
+    assert _decide_watched("queue", free, free).held_by == -1
+    assert _decide_watched("queue", Reading(0, 5, 5), free, refused=True).wait_us == 0
+
+
+def test_a_report_is_never_refused() -> None:
+    over = Reading(-3, 1_000_000, 2_000_000)
+    decision = _decide_watched("client", over, Reading(2, 0, 0), refused=True, purpose=Purpose.REPORT)
+    assert decision.code is Code.OK
+    assert decision.statuses[0].code is Code.OVER_LIMIT

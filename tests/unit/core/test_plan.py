@@ -5,8 +5,21 @@ import tracemalloc
 import pytest
 
 from ratelimit_rls.core import plan
-from ratelimit_rls.core.model import MAX_HITS, Charge, Descriptor, Entry, Outline, Override, Plan, Request, Unit
-from ratelimit_rls.core.plan import MOST_DESCRIPTORS, Planner, Policy, per_outline
+from ratelimit_rls.core.model import (
+    MAX_HITS,
+    Charge,
+    Descriptor,
+    Entry,
+    Outline,
+    Override,
+    Penalty,
+    Plan,
+    Purpose,
+    Request,
+    Unit,
+    WarnAt,
+)
+from ratelimit_rls.core.plan import MOST_DESCRIPTORS, Planner, Policy, given_back, per_outline
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -241,3 +254,81 @@ REFUSED = {
 def test_a_request_without_meaning_is_refused(request_: Request, sentence: str) -> None:
     with pytest.raises(BadRequest, match=sentence):
         Planner(TREE, Policy()).plan(request_)
+
+
+WATCHED = """
+domain: d
+descriptors:
+  - key: client
+    penalty: {within: 1h, after: 2, multipliers: [1, 3]}
+    warn_at: 0.8
+    limits:
+      - {unit: second, requests_per_unit: 2, algorithm: gcra}
+      - {unit: day, requests_per_unit: 9}
+  - key: queue
+    action: throttle
+    max_delay: 250ms
+    limits:
+      - {unit: second, requests_per_unit: 10, algorithm: leaky_bucket}
+      - {unit: day, requests_per_unit: 1000}
+  - key: plain
+    rate_limit: {unit: minute, requests_per_unit: 5}
+"""
+WATCHED_TREE = compile_documents({"f.yaml": WATCHED.encode()}).tree
+
+
+def _watched(*keys: str, policy: Policy | None = None, purpose: Purpose = Purpose.DECIDE) -> Plan:
+    request = Request("d", tuple(_descriptor(key) for key in keys), purpose=purpose)
+    return Planner(WATCHED_TREE, policy or Policy()).plan(request)
+
+
+def test_a_descriptors_watchers_have_keys_behind_those_of_its_limits() -> None:
+    outline, keys = _watched("client", "plain")
+    assert keys == (
+        b"rl:{d/client=v}:gcra:1",
+        b"rl:{d/client=v}:fixed_window:86400",
+        b"rl:{d/client=v}:penalty",
+        b"rl:{d/client=v}:warning",
+        b"rl:{d/plain=v}:fixed_window:60",
+    )
+    assert [len(slot.steps) for slot in outline.slots] == [2, 1]
+    assert outline.slots[0].watchers == (Penalty(3_600_000_000, 2, (1, 3)), WarnAt(800))
+
+
+def test_only_buckets_have_slots_to_wait_for() -> None:
+    outline = _watched("queue").outline
+    assert [step.max_delay_us for step in outline.steps] == [250_000, 0]
+    assert outline.can_wait
+    assert not _watched("client").outline.can_wait
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(shadow_mode=True), Policy(quota_mode=True)], ids=["global shadow mode", "global quota mode"]
+)
+def test_where_refusals_need_not_hold_nobody_waits_or_is_penalised(policy: Policy) -> None:
+    assert not _watched("queue", policy=policy).outline.can_wait
+    assert _watched("client", policy=policy).outline.slots[0].watchers == (WarnAt(800),)
+
+
+def test_a_look_asks_whether_one_more_would_pass_and_a_report_counts_whatever_it_leaves() -> None:
+    (look,) = _watched("plain", purpose=Purpose.LOOK).outline.steps
+    assert (look.cost, look.charge) == (0, Charge.ADMITTED)
+    (report,) = _watched("plain", purpose=Purpose.REPORT).outline.steps
+    assert (report.cost, report.charge) == (1, Charge.ALWAYS)
+    reported = _watched("client", "queue", purpose=Purpose.REPORT).outline
+    assert reported.slots[0].watchers == (WarnAt(800),)
+    assert not reported.can_wait
+
+
+def test_requests_that_differ_in_purpose_alone_are_of_different_kinds() -> None:
+    planner = Planner(WATCHED_TREE, Policy())
+    outlines = {id(planner.plan(_request("plain")._replace(purpose=purpose)).outline) for purpose in Purpose}
+    assert len(outlines) == len(Purpose)
+
+
+def test_giving_back_takes_the_opposite_of_what_was_charged_to_the_admitted() -> None:
+    outline = _watched("queue", "plain").outline
+    back = given_back(outline)
+    assert [step.cost for step in back.steps] == [-1, -1, 0]
+    assert [step.max_delay_us for step in back.steps] == [0, 0, 0]
+    assert given_back(outline) is back

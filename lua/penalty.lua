@@ -1,0 +1,118 @@
+--[[
+penalty.lua — who is refused again and again waits longer each time.
+
+Violation  the first refusal of a descriptor by its own limits after an admission, or after a cooldown. Refusals during a
+           cooldown are none, nor is one that no waiting would help (a cost above the limit), nor a look.
+Cooldown   a violation starts one: that refusal's retry, times the multiplier that the number of violations within the
+           last `window` selects. The violation number `limit` (`after` in the rules) selects the first multiplier, the
+           next one the second, and so on to the last. From that number on the cooldown holds, too: until its end
+           everything is refused, whatever the limits say. Below that number only the limits refuse.
+
+It takes two looks at a call. `spend` is asked with the limits, and refuses during a cooldown that holds. `settle` is
+asked when the verdict stands, and counts. A descriptor that is never refused has no state and costs no write.
+
+State      text "until holds at at at …": the end of the last cooldown (0: a call was admitted since), whether it holds
+           (1 or 0), and the moments of violations, the oldest first; absent = no violation
+Bounds     as many moments are kept as can change the multiplier: at most 1000 (checked when rules load). A cooldown is
+           at most 2^51 microseconds
+Left       how many violations lie within the period, this call's included
+Retry      0, or until the cooldown ends that refuses this call, or that this call has started
+Reset      until the last violation is forgotten and the cooldown over
+Cost       O(moments kept)
+]]
+local penalty = {}
+
+function penalty.read(raw)
+  if not raw then
+    return nil
+  end
+  local until_us, holds, moments = string.match(raw, "^(%d+) ([01])([%d ]*)$")
+  if not until_us then -- not ours; as good as nothing
+    return nil
+  end
+  local state = { until_us = tonumber(until_us), holds = holds == "1" }
+  for at in string.gmatch(moments, "%d+") do
+    state[#state + 1] = tonumber(at)
+  end
+  return state
+end
+
+-- The index of the first violation that is not forgotten.
+local function first_remembered(state, spec, now)
+  local first = 1
+  while state[first] and state[first] <= now - spec.window do
+    first = first + 1
+  end
+  return first
+end
+
+local function until_forgotten(state, spec, now)
+  local last = state[#state] + spec.window
+  last = last > state.until_us and last or state.until_us
+  return last > now and last - now or 0
+end
+
+function penalty.spend(state, spec, now, cost)
+  if not state then
+    return nil, 0, 0, 0
+  end
+  local retry = 0
+  if cost >= 0 and state.holds and now < state.until_us then
+    retry = state.until_us - now
+  end
+  return state, #state - first_remembered(state, spec, now) + 1, retry, until_forgotten(state, spec, now)
+end
+
+-- The state after a violation at `now`, whose refusal told `retry`.
+local function violated(state, spec, now, retry)
+  local multipliers, highest = {}, 0
+  for multiplier in string.gmatch(spec.burst, "%d+") do
+    highest = highest + 1
+    multipliers[highest] = tonumber(multiplier)
+  end
+  local most = spec.limit + highest - 1
+  local after = {}
+  if state then
+    local first = first_remembered(state, spec, now)
+    if #state - first + 2 > most then
+      first = #state + 2 - most
+    end
+    for i = first, #state do
+      after[#after + 1] = state[i]
+    end
+  end
+  after[#after + 1] = now
+  local number = #after - spec.limit + 1
+  local cooldown = retry * (multipliers[number < 1 and 1 or number])
+  after.until_us = now + (cooldown < most_wait and cooldown or most_wait)
+  after.holds = number >= 1
+  return after
+end
+
+-- fared: how the call went for the descriptor's own limits (decide.lua).
+function penalty.settle(state, spec, now, fared)
+  local _, violations, retry, reset = penalty.spend(state, spec, now, spec.cost)
+  if spec.cost <= 0 or retry > 0 then
+    return state, violations, retry, reset
+  end
+  local in_cooldown = state and now < state.until_us
+  if fared.retry > 0 and fared.holds and not in_cooldown then
+    local after = violated(state, spec, now, fared.retry)
+    return after, #after, after.holds and after.until_us - now or 0, until_forgotten(after, spec, now)
+  end
+  if in_cooldown and fared.admitted then
+    local after = { until_us = 0, holds = false, unpack(state) }
+    return after, violations, 0, until_forgotten(after, spec, now)
+  end
+  return state, violations, 0, reset
+end
+
+function penalty.write(key, state, _, spec, now, jitter_ms)
+  local words = { string.format("%.0f %d", state.until_us, state.holds and 1 or 0) }
+  for i = 1, #state do
+    words[i + 1] = string.format("%.0f", state[i])
+  end
+  redis.call("SET", key, table.concat(words, " "), "PX", ttl_ms(until_forgotten(state, spec, now), jitter_ms))
+end
+
+algorithms.penalty = penalty

@@ -1,0 +1,124 @@
+"""Penalties, warnings and queues over random traces: every store answers what the textbook says, to the microsecond."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ratelimit_rls.core.model import Algorithm, Charge, Penalty, Plan, Unit, WarnAt
+from tests.oracle import Oracle
+from tests.servers import RedisServer
+from tests.stores import START_US, Asked, StoreUnderTest, Watched, embedded_store, redis_store, step, watched_call
+
+SECOND_US = 1_000_000
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A call, how long after the one before it comes, and how long its caller can wait."""
+
+    wait_us: int
+    plan: Plan
+    patience_us: int | None
+
+
+LIMITS = ("bucket", "window", "queue and window", "two buckets")
+
+
+@st.composite
+def descriptors(
+    draw: st.DrawFn, key: str, limits: str, delay_us: int, watchers: tuple[Penalty | WarnAt | None, ...]
+) -> Watched:
+    """Of one client: the limits stay the same, what is asked of them varies."""
+    cost = draw(st.sampled_from([1, 1, 1, 1, 2, 4, 0, -1]))
+    charge = Charge.ADMITTED if delay_us else draw(st.sampled_from(Charge))
+
+    def bucket(algorithm: Algorithm, limit: int, burst: int) -> Asked:
+        return step(
+            key,
+            limit,
+            unit=Unit.SECOND,
+            algorithm=algorithm,
+            burst=burst,
+            cost=cost,
+            charge=charge,
+            max_delay_us=delay_us,
+        )
+
+    gcra, leaky = bucket(Algorithm.GCRA, 2, 3), bucket(Algorithm.LEAKY_BUCKET, 5, 2)
+    window = step(key, 4, unit=Unit.SECOND, cost=cost, charge=charge)
+    asked = dict(zip(LIMITS, ((gcra,), (window,), (leaky, window), (gcra, leaky)), strict=True))[limits]
+    return Watched(asked, tuple(watcher for watcher in watchers if watcher is not None))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Moment]:
+    penalty = draw(
+        st.builds(
+            Penalty,
+            st.sampled_from([SECOND_US, 5 * SECOND_US, 60 * SECOND_US]),
+            st.integers(1, 3),
+            st.sampled_from([(1,), (1, 2, 4, 8), (3, 3), (2, 5)]),
+        )
+        | st.none()
+    )
+    warn_at = draw(st.builds(WarnAt, st.sampled_from([200, 500, 740, 990])) | st.none())
+    delay_us = draw(st.sampled_from([0, 1, SECOND_US // 2, 3 * SECOND_US]))
+    limits = draw(st.sampled_from(LIMITS))
+    one = descriptors("a", limits, delay_us, (penalty, warn_at))
+    other = descriptors("b", limits, 0, (warn_at,))
+    calls = st.one_of(one.map(watched_call), st.tuples(one, other).map(lambda found: watched_call(*found)))
+    waits = st.one_of(
+        st.just(0),
+        st.just(0),
+        st.integers(0, SECOND_US),
+        st.sampled_from([1, SECOND_US // 5, SECOND_US // 2, SECOND_US - 1, SECOND_US, SECOND_US + 1, 4 * SECOND_US]),
+    )
+    patience = st.one_of(st.none(), st.none(), st.sampled_from([0, 1, SECOND_US // 2, 2**32 - 1]))
+    return draw(st.lists(st.builds(Moment, waits, calls, patience), min_size=1, max_size=30))
+
+
+@pytest.fixture(scope="module")
+def stores() -> Iterator[dict[str, StoreUnderTest]]:
+    with RedisServer() as server, redis_store(server) as redis, embedded_store() as embedded:
+        yield {"embedded": embedded, "redis": redis}
+
+
+TRACE = itertools.count()
+
+
+def replay(trace: list[Moment], stores: dict[str, StoreUnderTest]) -> None:
+    oracle = Oracle()
+    prefix = b"%d:" % next(TRACE)
+    now_us = START_US
+    for moment in trace:
+        now_us += moment.wait_us
+        expected = oracle.decide(moment.plan, now_us, moment.patience_us)
+        plan = moment.plan._replace(keys=tuple(prefix + key for key in moment.plan.keys))
+        for name, store in stores.items():
+            store.now_us = now_us
+            assert store.spend(plan, patience_us=moment.patience_us) == [expected], name
+
+
+def check(stores: dict[str, StoreUnderTest], examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(traces())
+    def answers_as_the_textbook(trace: list[Moment]) -> None:
+        replay(trace, stores)
+
+    answers_as_the_textbook()
+
+
+def test_every_store_watches_as_the_textbook(stores: dict[str, StoreUnderTest]) -> None:
+    check(stores, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_store_watches_as_the_textbook_over_hundreds_of_traces(stores: dict[str, StoreUnderTest]) -> None:
+    check(stores, 600)
