@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ratelimit_rls.cli.words import printable
 from ratelimit_rls.core.model import Descriptor, Entry
 
 _ENTRY_HELP = "One more descriptor, entry by entry: for values with a comma. Repeat for its next entry."
@@ -42,4 +43,5 @@ def _entry(text: str, whole: str) -> Entry:
 
 
 def format_descriptor(descriptor: Descriptor) -> str:
-    return ", ".join(f"{key}={value}" for key, value in descriptor.entries)
+    """On one line, whatever the values are."""
+    return printable(", ".join(f"{key}={value}" for key, value in descriptor.entries))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from ratelimit_rls.cli.descriptor import descriptor_options, format_descriptor, parse_descriptors
 from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.cli.normal_form import deny_form, penalty_form, style_form
 from ratelimit_rls.cli.rules import load, rules_arguments
-from ratelimit_rls.cli.words import rule_words
+from ratelimit_rls.cli.words import deny_words, printable, rule_words, style_words
 from ratelimit_rls.core.explain import Attempt, Explanation, Outcome
 from ratelimit_rls.core.explain import explain as walk
-from ratelimit_rls.core.model import Limit, Plan, Request, Slot
+from ratelimit_rls.core.model import Limit, Penalty, Plan, Request, Slot, Watcher
 from ratelimit_rls.core.plan import Planner, Policy
+from ratelimit_rls.core.span import format_span
 
 _EXAMPLES = """\b
 Examples:
@@ -49,21 +51,36 @@ def explain(
     """
     tree = load(paths, merge_domains).tree
     request = Request(domain, parse_descriptors(descriptors, entries))
-    planned = _slots_and_keys(Planner(tree, Policy(key_prefix=cache_key_prefix)).plan(request))
+    planned = _planned(Planner(tree, Policy(key_prefix=cache_key_prefix)).plan(request))
     explained = [walk(tree, domain, descriptor) for descriptor in request.descriptors]
+    pairs = zip(explained, planned, strict=True)
     if form == "json":
-        answer = [_json(told, slot, keys) for told, (slot, keys) in zip(explained, planned, strict=True)]
-        click.echo(json.dumps({"domain": domain, "descriptors": answer}, indent=2))
+        is_mapped = domain in tree.mappings
+        answer = [_json(told, descriptor) for told, descriptor in pairs]
+        click.echo(json.dumps({"domain": domain, "ext_authz": is_mapped, "descriptors": answer}, indent=2))
     else:
-        pairs = zip(explained, planned, strict=True)
-        click.echo("\n\n".join("\n".join(_text(told, slot, keys)) for told, (slot, keys) in pairs))
+        click.echo("\n\n".join("\n".join(_text(told, descriptor)) for told, descriptor in pairs))
     return ExitCode.DONE
 
 
-def _slots_and_keys(planned: Plan) -> list[tuple[Slot, list[str]]]:
-    """How each descriptor is answered, and from which counters."""
-    keys = iter(planned.keys)
-    return [(slot, [next(keys).decode() for _ in slot.steps]) for slot in planned.outline.slots]
+class _Planned(NamedTuple):
+    """How one descriptor is answered, and from which states in the store."""
+
+    slot: Slot
+    counters: list[str]
+    watchers: list[tuple[Watcher, str]]
+
+
+def _planned(plan: Plan) -> list[_Planned]:
+    keys = iter(plan.keys)
+    return [
+        _Planned(
+            slot,
+            [next(keys).decode() for _ in slot.steps],
+            [(watcher, next(keys).decode()) for watcher in slot.watchers],
+        )
+        for slot in plan.outline.slots
+    ]
 
 
 def _replaced(slot: Slot) -> list[str]:
@@ -72,10 +89,11 @@ def _replaced(slot: Slot) -> list[str]:
     return [limit.name for limit in slot.rule.limits if id(limit) not in counted] if slot.rule else []
 
 
-def _text(told: Explanation, slot: Slot, keys: list[str]) -> Iterator[str]:
-    yield click.style(f"domain {told.domain} · descriptor ({format_descriptor(told.descriptor)})", bold=True)
+def _text(told: Explanation, planned: _Planned) -> Iterator[str]:
+    domain = printable(told.domain)
+    yield click.style(f"domain {domain} · descriptor ({format_descriptor(told.descriptor)})", bold=True)
     rows = [
-        (f"{'  ' * (depth + 1)}{level.entry.key}={level.entry.value}" if first else "", attempt)
+        (printable(f"{'  ' * (depth + 1)}{level.entry.key}={level.entry.value}") if first else "", attempt)
         for depth, level in enumerate(told.levels)
         for first, attempt in ((attempt is level.attempts[0], attempt) for attempt in level.attempts)
     ]
@@ -83,36 +101,47 @@ def _text(told: Explanation, slot: Slot, keys: list[str]) -> Iterator[str]:
     tried_width = max((len(_tried(attempt)) for _, attempt in rows), default=0)
     for name, attempt in rows:
         yield f"{name:<{width}}  {_tried(attempt):<{tried_width}}  {_outcome(attempt)}"
-    yield told.conclusion
-    rule = slot.rule
+    yield printable(told.conclusion)
+    rule = planned.slot.rule
     if rule is not None and rule.limits:
         yield f"limit {rule_words(rule)}"
-    for name in _replaced(slot):
-        yield f"not counted: another descriptor of this request replaces '{name}'"
-    for key in keys:
-        yield f"counter {key}"
+        answered = ", ".join(filter(None, (style_words(rule.style), deny_words(rule.deny))))
+        if answered:
+            yield f"answer {answered}"
+    for name in _replaced(planned.slot):
+        yield printable(f"not counted: another descriptor of this request replaces '{name}'")
+    for key in planned.counters:
+        yield printable(f"counter {key}")
+    for watcher, key in planned.watchers:
+        yield printable(f"{'penalty' if isinstance(watcher, Penalty) else 'warning'} {key}")
 
 
 def _tried(attempt: Attempt) -> str:
-    return f"{attempt.way.value} '{attempt.pattern}'" if attempt.pattern else attempt.way.value
+    return printable(f"{attempt.way.value} '{attempt.pattern}'" if attempt.pattern else attempt.way.value)
 
 
 def _outcome(attempt: Attempt) -> str:
     color = {Outcome.MET: "green", Outcome.NOT_TRIED: "yellow"}.get(attempt.outcome)
     told = click.style(attempt.outcome.value, fg=color)
     padding = " " * (_LONGEST_OUTCOME - len(attempt.outcome.value))
-    return f"{told}{padding}  {attempt.position}" if attempt.position else told
+    return f"{told}{padding}  {printable(str(attempt.position))}" if attempt.position else told
 
 
-def _json(told: Explanation, slot: Slot, keys: list[str]) -> dict[str, Any]:
-    rule = slot.rule
+def _json(told: Explanation, planned: _Planned) -> dict[str, Any]:
+    rule = planned.slot.rule
     return {
         "descriptor": [list(entry) for entry in told.descriptor.entries],
         "conclusion": told.conclusion,
         "rule": rule.path if rule else None,
         "limits": [_limit(limit) for limit in rule.limits] if rule else [],
-        "replaced": _replaced(slot),
-        "storage_keys": keys,
+        "max_delay": format_span(rule.max_delay_us) if rule and rule.max_delay_us else None,
+        "penalty": penalty_form(rule.penalty) if rule and rule.penalty else None,
+        "warn_at": rule.warn_at.permille / 1000 if rule and rule.warn_at else None,
+        "answer": style_form(rule.style) if rule else None,
+        "deny": deny_form(rule.deny) if rule and rule.deny else None,
+        "replaced": _replaced(planned.slot),
+        "storage_keys": planned.counters,
+        "watcher_keys": [key for _, key in planned.watchers],
         "levels": [
             {"entry": list(level.entry), "attempts": [_attempt(attempt) for attempt in level.attempts]}
             for level in told.levels

@@ -126,7 +126,8 @@ def _end(played: Played, coverage: Coverage | None) -> Iterator[str]:
 
 
 def _differences(outcome: Outcome) -> Iterator[str]:
-    from ratelimit_rls.trial.moments import format_moment, format_span
+    from ratelimit_rls.core.span import format_span
+    from ratelimit_rls.trial.moments import format_moment
 
     for found in outcome.differences:
         step, case = found.step, outcome.case

@@ -1,9 +1,18 @@
-"""Rules and limits in words, the same words in every verb."""
+"""Rules and limits in words, the same words in every verb.
+
+Whatever a file or a request says is printed on one line: what could move the cursor or break the line is escaped.
+"""
 
 from __future__ import annotations
 
-from ratelimit_rls.core.model import Limit, Rule
+from ratelimit_rls.core.model import Limit, Penalty, Rule
+from ratelimit_rls.core.span import format_span
+from ratelimit_rls.core.style import AnswerStyle, BodyFormat, Deny
 from ratelimit_rls.core.tree import Node
+
+
+def printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def limit_words(limit: Limit) -> str:
@@ -21,15 +30,48 @@ def rule_words(rule: Rule) -> str:
     words = [" and ".join(map(limit_words, rule.limits)) or "unlimited"]
     if rule.limits:
         words.append(f"charge {rule.charge.value}")
+    if rule.max_delay_us:
+        words.append(f"throttle up to {format_span(rule.max_delay_us)}")
     words.extend(mode for mode in ("shadow_mode", "quota_mode", "detailed_metric") if getattr(rule, mode))
+    if rule.penalty:
+        words.append(penalty_words(rule.penalty))
+    if rule.warn_at:
+        words.append(f"warn at {rule.warn_at.permille / 10:g} %")
     words.extend(f"name {limit.name}" for limit in rule.limits if limit.name)
     if rule.replaces:
         words.append(f"replaces {' '.join(sorted(rule.replaces))}")
+    return printable(", ".join(words))
+
+
+def penalty_words(penalty: Penalty) -> str:
+    """e.g. `penalty x1 x2 x4 after 3 within 1h`."""
+    multipliers = " ".join(f"x{multiplier}" for multiplier in penalty.multipliers)
+    return f"penalty {multipliers} after {penalty.after} within {format_span(penalty.within_us)}"
+
+
+def style_words(style: AnswerStyle) -> str:
+    """e.g. `headers ietf retry-after, jitter 5s`; nothing where all is as by default."""
+    words = []
+    if style.headers is not None:
+        words.append(f"headers {' '.join(family.value for family in style.headers) or 'none'}")
+    if style.retry_jitter_us:
+        words.append(f"jitter {format_span(style.retry_jitter_us)}")
     return ", ".join(words)
 
 
+def deny_words(deny: Deny | None) -> str:
+    """e.g. `deny 429 problem+json` or `deny 503 text/html, 2 headers`; nothing where refusals say nothing more."""
+    if deny is None:
+        return ""
+    words = f"deny {deny.status}"
+    if deny.format is not None:
+        is_typed = deny.format is BodyFormat.TEXT and deny.content_type
+        words += f" {deny.content_type if is_typed else deny.format.value}"
+    return f"{words}, {counted(len(deny.headers), 'header')}" if deny.headers else words
+
+
 def node_words(node: Node) -> str:
-    return f"{node.key}={node.shared_value}" if node.shared_value else node.key
+    return printable(f"{node.key}={node.shared_value}" if node.shared_value else node.key)
 
 
 def counted(number: int, noun: str) -> str:

@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ratelimit_rls.core.attributes import AttributeMapping
 from ratelimit_rls.core.model import Entry, Position, Rule
 from ratelimit_rls.core.pattern import Pattern, parse_address
+from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 
 WILDCARD = "*"
 
@@ -66,6 +68,8 @@ class Node:
     share_threshold: bool = False
     value_to_metric: bool = False
     position: Position | None = None
+    style: AnswerStyle = PLAIN  # of a domain: of limits that arrive in requests, since each rule has its own
+    deny: Deny | None = None  # likewise
     exact: Mapping[tuple[str, str], Node] = field(default_factory=dict)
     wildcards: tuple[Wildcard, ...] = ()  # in file order
     patterns: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # by key, in the order they are tried
@@ -104,6 +108,7 @@ class Tree:
     """Every domain's rules, as one load found them."""
 
     domains: Mapping[str, Node] = field(default_factory=dict)
+    mappings: Mapping[str, AttributeMapping] = field(default_factory=dict)  # `ext_authz` of the domains that have one
 
     def rules(self) -> list[Rule]:
         """Every rule, sorted by path."""

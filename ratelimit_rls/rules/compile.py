@@ -10,14 +10,21 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ratelimit_rls.core.attributes import AttributeMapping
 from ratelimit_rls.core.model import Charge, Position
+from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 from ratelimit_rls.core.tree import Node, Tree
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import lint, offences
-from ratelimit_rls.rules.descriptor import Level, add_descriptor, read_charge
+from ratelimit_rls.rules.answer import compile_style
+from ratelimit_rls.rules.deny import compile_deny
+from ratelimit_rls.rules.descriptor import Level, add_descriptor
 from ratelimit_rls.rules.document import Document, Written, read_document
+from ratelimit_rls.rules.ext_authz import compile_mapping
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.load import Source, load
+from ratelimit_rls.rules.node import YamlNode
+from ratelimit_rls.rules.rule import Inherited, read_charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class Compiled:
     warnings: tuple[Problem, ...]  # sorted by place
     digest: str
     files: int
+    ext_authz: Mapping[str, YamlNode]  # by domain, as written: for whoever writes rules back
 
 
 def compile_documents(
@@ -47,13 +55,18 @@ def compile_documents(
         except RulesError as error:
             errors.extend(error.problems)
     default = Charge.ADMITTED if default_admitted else Charge.ALWAYS
-    tree = Tree({domain.name: _build(domain, default) for domain in _domains(parts, merge_domains)})
+    domains = _domains(parts, merge_domains)
+    tree = Tree(
+        {domain.name: _build(domain, default) for domain in domains},
+        {domain.name: domain.mapping for domain in domains if domain.mapping is not None},
+    )
     errors.extend(problem for part in parts for problem in part.found.errors)
     if errors:
         raise RulesError(set(errors))
     warnings = {problem for part in parts for problem in part.found.warnings}
     warnings.update(lint.lint(tree, [part.document for part in parts]))
-    return Compiled(tree, tuple(sorted(warnings)), digest(sources), len(sources))
+    mappings = {domain.name: domain.blocks["ext_authz"].value for domain in domains if "ext_authz" in domain.blocks}
+    return Compiled(tree, tuple(sorted(warnings)), digest(sources), len(sources), mappings)
 
 
 def digest(sources: Iterable[Source]) -> str:
@@ -79,17 +92,41 @@ class _Domain:
     position: Position
     parts: list[_Part] = field(default_factory=list)
     charge: Written[str] | None = None
+    blocks: dict[str, Written[YamlNode]] = field(default_factory=dict)  # `answer` and the like, as first written
+    style: AnswerStyle = PLAIN
+    deny: Deny | None = None
+    mapping: AttributeMapping | None = None
 
     def add(self, part: _Part) -> None:
+        """What is said of the whole domain is read wherever it stands, and counts where it stands first."""
         self.parts.append(part)
-        charge = part.document.charge
+        document, found = part.document, part.found
+        self._take_charge(document.charge, found)
+        style, deny = compile_style(document.answer, found), compile_deny(document.deny, found)
+        mapping = compile_mapping(document.ext_authz.value, found) if document.ext_authz else None
+        if self._is_first("answer", document.answer, found) and style is not None:
+            self.style = style
+        if self._is_first("deny", document.deny, found):
+            self.deny = deny
+        if self._is_first("ext_authz", document.ext_authz, found):
+            self.mapping = mapping
+
+    def _take_charge(self, charge: Written[str] | None, found: Findings) -> None:
         if charge is None:
             return
-        read_charge(charge, part.found)
+        read_charge(charge, found)
         if self.charge is None:
             self.charge = charge
         elif self.charge.value != charge.value:
-            part.found.error(charge.position, offences.charge_conflict(self.name, self.charge.position))
+            found.error(charge.position, offences.charge_conflict(self.name, self.charge.position))
+
+    def _is_first(self, key: str, written: Written[YamlNode] | None, found: Findings) -> bool:
+        if written is None:
+            return False
+        first = self.blocks.setdefault(key, written)
+        if first is not written:
+            found.error(written.position, offences.said_twice(key, self.name, first.position))
+        return first is written
 
 
 def _domains(parts: Iterable[_Part], merge_domains: bool) -> list[_Domain]:
@@ -121,7 +158,8 @@ def _domains(parts: Iterable[_Part], merge_domains: bool) -> list[_Domain]:
 def _build(domain: _Domain, default: Charge) -> Node:
     level = Level()
     charge = Charge(domain.charge.value) if domain.charge and domain.charge.value in offences.CHARGES else None
+    inherited = Inherited(charge, default, domain.style, domain.deny)
     for part in domain.parts:
         for document in part.document.descriptors:
-            add_descriptor(level, domain.name, document, part.found, domain_charge=charge, default_charge=default)
-    return level.node(domain.name, position=domain.position)
+            add_descriptor(level, domain.name, document, part.found, inherited)
+    return level.node(domain.name, position=domain.position, style=domain.style, deny=domain.deny)

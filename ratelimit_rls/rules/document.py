@@ -69,6 +69,11 @@ class DescriptorDocument:
     descriptors: tuple[DescriptorDocument, ...] = ()
     charge: Written[str] | None = None
     action: Written[str] | None = None
+    max_delay: Written[str] | None = None
+    warn_at: Written[YamlNode] | None = None
+    penalty: Written[YamlNode] | None = None
+    answer: Written[YamlNode] | None = None
+    deny: Written[YamlNode] | None = None
     enabled: Written[bool] | None = None
     shadow_mode: Written[bool] | None = None
     quota_mode: Written[bool] | None = None
@@ -92,6 +97,9 @@ class Document:
     domain: Written[str] | None = None
     descriptors: tuple[DescriptorDocument, ...] = ()
     charge: Written[str] | None = None
+    answer: Written[YamlNode] | None = None
+    deny: Written[YamlNode] | None = None
+    ext_authz: Written[YamlNode] | None = None
     is_broken: bool = False
 
 
@@ -110,6 +118,9 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
         domain=fields.text("domain"),
         descriptors=fields.maps("descriptors", "[]config.YamlDescriptor", _read_descriptor),
         charge=fields.text("charge"),
+        answer=fields.node("answer"),
+        deny=fields.node("deny"),
+        ext_authz=fields.node("ext_authz"),
         is_broken=fields.is_broken,
     )
 
@@ -126,6 +137,11 @@ def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
         descriptors=fields.maps("descriptors", "[]config.YamlDescriptor", _read_descriptor),
         charge=fields.text("charge"),
         action=fields.text("action"),
+        max_delay=fields.text("max_delay"),
+        warn_at=fields.node("warn_at"),
+        penalty=fields.node("penalty"),
+        answer=fields.node("answer"),
+        deny=fields.node("deny"),
         enabled=fields.truth("enabled"),
         shadow_mode=fields.truth("shadow_mode"),
         quota_mode=fields.truth("quota_mode"),
@@ -263,6 +279,11 @@ class _Fields:
                 return Written(node.value, self._found.position(node))
         self.refuse(node, "uint32", offences.COUNT)
         return None
+
+    def node(self, key: str) -> Written[YamlNode] | None:
+        """As it stands there, for whoever reads it: taken whole, never laid over one that was merged."""
+        node = self._last(key)
+        return None if node is None else Written(node, self._found.position(node))
 
     def position(self, key: str) -> Position | None:
         """Where the value of `key` stands, if it has one."""

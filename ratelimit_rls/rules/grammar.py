@@ -35,9 +35,17 @@ class Findings:
 
 
 FREE = "anything"  # metadata: what is inside is nobody's business
+STRICT = "strict"  # what is inside is read by a module of its own, which forgives less
 LEAF = "leaf"
 
-FILE_KEYS: Mapping[str, str] = {"domain": LEAF, "descriptors": "descriptor", "charge": LEAF}
+FILE_KEYS: Mapping[str, str] = {
+    "domain": LEAF,
+    "descriptors": "descriptor",
+    "charge": LEAF,
+    "answer": STRICT,
+    "deny": STRICT,
+    "ext_authz": STRICT,
+}
 DESCRIPTOR_KEYS: Mapping[str, str] = {
     "key": LEAF,
     "value": LEAF,
@@ -47,6 +55,11 @@ DESCRIPTOR_KEYS: Mapping[str, str] = {
     "descriptors": "descriptor",
     "charge": LEAF,
     "action": LEAF,
+    "max_delay": LEAF,
+    "warn_at": STRICT,
+    "penalty": STRICT,
+    "answer": STRICT,
+    "deny": STRICT,
     "enabled": LEAF,
     "shadow_mode": LEAF,
     "quota_mode": LEAF,
@@ -81,6 +94,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "match": MATCH_KEYS,
 }
 KNOWN = frozenset(key for keys in PLACES.values() for key in keys)
+_NOT_LOOKED_INTO = frozenset(key for keys in PLACES.values() for key in keys if keys[key] in (FREE, STRICT))
 
 _PLACE_WORDS = {
     "file": "at the top of the file",
@@ -107,7 +121,7 @@ def check(node: YamlMap, place: str, found: Findings) -> None:
             found.warn(key, "misplaced", offences.misplaced(key.text, _right_place(key.text)))
         values[key.text] = value
     for name, value in values.items():
-        if name != "metadata":
+        if name not in _NOT_LOOKED_INTO:
             _check_value(value, keys.get(name, LEAF), found)
 
 

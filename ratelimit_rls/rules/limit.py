@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
 from zoneinfo import ZoneInfoNotFoundError
 
 from ratelimit_rls.core import calendar
@@ -13,15 +14,21 @@ from ratelimit_rls.rules.grammar import Findings
 _UNITS = {unit.name: unit for unit in Unit if unit is not Unit.UNKNOWN}
 
 
-def compile_limits(document: DescriptorDocument, found: Findings) -> tuple[Limit, ...]:
-    """None when unlimited, and less than were written after errors."""
+def compile_limits(document: DescriptorDocument, found: Findings, *, is_queue: bool = False) -> tuple[Limit, ...]:
+    """None when unlimited, and less than were written after errors.
+
+    `is_queue` is `action: throttle`: what is not written is then as an even stream needs it.
+    """
     limits: list[Limit] = []
     seen: set[tuple[Algorithm, str]] = set()
     for written in document.rate_limits:
         if document.limits is not None and is_unlimited(written):
             found.error(written.position, offences.unlimited_among_limits())
             continue
-        limit = _compile_limit(written, found)
+        default = _DEFAULT
+        if is_queue:
+            default = _QUEUE if document.limits is None and not _is_calendar(written) else _BESIDE_QUEUE
+        limit = _compile_limit(written, default, found)
         if limit is None:
             continue
         if (limit.algorithm, limit.window) in seen:
@@ -37,11 +44,27 @@ def is_unlimited(written: RateLimitDocument) -> bool:
     return written.unlimited is not None and written.unlimited.value
 
 
-def _compile_limit(written: RateLimitDocument, found: Findings) -> Limit | None:
+def _is_calendar(written: RateLimitDocument) -> bool:
+    return written.calendar is not None and written.calendar.value
+
+
+class _Default(NamedTuple):
+    """What is not written."""
+
+    algorithm: Algorithm
+    burst: int | None  # None: requests_per_unit
+
+
+_DEFAULT = _Default(Algorithm.FIXED_WINDOW, None)
+_QUEUE = _Default(Algorithm.LEAKY_BUCKET, 1)
+_BESIDE_QUEUE = _Default(Algorithm.FIXED_WINDOW, 1)  # of several limits, only those that say so hold calls
+
+
+def _compile_limit(written: RateLimitDocument, default: _Default, found: Findings) -> Limit | None:
     """None when unlimited, and after an error."""
     name = written.name.value if written.name else ""
     _check_replaces(written, name, found)
-    algorithm = _algorithm(written, found)
+    algorithm = _algorithm(written, default.algorithm, found)
     unit = _unit(written, found)
     multiplier = _multiplier(written, found)
     if unit is None or algorithm is None or written.is_broken:
@@ -61,7 +84,7 @@ def _compile_limit(written: RateLimitDocument, found: Findings) -> Limit | None:
         found.error(at, offences.log_too_long(requests_per_unit))
     burst = 0
     if algorithm.has_burst:
-        burst = written.burst.value if written.burst else requests_per_unit
+        burst = written.burst.value if written.burst else default.burst or requests_per_unit
     timezone = _timezone(written, unit, algorithm, multiplier, found)
     limit = Limit(requests_per_unit, unit, algorithm, burst, name, multiplier, timezone)
     if burst * limit.window_us > offences.LONGEST_FILL_US * requests_per_unit:
@@ -83,9 +106,9 @@ def _unit(written: RateLimitDocument, found: Findings) -> Unit | None:
     return unit
 
 
-def _algorithm(written: RateLimitDocument, found: Findings) -> Algorithm | None:
+def _algorithm(written: RateLimitDocument, default: Algorithm, found: Findings) -> Algorithm | None:
     if written.algorithm is None:
-        return Algorithm.FIXED_WINDOW
+        return default
     if written.algorithm.value not in offences.ALGORITHMS:
         found.error(written.algorithm.position, offences.unknown_algorithm(written.algorithm.value))
         return None
@@ -112,7 +135,7 @@ def _multiplier(written: RateLimitDocument, found: Findings) -> int:
 
 def _timezone(written: RateLimitDocument, unit: Unit, algorithm: Algorithm, multiplier: int, found: Findings) -> str:
     """The zone whose calendar counts; "" when none does."""
-    if written.calendar is None or not written.calendar.value:
+    if written.calendar is None or not _is_calendar(written):
         if written.timezone is not None:
             found.error(written.timezone.position, offences.timezone_without_calendar())
         return ""

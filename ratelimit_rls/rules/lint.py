@@ -16,12 +16,14 @@ from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument
 from ratelimit_rls.rules.limit import is_unlimited
+from ratelimit_rls.rules.rule import Action
 
 MOST_COMPARED = 500
 """Earlier wildcards each wildcard of a level is compared with: the comparison is quadratic, and rules with more have
 a different problem."""
 
-_NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata")
+_NEEDS_REFUSALS = ("penalty", "warn_at", "answer", "deny")
+_NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata", *_NEEDS_REFUSALS)
 _NEEDS_COUNTER = ("unit", "requests_per_unit", "algorithm", "burst", "unit_multiplier", "calendar", "timezone")
 
 
@@ -89,12 +91,22 @@ def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
             written = getattr(descriptor, key)
             if written is not None and written.value:
                 yield _warning(written.position, "no-effect", offences.no_effect_without_limit(key))
+    elif _allows_everything(descriptor):
+        for key in _NEEDS_REFUSALS:
+            written = getattr(descriptor, key)
+            if written is not None:
+                yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
     for limit in descriptor.rate_limits:
         if is_unlimited(limit):
             for key in _NEEDS_COUNTER:
                 written = getattr(limit, key)
                 if written is not None:
                     yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+
+
+def _allows_everything(descriptor: DescriptorDocument) -> bool:
+    is_allowed = descriptor.action is not None and descriptor.action.value == Action.ALLOW.value
+    return is_allowed or any(is_unlimited(limit) for limit in descriptor.rate_limits)
 
 
 def _refusing_everything(descriptor: DescriptorDocument) -> Iterator[Problem]:

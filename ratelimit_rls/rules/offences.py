@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from zoneinfo import available_timezones
 
-from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Charge, Limit, Position, Unit
+from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Charge, Limit, Penalty, Position, Unit
+from ratelimit_rls.core.style import Family
 
 UNITS = ("second", "minute", "hour", "day", "week", "month", "year")
 ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm)
@@ -20,6 +21,13 @@ BURSTY = tuple(algorithm.value for algorithm in Algorithm if algorithm.has_burst
 LONGEST_SLIDING_LOG = 10_000
 LONGEST_FILL_US = 2**51
 LARGEST_MULTIPLIER = 65_535
+MOST_VIOLATIONS = 1000
+"""That are remembered of one client: what a penalty can count up to."""
+MOST_MULTIPLIERS = 16
+LARGEST_PENALTY = 10_000
+LONGEST_BODY = 16 * 2**10
+LONGEST_HEADER = 4 * 2**10
+MOST_HEADERS = 32
 
 # -- the file cannot be read ------------------------------------------------------------------------------------------
 
@@ -139,6 +147,10 @@ def duplicate_domain(domain: str, first: Position) -> str:
 
 def charge_conflict(domain: str, first: Position) -> str:
     return f"domain '{domain}' has another charge at {first}; a domain has one, and a rule may have its own"
+
+
+def said_twice(key: str, domain: str, first: Position) -> str:
+    return f"domain '{_cut(domain)}' has '{key}' at {first} already; a domain has one, in one of its files"
 
 
 def empty_key() -> str:
@@ -261,6 +273,155 @@ def same_window_twice(limit: Limit) -> str:
 
 def unknown_action(name: str, actions: Iterable[str]) -> str:
     return f"action '{_cut(name)}' is not one of {', '.join(actions)}{_did_you_mean(name.lower(), actions)}"
+
+
+# -- throttle, penalty, warn_at --------------------------------------------------------------------------------------
+
+
+def bad_max_delay(text: str, why: str) -> str:
+    return f"max_delay: {_cut(text)} {why}"
+
+
+def max_delay_without_throttle() -> str:
+    return "max_delay has no meaning without 'action: throttle': nothing else is held; write it, or drop max_delay"
+
+
+def throttle_without_queue() -> str:
+    return (
+        f"action: throttle needs a rate_limit, or one among limits, with algorithm {', '.join(BURSTY)}: "
+        "only they know when the next slot comes"
+    )
+
+
+def throttle_with_charge() -> str:
+    return (
+        "charge: always beside action: throttle, where what is refused never stands in the queue; "
+        "drop 'charge', it is admitted"
+    )
+
+
+def throttle_with(mode: str) -> str:
+    return f"action: throttle with {mode}, which refuses nobody by itself, so that nobody would wait; drop one of them"
+
+
+def penalty_with(mode: str) -> str:
+    return f"penalty with {mode}, which refuses nobody by itself, so that nobody can be penalised; drop one of them"
+
+
+def too_many_violations(after: int) -> str:
+    return f"after: at most {MOST_VIOLATIONS} violations are remembered, not {after}"
+
+
+def not_so_many_multipliers(number: int) -> str:
+    return f"multipliers: a list of 1 to {MOST_MULTIPLIERS} whole numbers, not of {number:,}; e.g. [1, 2, 4, 8]"
+
+
+def multiplier_too_large(multiplier: int) -> str:
+    return f"multipliers: {multiplier} times is more than {LARGEST_PENALTY:,}, the most that a wait is multiplied by"
+
+
+def multipliers_fall() -> str:
+    return "multipliers must not decrease: who goes on would wait less; e.g. [1, 2, 4, 8]"
+
+
+def penalty_too_long(penalty: Penalty) -> str:
+    counted = penalty.after + len(penalty.multipliers)
+    return (
+        f"penalty: after {penalty.after} and {len(penalty.multipliers)} multipliers would count {counted} violations; "
+        f"at most {MOST_VIOLATIONS} are remembered: lower 'after'"
+    )
+
+
+def bad_warn_at(shown: str) -> str:
+    return (
+        f"warn_at: {shown} is not a part of the limit; it is a number above 0.1 and below 1, "
+        "with at most three decimals and without quotes, e.g. 0.8"
+    )
+
+
+# -- answer and deny --------------------------------------------------------------------------------------------------
+
+
+def unknown_family(name: str, families: Iterable[str]) -> str:
+    return f"headers: {name} is not one of {', '.join(families)}{_did_you_mean(name.lower(), families)}"
+
+
+def family_twice(family: Family) -> str:
+    return f"headers: {family.value} is already in the list; once is enough"
+
+
+def two_resets() -> str:
+    first, second = Family.LEGACY.value, Family.LEGACY_EPOCH.value
+    return f"headers: {first} and {second} have the same names and tell the reset differently; keep one of them"
+
+
+def unknown_format(name: str, formats: Iterable[str]) -> str:
+    return f"format: {name} is not one of {', '.join(formats)}; a text of your own is 'body: …'"
+
+
+def format_beside_body() -> str:
+    return "'format' and 'body' in one deny; a refusal has one body: keep one of them"
+
+
+def not_a_template(what: str, shown: str) -> str:
+    return f"{what}: {shown} is not text; write a text, with holes such as ${{retry_after}}"
+
+
+def bad_template(what: str, why: str) -> str:
+    return f"{what}: the template {why}"
+
+
+def body_too_long() -> str:
+    return f"body: longer than {LONGEST_BODY // 2**10} KiB; a refusal must cost less than what it refuses"
+
+
+def content_type_without_body() -> str:
+    return "content_type has no meaning without 'body': a format has its own; drop it, or write a body"
+
+
+def bad_content_type(text: str) -> str:
+    return f"content_type: '{_cut(text)}' is not a media type; e.g. text/html; charset=utf-8"
+
+
+def bad_status(shown: str) -> str:
+    return (
+        f"status: {shown} is not a refusal; it is a whole number from 400 to 599, without quotes (429 if not written)"
+    )
+
+
+def headers_not_a_mapping(shown: str) -> str:
+    return f"headers: {shown} is not a mapping of names to texts; e.g. {{x-support: 'see https://example.com/limits'}}"
+
+
+def bad_header_name(shown: str) -> str:
+    return f"headers: '{shown}' is not the name of a header; a name is letters, digits, dashes and the like"
+
+
+def header_not_ours(name: str) -> str:
+    return f"headers: '{name}' belongs to the connection or to the message as it is sent; drop it"
+
+
+def content_type_among_headers() -> str:
+    return "headers: the content type is written as 'content_type', beside 'body'"
+
+
+def header_twice(name: str) -> str:
+    return f"headers: '{_cut(name)}' is already written; upper and lower case make no difference"
+
+
+def too_many_headers(number: int) -> str:
+    return f"headers: {number} of them; at most {MOST_HEADERS}"
+
+
+def bad_header_text(what: str) -> str:
+    return (
+        f"{what}: a line break, another control character or a space at one end has no place here; "
+        "write one line of text"
+    )
+
+
+def header_too_long(what: str) -> str:
+    return f"{what}: longer than {LONGEST_HEADER // 2**10} KiB; what is long belongs in the body"
 
 
 # -- match ------------------------------------------------------------------------------------------------------------

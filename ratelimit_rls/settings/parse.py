@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from fractions import Fraction
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
+
+from ratelimit_rls.core.span import format_span, parse_span
 
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -20,21 +21,6 @@ _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 # "017" is octal in Go and an error in Python, hence a form of its own.
 _WHOLE = re.compile(r"([+-]?)(?:0([0-7_]+)|(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[1-9][0-9_]*|0))")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-
-_UNIT_NS = {
-    "ns": 1,
-    "us": 1_000,
-    "µs": 1_000,  # micro sign
-    "μs": 1_000,  # Greek mu
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60_000_000_000,
-    "h": 3_600_000_000_000,
-}
-
-LONGEST_DURATION_NS = 2**63 - 1
-"""About 292 years: what Go's time.Duration holds."""
 
 
 def parse_bool(text: object) -> object:
@@ -71,20 +57,7 @@ def parse_duration(text: object) -> object:
     """A timedelta, rounded up to a whole microsecond."""
     if not isinstance(text, str):
         return text
-    unsigned = text.removeprefix("+")
-    if unsigned == "0":
-        return timedelta()
-    if unsigned.startswith("-"):
-        raise ValueError("is negative; a duration must not be")
-    total_ns, at = Fraction(0), 0
-    while found := _DURATION.match(unsigned, at):
-        total_ns += Fraction(found[1]) * _UNIT_NS[found[2]]
-        at = found.end()
-    if at == 0 or at != len(unsigned):
-        raise ValueError("is not a duration; use a number with a unit such as 150us, 3s or 24h")
-    if total_ns > LONGEST_DURATION_NS:
-        raise ValueError("is too long a duration; the longest is about 292 years")
-    return timedelta(microseconds=-(-total_ns // 1_000))
+    return timedelta(microseconds=parse_span(text))
 
 
 def parse_list(text: object) -> object:
@@ -104,14 +77,7 @@ def parse_map(text: object) -> object:
 
 def format_duration(value: timedelta) -> str:
     """The shortest exact text that parses back to the same duration, in one unit."""
-    microseconds = value // timedelta(microseconds=1)
-    if microseconds == 0:
-        return "0"
-    for unit in ("h", "m", "s", "ms"):
-        each = _UNIT_NS[unit] // 1_000
-        if microseconds % each == 0:
-            return f"{microseconds // each}{unit}"
-    return f"{microseconds}us"
+    return format_span(value // timedelta(microseconds=1)) if value else "0"
 
 
 Bool = Annotated[bool, BeforeValidator(parse_bool)]

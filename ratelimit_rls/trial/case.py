@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratelimit_rls.core.model import Code, Descriptor, Position
+from ratelimit_rls.core.model import Code, Descriptor, Position, State
 from ratelimit_rls.core.tree import Tree
 
 NEVER_US = -1
@@ -20,6 +20,8 @@ class Expected:
     remaining: int | None = None
     retry_us: int | None = None  # to the microsecond; 0: it is within its limit
     rule: str | None = None  # its path or its name; "": no rule is met
+    state: State | None = None
+    violations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class CaseStep:
     every_us: int  # between two of these times
     passes: int  # how many of them are expected to pass
     statuses: tuple[Expected, ...]  # one per descriptor, of the last call; or none at all
+    delay_us: int | None = None  # how long the last call is held; None is not looked at
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Moments and how long between them, as people write them; and the clock that stands still until it is turned.
+"""Moments as people write them, and the clock that stands still until it is turned.
 
 A moment is whole microseconds since 1970, UTC. Text is ISO 8601 (without a zone: UTC), a number is seconds since 1970,
 or milliseconds or microseconds where it is too large for that: 10^11 seconds is the year 5138.
@@ -7,8 +7,6 @@ or milliseconds or microseconds where it is too large for that: 10^11 seconds is
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-
-from ratelimit_rls.settings.parse import format_duration, parse_duration
 
 START_US = 1_704_067_200_000_000
 """2024-01-01T00:00:00Z, unless another is given: a Monday on which a week, a month and a year begin."""
@@ -72,15 +70,3 @@ def format_moment(us: int) -> str:
     at = _EPOCH + timedelta(microseconds=us)
     fraction = f".{at.microsecond:06}".rstrip("0") if at.microsecond else ""
     return f"{at:%Y-%m-%dT%H:%M:%S}{fraction}Z"
-
-
-def parse_span(text: str) -> int:
-    """A duration in microseconds. Raises ValueError with the second half of a sentence."""
-    span = parse_duration(text)
-    assert isinstance(span, timedelta)
-    return span // _MICROSECOND
-
-
-def format_span(us: int) -> str:
-    """As one would write it: 90s, 250ms, 24h; 0s for nothing."""
-    return format_duration(timedelta(microseconds=us)) if us else "0s"

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Code, Decision, Descriptor, Request, Rule, Status
+from ratelimit_rls.core.model import Code, Decision, Descriptor, Request, Rule, State, Status
 from ratelimit_rls.core.plan import Policy
+from ratelimit_rls.core.span import format_span
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.rules.snapshot import Rules
@@ -20,7 +21,7 @@ from ratelimit_rls.store.base import Store
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.trial.case import NEVER_US, Case, CaseStep, Expected, Suite
-from ratelimit_rls.trial.moments import VirtualClock, format_span
+from ratelimit_rls.trial.moments import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,9 @@ def _rules_met(decision: Decision) -> Iterator[Rule]:
 def compare(step: CaseStep, passes: int, last: Decision) -> Iterator[Difference]:
     """At most one difference for each step, with everything that was expected of it."""
     expected, got = [_verdicts(step.passes, step.times)], [_verdicts(passes, step.times)]
+    if step.delay_us is not None:
+        expected.append(f"delay {format_span(step.delay_us)}")
+        got.append(f"delay {format_span(last.wait_us)}")
     for index, wanted in enumerate(step.statuses):
         label = f"[{index}] " if len(step.statuses) > 1 else ""
         for should, told in _fields(wanted, last.statuses[index]):
@@ -128,13 +132,22 @@ def _fields(wanted: Expected, status: Status) -> Iterator[tuple[str, str]]:
     if wanted.remaining is not None:
         yield f"remaining {wanted.remaining}", f"remaining {status.remaining}"
     if wanted.retry_us is not None:
-        retry_us = status.reading.retry_us if status.reading is not None else 0
+        reading = status.reading
+        retry_us = 0 if reading is None or reading.allowed else reading.retry_us
         yield f"retry_after {_wait(wanted.retry_us)}", f"retry_after {_wait(retry_us)}"
+    if wanted.state is not None:
+        yield f"state {_named(wanted.state)}", f"state {_named(status.state)}"
+    if wanted.violations is not None:
+        yield f"violations {wanted.violations}", f"violations {status.violations}"
     if wanted.rule is not None:
         rule = status.slot.rule
         names = (rule.path, *(limit.name for limit in rule.limits)) if rule is not None else ("",)
         met = wanted.rule if wanted.rule in names else names[0]
         yield f"rule {wanted.rule or 'none'}", f"rule {met or 'none'}"
+
+
+def _named(state: State | None) -> str:
+    return "none" if state is None else state.name.lower()
 
 
 def _wait(us: int) -> str:

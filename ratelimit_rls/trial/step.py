@@ -2,19 +2,23 @@
 
 {at: 1s, descriptor: {user: alice}, times: 3, every: 1s, hits: 2, expect: ok, remaining: 4, rule: demo.user}
 {descriptors: [{user: alice}, {path: /}], hits: [1, 0], expect: over_limit, statuses: [{expect: ok}, {…}]}
-{descriptor: {user: alice}, expect: {ok: 5, over_limit: 2}}
+{descriptor: {user: alice}, expect: {ok: 5, over_limit: 2}, delay: 10ms, state: warning, violations: 1}
 """
 
 from __future__ import annotations
 
-from ratelimit_rls.core.model import MAX_HITS, Code, Descriptor, Entry
+from collections.abc import Mapping
+from typing import TypeVar
+
+from ratelimit_rls.core.model import MAX_HITS, Code, Descriptor, Entry, State
+from ratelimit_rls.core.span import parse_span
+from ratelimit_rls.rules.fields import Fields, whole
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
 from ratelimit_rls.trial.case import NEVER_US, CaseStep, Expected
-from ratelimit_rls.trial.fields import Fields, whole
-from ratelimit_rls.trial.moments import parse_moment, parse_span
+from ratelimit_rls.trial.moments import parse_moment
 
-_TOLD_KEYS = ("remaining", "retry_after", "rule")
+_TOLD_KEYS = ("remaining", "retry_after", "rule", "state", "violations")
 _STATUS_KEYS = ("expect", *_TOLD_KEYS)
 _STEP_KEYS = (
     "at",
@@ -25,13 +29,17 @@ _STEP_KEYS = (
     "hits",
     "refund",
     "expect",
+    "delay",
     *_TOLD_KEYS,
     "statuses",
 )
 MOST_TIMES = 100_000
 """Of one step: about two seconds."""
 
+T = TypeVar("T")
+
 _CODES = {"ok": Code.OK, "over_limit": Code.OVER_LIMIT}
+_STATES = {state.name.lower(): state for state in State}
 
 
 def read_step(node: YamlNode, start_us: int, before_us: int, found: Findings) -> CaseStep | None:
@@ -53,6 +61,7 @@ def read_step(node: YamlNode, start_us: int, before_us: int, found: Findings) ->
         every_us=fields.read("every", parse_span) or 0,
         passes=passes,
         statuses=statuses,
+        delay_us=fields.read("delay", parse_span),
     )
 
 
@@ -94,10 +103,18 @@ def _passes_of(fields: Fields, times: int | None, found: Findings) -> tuple[int,
 
 
 def _code(text: str) -> Code:
-    code = _CODES.get(text)
-    if code is None:
-        raise ValueError(f"is not one of {', '.join(_CODES)}")
-    return code
+    return _one_of(_CODES, text)
+
+
+def _state(text: str) -> State:
+    return _one_of(_STATES, text)
+
+
+def _one_of(known: Mapping[str, T], text: str) -> T:
+    found = known.get(text)
+    if found is None:
+        raise ValueError(f"is not one of {', '.join(known)}")
+    return found
 
 
 def _descriptors(fields: Fields, found: Findings) -> tuple[Descriptor, ...]:
@@ -171,4 +188,6 @@ def _expected(fields: Fields, code: Code | None = None) -> Expected:
         remaining=fields.whole("remaining", 0),
         retry_us=fields.read("retry_after", lambda text: NEVER_US if text == "never" else parse_span(text)),
         rule="" if rule == "none" else rule,
+        state=fields.read("state", _state),
+        violations=fields.whole("violations", 0),
     )

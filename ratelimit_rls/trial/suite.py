@@ -16,12 +16,12 @@ from pathlib import Path
 
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.fields import Fields
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.load import Source, load
 from ratelimit_rls.rules.node import YamlList, YamlScalar, excerpt
 from ratelimit_rls.rules.sources.files import RulesFiles
 from ratelimit_rls.trial.case import Case, CaseStep, Suite
-from ratelimit_rls.trial.fields import Fields
 from ratelimit_rls.trial.moments import START_US, parse_moment
 from ratelimit_rls.trial.step import read_step
 

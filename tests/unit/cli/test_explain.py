@@ -29,6 +29,56 @@ def test_the_walk_the_limit_and_the_counter_are_told(run: Run, rules: Path) -> N
     )
 
 
+WATCHED = """\
+domain: edge
+deny: {format: json}
+ext_authz: {descriptors: [{entries: [{key: user, header: x-user}]}]}
+descriptors:
+  - key: user
+    action: throttle
+    warn_at: 0.9
+    penalty: {after: 2, multipliers: [1, 5]}
+    answer: {headers: [rule]}
+    rate_limit: {unit: minute, requests_per_unit: 10}
+"""
+
+
+def test_what_watches_a_descriptor_and_how_it_is_answered_is_told(run: Run, rules: Path) -> None:
+    rules.write_text(WATCHED)
+    ended = run("explain", rules, "--domain", "edge", "--descriptor", "user=alice")
+    assert ended.out.splitlines()[-6:] == [
+        "rule edge.user",
+        "limit 10/minute leaky_bucket, burst 1, charge admitted, throttle up to 1s, penalty x1 x5 after 2 within 1h, "
+        "warn at 90 %",
+        "answer headers rule, deny 429 json",
+        "counter rl:{edge/user=alice}:leaky_bucket:60",
+        "penalty rl:{edge/user=alice}:penalty",
+        "warning rl:{edge/user=alice}:warning",
+    ]
+
+    told = json.loads(run("explain", rules, "--domain", "edge", "--descriptor", "user=a", "--format", "json").out)
+    assert told["ext_authz"] is True
+    (descriptor,) = told["descriptors"]
+    assert (descriptor["max_delay"], descriptor["warn_at"]) == ("1s", 0.9)
+    assert descriptor["penalty"] == {"within": "1h", "after": 2, "multipliers": [1, 5]}
+    assert (descriptor["answer"], descriptor["deny"]) == ({"headers": ["rule"]}, {"format": "json"})
+    assert descriptor["storage_keys"] == ["rl:{edge/user=a}:leaky_bucket:60"]
+    assert descriptor["watcher_keys"] == ["rl:{edge/user=a}:penalty", "rl:{edge/user=a}:warning"]
+
+
+def test_control_characters_are_told_escaped(run: Run, rules: Path) -> None:
+    ended = run("explain", rules, "--domain", "ed\nge", "--entry", "color=a\nb\x1b[31m")
+    assert ended.out.splitlines() == [
+        r"domain ed\nge · descriptor (color=a\nb\x1b[31m)",
+        r"no rules for domain 'ed\nge': no limit applies",
+    ]
+    ended = run("explain", rules, "--domain", "edge", "--entry", "path=/v1/\n\x1b[31m")
+    lines = ended.out.splitlines()
+    assert lines[1].split("  ")[:3] == ["", r"path=/v1/\n\x1b[31m", r"exact '/v1/\n\x1b[31m'"]
+    assert ended.out.replace("\n", "").isprintable()
+    assert "counter rl:{edge/path=%2Fv1%2F%0A%1B[31m}:fixed_window:1" in lines
+
+
 def test_descriptors_of_one_request_may_replace_each_other(run: Run, rules: Path) -> None:
     ended = run("explain", rules, "--domain", "edge", "--descriptor", "path=/v1/x", "--descriptor", "plan=gold")
     first, second = ended.out.split("\n\n")

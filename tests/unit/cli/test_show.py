@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.core.model import Charge
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -16,7 +18,26 @@ if TYPE_CHECKING:
 RICH = """\
 domain: rich
 charge: admitted
+answer: {headers: [ietf, retry-after], retry_jitter: 5s}
+deny: {body: "a $${ and ${retry_after} s", content_type: text/html, headers: {x-a: "${rule}"}, status: 503}
+ext_authz:
+  trusted_proxies: 0x1
+  use_remote_address: yes
+  descriptors: [{entries: [{key: "y", value: 007}, {key: path, from: path}], hits: 1_0}]
 descriptors:
+  - key: held
+    action: throttle
+    max_delay: 250ms
+    answer: {}
+    deny: {}
+    rate_limit: {unit: minute, requests_per_unit: 30}
+  - key: watched
+    warn_at: 0.855
+    penalty: {within: 90s}
+    answer: {headers: []}
+    deny: {format: problem+json}
+    charge: always
+    rate_limit: {unit: minute, requests_per_unit: 30}
   - key: tenant
     value: "yes"
     detailed_metric: true
@@ -37,15 +58,13 @@ descriptors:
 """
 
 
-def without_places(tree: Tree) -> list[tuple[object, ...]]:
-    """Everything rules mean, apart from where they stand."""
-    return [
-        (
-            *(rule.path, rule.limits, rule.replaces, rule.limits and rule.charge, rule.shadow_mode),
-            *(rule.quota_mode, rule.detailed_metric, rule.metadata),
-        )
-        for rule in tree.rules()
+def without_places(tree: Tree) -> list[object]:
+    """Everything rules mean, apart from where they stand. Who pays where nobody does is of no interest."""
+    of_domains = [(root.key, root.style, root.deny, tree.mappings.get(root.key)) for root in tree.domains.values()]
+    rules = [
+        replace(rule, position=None, charge=rule.charge if rule.limits else Charge.ALWAYS) for rule in tree.rules()
     ]
+    return [*of_domains, *rules]
 
 
 def test_the_tree_is_drawn_with_rules_and_places(run: Run, rules: Path) -> None:
@@ -59,6 +78,33 @@ def test_the_tree_is_drawn_with_rules_and_places(run: Run, rules: Path) -> None:
         "├─ plan        ● 100/minute fixed_window, charge always, replaces five  api.yaml:12:5\n"
         "└─ staff       ● unlimited  api.yaml:14:5\n"
     )
+
+
+def test_what_is_not_as_by_default_is_told_with_the_rule_and_once_for_the_domain(run: Run, rules: Path) -> None:
+    rules.write_text(RICH)
+    told = run("show", rules).out.splitlines()
+    assert told[0].split(maxsplit=1) == [
+        "rich",
+        "headers ietf retry-after, jitter 5s, deny 503 text/html, 1 header, ext_authz",
+    ]
+    assert told[1].endswith(
+        "● 30/minute leaky_bucket, burst 1, charge admitted, throttle up to 250ms, headers as by default, deny 429"
+        "  api.yaml:10:5"
+    )
+    assert told[2].endswith(
+        "● 30/minute fixed_window, charge always, penalty x1 x2 x4 x8 after 3 within 90s, warn at 85.5 %, "
+        "headers none, deny 429 problem+json  api.yaml:16:5"
+    )
+    assert not any("headers" in line for line in told[3:])
+
+
+def test_control_characters_are_told_escaped(run: Run, rules: Path) -> None:
+    limit = 'rate_limit: {unit: minute, requests_per_unit: 5, name: "a\\rb"}'
+    rules.write_text(f'domain: "e\\ndge"\ndescriptors: [{{key: "k\\e[31m", value: "a\\u2028b", {limit}}}]\n')
+    assert run("show", rules).out.splitlines() == [
+        "e\\ndge",
+        r"└─ k\x1b[31m=a\u2028b  ● 5/minute fixed_window, charge always, name a\rb  api.yaml:2:15",
+    ]
 
 
 def test_the_yaml_means_the_same_as_what_it_was_made_from(run: Run, rules: Path) -> None:

@@ -69,6 +69,24 @@ def test_more_nodes_than_allowed_are_refused_and_as_many_are_read(monkeypatch: p
         load(Source("f", b"[" + b"a," * 1000 + b"]"))
 
 
+LONG_BLOCKS = {
+    "one family again and again": f"answer: {{headers: [{'ietf, ' * 20_000}]}}",
+    "one key again and again": f"penalty: {{{'after: 1, ' * 10_000}}}",
+    "a list without end": f"penalty: {{multipliers: [{'1, ' * 20_000}]}}",
+    "headers without end": f"deny: {{headers: {{{', '.join(f'x-{n}: a' for n in range(10_000))}}}}}",
+    "a body of holes": f"deny: {{body: '{'${rule}' * 1_000_000}'}}",
+    "a header of holes": f"deny: {{headers: {{x-a: '{'${rule}' * 1_000_000}'}}}}",
+}
+
+
+@pytest.mark.parametrize("block", LONG_BLOCKS.values(), ids=LONG_BLOCKS.keys())
+def test_a_block_without_end_is_refused_in_few_words(block: str) -> None:
+    with pytest.raises(RulesError) as refused:
+        compile_documents({"f": f"domain: d\ndescriptors:\n  - key: k\n    {block}\n".encode()})
+
+    assert len(refused.value.problems) < 10
+
+
 def test_a_bomb_costs_neither_time_nor_memory() -> None:
     bomb = _billion_laughs().encode()
     tracemalloc.start()

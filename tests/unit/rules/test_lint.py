@@ -26,6 +26,14 @@ MISPLACED = {
         "domain: d\ndescriptors:\n  - key: k\n    domain: e",
         "'domain' has no effect here; it belongs at the top of the file",
     ),
+    "answer under rate_limit": (
+        f"domain: d\ndescriptors:\n  - key: k\n    {LIMIT[:-1]}, answer: {{headers: [ietf]}}}}",
+        "'answer' has no effect here; it belongs at the top of the file or on a descriptor, beside 'key'",
+    ),
+    "ext_authz on a descriptor": (
+        "domain: d\ndescriptors:\n  - key: k\n    ext_authz: {anything: 1.5}",
+        "'ext_authz' has no effect here; it belongs at the top of the file",
+    ),
     "name on a descriptor": (
         "domain: d\ndescriptors:\n  - key: k\n    name: e",
         "'name' has no effect here; it belongs inside 'rate_limit' or inside 'replaces'",
@@ -93,7 +101,11 @@ def test_a_limit_of_zero_is_pointed_out_written_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["shadow_mode: true", "quota_mode: true", "detailed_metric: true", "charge: always", "metadata: {a: 1}"]
+    "key",
+    [
+        *("shadow_mode: true", "quota_mode: true", "detailed_metric: true", "charge: always", "metadata: {a: 1}"),
+        *("penalty: {}", "warn_at: 0.8", "answer: {headers: []}", "deny: {status: 503}"),
+    ],
 )
 def test_what_needs_a_limit_is_pointed_out_where_there_is_none(key: str) -> None:
     text = f"domain: d\ndescriptors:\n  - key: k\n    {key}\n"
@@ -106,6 +118,15 @@ def test_what_counts_is_pointed_out_beside_unlimited() -> None:
     text = "domain: d\ndescriptors:\n  - key: k\n    rate_limit:\n      unlimited: y\n      requests_per_unit: 5\n"
 
     assert _warnings(text) == [(6, "no-effect", "'requests_per_unit' has no effect when unlimited")]
+
+
+@pytest.mark.parametrize("key", ["penalty: {}", "warn_at: 0.8", "answer: {headers: []}", "deny: {status: 503}"])
+@pytest.mark.parametrize("beside", ["rate_limit: {unlimited: true}", f"action: allow\n    {LIMIT}"])
+def test_what_needs_refusals_is_pointed_out_where_everything_passes(key: str, beside: str) -> None:
+    text = f"domain: d\ndescriptors:\n  - key: k\n    {key}\n    {beside}\n"
+
+    name, _, _ = key.partition(":")
+    assert _warnings(text) == [(4, "no-effect", f"'{name}' has no effect when unlimited")]
 
 
 def test_replacing_a_name_that_nobody_has_is_pointed_out() -> None:

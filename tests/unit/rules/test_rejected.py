@@ -23,7 +23,7 @@ EXPECTED = {
     # the grammar
     "key_not_text": (4, 5, "config error, key is not of type string: y", "in quotes"),
     "unknown_key": (4, 5, "config error, unknown key 'ratelimit'", "did you mean 'rate_limit'?"),
-    "later_key": (4, 5, "config error, unknown key 'penalty'", ""),
+    "later_key": (4, 5, "config error, unknown key 'hot'", ""),
     # several limits, and other windows
     "no_limits": (4, 13, "'limits' is an empty list", "at least one"),
     "limits_beside_rate_limit": (5, 13, "'limits' and 'rate_limit' on one descriptor", "under 'limits'"),
@@ -36,7 +36,7 @@ EXPECTED = {
     "timezone_without_calendar": (4, 61, "timezone has no meaning without 'calendar: true'", "calendar: true"),
     "unknown_timezone": (4, 77, "timezone 'Europe/Berlinn' is not known", "did you mean 'Europe/Berlin'?"),
     "timezone_outside": (4, 77, "timezone '../../etc/passwd' is not known", "Europe/Berlin"),
-    "unknown_action": (4, 13, "action 'deny' is not one of reject, log_only, allow", "one of"),
+    "unknown_action": (4, 13, "action 'deny' is not one of reject, throttle, log_only, allow", "one of"),
     # match
     "value_beside_match": (5, 12, "'value' and 'match' on one descriptor", "keep one"),
     "match_of_nothing": (4, 12, "'match' takes one of cidr, prefix and regex, not none", "a descriptor for each"),

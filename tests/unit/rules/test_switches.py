@@ -1,18 +1,18 @@
-"""`enabled` and `action`: rules switched off, and other words for what the reference has."""
+"""`enabled` and `action`: rules switched off, other words for what the reference has, and queues."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.model import Charge, Rule
+from ratelimit_rls.core.model import Algorithm, Charge, Limit, Rule, Unit
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
 
 LIMIT = "rate_limit: {unit: minute, requests_per_unit: 5}"
 
 
-def rule(written: str) -> Rule | None:
-    text = f"domain: d\ndescriptors:\n- key: k\n  {written}"
+def rule(written: str, of_domain: str = "") -> Rule | None:
+    text = f"domain: d\n{of_domain}\ndescriptors:\n- key: k\n  {written}"
     return compile_documents({"f": text.encode()}).tree.domains["d"].by_key["k"].rule
 
 
@@ -44,3 +44,51 @@ def test_rules_with_new_keys_charge_the_admitted(written: str) -> None:
 
     assert found is not None
     assert found.charge is Charge.ADMITTED
+
+
+class TestThrottle:
+    def test_what_is_not_written_is_as_an_even_stream_needs_it(self) -> None:
+        found = rule(f"action: throttle\n  {LIMIT}")
+
+        assert found is not None
+        assert found.limits == (Limit(5, Unit.MINUTE, Algorithm.LEAKY_BUCKET, burst=1),)
+        assert found.max_delay_us == 1_000_000
+
+    def test_what_is_written_counts(self) -> None:
+        limit = f"{LIMIT[:-1]}, algorithm: gcra, burst: 3}}"
+        found = rule(f"action: throttle\n  max_delay: 60s\n  {limit}")
+
+        assert found is not None
+        assert found.limits == (Limit(5, Unit.MINUTE, Algorithm.GCRA, burst=3),)
+        assert found.max_delay_us == 60_000_000
+
+    def test_windows_beside_a_queue_stay_windows(self) -> None:
+        queue = "{unit: second, requests_per_unit: 9, algorithm: token_bucket}"
+        found = rule(
+            f"action: throttle\n  limits: [{queue}, {{unit: day, requests_per_unit: 8}}, "
+            "{unit: month, requests_per_unit: 7, calendar: true}]"
+        )
+
+        assert found is not None
+        assert [(limit.algorithm, limit.burst) for limit in found.limits] == [
+            (Algorithm.TOKEN_BUCKET, 1),
+            (Algorithm.FIXED_WINDOW, 0),
+            (Algorithm.FIXED_WINDOW, 0),
+        ]
+
+    def test_a_limit_of_zero_refuses_everything_and_is_no_mistake(self) -> None:
+        assert rule("action: throttle\n  rate_limit: {unit: day, requests_per_unit: 0}") is not None
+
+    @pytest.mark.parametrize("charge", ["", "charge: admitted", "charge: always"])
+    def test_only_who_gets_through_stands_in_the_queue_whatever_the_domain_says(self, charge: str) -> None:
+        found = rule(f"action: throttle\n  {LIMIT}", charge)
+
+        assert found is not None
+        assert found.charge is Charge.ADMITTED
+
+    @pytest.mark.parametrize("action", ["reject", "log_only", "allow"])
+    def test_other_actions_hold_nothing(self, action: str) -> None:
+        found = rule(f"action: {action}\n  {LIMIT}")
+
+        assert found is not None
+        assert found.max_delay_us == 0

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from ratelimit_rls.trial.moments import START_US, format_moment, format_span, moment_of, parse_moment, parse_span
+from ratelimit_rls.core.span import format_span, parse_span
+from ratelimit_rls.trial.moments import START_US, format_moment, moment_of, parse_moment
 
 WRITTEN = {
     "2024-01-01T00:00:00Z": START_US,

@@ -18,6 +18,13 @@ descriptors:
   - key: user
     value: staff
     rate_limit: {unlimited: true}
+  - key: queue
+    action: throttle
+    rate_limit: {unit: second, requests_per_unit: 2}
+  - key: watched
+    penalty: {}
+    warn_at: 0.5
+    rate_limit: {unit: minute, requests_per_unit: 2}
 """
 HEAD = 'descriptors: rules.yaml\ndomain: edge\ntests:\n  - name: "<one> & \\x01"\n    steps:\n'
 
@@ -67,6 +74,47 @@ async def test_what_can_never_pass_is_told_so(tmp_path: Path) -> None:
     assert outcome.differences[0].got == ("over_limit", "retry_after never")
 
 
+async def test_what_is_held_passes_and_its_delay_is_compared(tmp_path: Path) -> None:
+    outcome = await play(
+        tmp_path,
+        "{descriptor: {queue: q}, expect: ok, delay: 0s}",
+        "{descriptor: {queue: q}, times: 2, expect: ok, delay: 1s, retry_after: 0s}",
+        "{descriptor: {queue: q}, expect: over_limit, delay: 500ms}",
+        "{descriptors: [{queue: z}, {user: a}], expect: ok, delay: 1ms}",
+    )
+
+    first, second = outcome.differences
+
+    assert (first.expected, first.got) == (("over_limit", "delay 500ms"), ("over_limit", "delay 0s"))
+    assert (second.expected, second.got) == (("ok", "delay 1ms"), ("ok", "delay 0s"))
+
+
+async def test_states_and_violations_are_compared_for_each_descriptor(tmp_path: Path) -> None:
+    outcome = await play(
+        tmp_path,
+        "{descriptor: {watched: a}, times: 3, expect: {ok: 2, over_limit: 1}, state: throttled, violations: 1}",
+        "{descriptors: [{watched: a}, {user: a}], expect: over_limit, statuses: [{state: normal, violations: 2}, "
+        "{state: warning, violations: 0}]}",
+    )
+
+    (difference,) = outcome.differences
+
+    assert difference.expected == (
+        "over_limit",
+        "[0] state normal",
+        "[0] violations 2",
+        "[1] state warning",
+        "[1] violations 0",
+    )
+    assert difference.got == (
+        "over_limit",
+        "[0] state throttled",
+        "[0] violations 1",
+        "[1] state none",
+        "[1] violations 0",
+    )
+
+
 async def test_every_test_starts_with_nothing_counted(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(RULES)
     case = "  - {name: x, steps: [{descriptor: {user: a}, expect: {ok: 2, over_limit: 1}}]}\n"
@@ -80,12 +128,13 @@ async def test_rules_that_no_step_met_are_known_by_their_place(tmp_path: Path) -
     suite = read_suite(tmp_path / "a.test.yaml")
 
     part = measure([suite], [], outcome.met)
-    assert (part.rules, part.percent) == (2, 50.0)
-    assert [str(rule.position).rpartition("/")[2] for rule in part.missed] == ["rules.yaml:5:5"]
+    assert (part.rules, part.percent) == (4, 25.0)
+    missed = [str(rule.position).rpartition("/")[2] for rule in part.missed]
+    assert missed == ["rules.yaml:5:5", "rules.yaml:8:5", "rules.yaml:11:5"]
 
     (tmp_path / "untested.yaml").write_text(RULES.replace("edge", "other"))
     whole = measure([suite], [tmp_path], outcome.met)
-    assert (whole.rules, len(whole.missed)) == (4, 3)
+    assert (whole.rules, len(whole.missed)) == (8, 7)
 
 
 async def test_junit_is_valid_whatever_the_names(tmp_path: Path) -> None:

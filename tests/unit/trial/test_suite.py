@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.model import Code, Descriptor, Entry
+from ratelimit_rls.core.model import Code, Descriptor, Entry, State
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.trial.case import NEVER_US, Expected, Suite
 from ratelimit_rls.trial.moments import START_US
@@ -35,10 +35,10 @@ def test_everything_a_step_can_say_is_read(tmp_path: Path) -> None:
     text = (
         "descriptors: [rules.yaml]\ndomain: edge\nstart: 2024-02-28T23:59:50Z\ntests:\n  - name: one\n    steps:\n"
         "      - {at: 1m30s, descriptor: {user: a, path: /x}, times: 3, every: 1s, hits: 2, refund: true,\n"
-        "         expect: {ok: 2, over_limit: 1}, remaining: 4, retry_after: 1.5s, rule: edge.user}\n"
+        "         expect: {ok: 2, over_limit: 1}, remaining: 4, retry_after: 1.5s, rule: edge.user, delay: 10ms}\n"
         "      - {descriptors: [{user: a}, {user: b}], hits: [1, 0], expect: over_limit,\n"
         "         statuses: [{expect: ok, rule: none}, {expect: over_limit, retry_after: never}]}\n"
-        "      - {at: '2024-02-29T00:00:00Z', descriptor: {user: a}, expect: ok}\n"
+        "      - {at: '2024-02-29T00:00:00Z', descriptor: {user: a}, expect: ok, state: warning, violations: 0}\n"
     )
 
     (case,) = read(tmp_path, text).cases
@@ -48,11 +48,13 @@ def test_everything_a_step_can_say_is_read(tmp_path: Path) -> None:
     assert first.descriptors == (Descriptor((Entry("user", "a"), Entry("path", "/x")), hits=2, is_refund=True),)
     assert (first.times, first.every_us, first.passes) == (3, S_US, 2)
     assert first.statuses == (Expected(None, 4, 1_500_000, "edge.user"),)
+    assert first.delay_us == 10_000
     assert second.at_us == first.at_us
     assert [descriptor.hits for descriptor in second.descriptors] == [1, 0]
-    assert second.passes == 0
+    assert (second.passes, second.delay_us) == (0, None)
     assert second.statuses == (Expected(Code.OK, rule=""), Expected(Code.OVER_LIMIT, retry_us=NEVER_US))
     assert third.at_us == case.start_us + 10 * S_US
+    assert third.statuses == (Expected(state=State.WARNING, violations=0),)
     assert str(third.position).endswith("a.test.yaml:11:9")
 
 
@@ -94,6 +96,11 @@ STEPS = {
     "{descriptors: [{user: a}, {user: b}], expect: ok, statuses: [{}]}": "6:69 statuses: 1 for 2 descriptors",
     "{descriptor: {user: a}, refund: 1, expect: ok}": "6:41 refund: 1 is not true or false",
     "{descriptor: {user: a}, expect: ok, rule: {}}": "6:51 rule: a mapping is not text",
+    "{descriptor: {user: a}, expect: ok, state: fine}": "6:52 state: fine is not one of normal, warning, throttled",
+    "{descriptor: {user: a}, expect: ok, violations: -1}": "6:57 violations: -1 is not a whole number from 0 on",
+    "{descriptor: {user: a}, expect: ok, delay: 10}": "6:52 delay: 10 is not a duration",
+    "{descriptors: [{user: a}, {user: b}], expect: ok, state: normal}": "6:9 'state' of which descriptor?",
+    "{descriptors: [{user: a}], expect: ok, statuses: [{delay: 1s}]}": "6:60 config error, unknown key 'delay'",
     "seven": "6:9 seven is not a mapping",
 }
 

@@ -1,0 +1,153 @@
+"""Rules written back: other text with the same meaning, in one form, so that two of them can be compared.
+
+What is as by default is left out. `ext_authz` is repeated as it was written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratelimit_rls.core.model import Algorithm, Charge, Limit, Penalty, Rule
+from ratelimit_rls.core.span import format_span
+from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
+from ratelimit_rls.core.tree import Node
+from ratelimit_rls.rules.grammar import NEW_LIMIT_KEYS
+from ratelimit_rls.rules.node import YamlList, YamlNode, YamlScalar, is_null
+
+if TYPE_CHECKING:
+    from ratelimit_rls.rules.compile import Compiled
+
+_NOT_TEXT = ("trusted_proxies", "use_remote_address", "ipv6_prefix", "hits")
+"""Of a mapping: elsewhere a scalar is the text that was written, be it 007 or yes."""
+
+
+def documents(compiled: Compiled, *, with_places: bool) -> list[dict[str, Any]]:
+    """One for each domain."""
+    return [
+        _domain(root, compiled.ext_authz.get(name), with_places=with_places)
+        for name, root in compiled.tree.domains.items()
+    ]
+
+
+def in_file_order(node: Node) -> list[Node]:
+    """The children. Wildcards are among the others: each is found by its own text, too."""
+    return sorted(node.children(), key=_place)
+
+
+def _place(node: Node) -> tuple[str, int, int]:
+    at = node.position
+    return (at.file, at.line, at.column) if at else ("", 0, 0)
+
+
+def _domain(root: Node, mapping: YamlNode | None, *, with_places: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {"domain": root.key}
+    if root.style != PLAIN:
+        shown["answer"] = style_form(root.style)
+    if root.deny is not None:
+        shown["deny"] = deny_form(root.deny)
+    if mapping is not None:
+        shown["ext_authz"] = _as_written(mapping)
+    descriptors = [_descriptor(node, root, with_places=with_places) for node in in_file_order(root)]
+    return {**shown, "descriptors": descriptors} if descriptors else shown
+
+
+def _descriptor(node: Node, root: Node, *, with_places: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {"key": node.key}
+    if node.value:
+        shown["value"] = node.value
+    if node.pattern:
+        shown["match"] = {node.pattern.way.name.lower(): node.pattern.text}
+    if with_places:
+        shown["position"] = str(node.position) if node.position else None
+    if node.rule is not None:
+        if with_places:
+            shown["path"] = node.rule.path
+        shown.update(_rule(node.rule, root))
+    shown.update({name: True for name in ("share_threshold", "value_to_metric") if getattr(node, name)})
+    descriptors = [_descriptor(child, root, with_places=with_places) for child in in_file_order(node)]
+    return {**shown, "descriptors": descriptors} if descriptors else shown
+
+
+def _rule(rule: Rule, root: Node) -> dict[str, Any]:
+    replaces = [{"name": name} for name in sorted(rule.replaces)]
+    written = [_limit(limit) for limit in rule.limits] or [{"unlimited": True}]
+    if replaces:
+        written[0]["replaces"] = replaces
+    shown: dict[str, Any] = {"rate_limit": written[0]} if len(written) == 1 else {"limits": written}
+    # Rules in the reference's grammar alone are charged always; every other says what it is charged.
+    is_ours = rule.penalty is not None or len(written) > 1 or written[0].keys() & NEW_LIMIT_KEYS
+    if rule.limits and (rule.charge is Charge.ADMITTED or is_ours):
+        shown["charge"] = rule.charge.value
+    if rule.max_delay_us:
+        shown.update(action="throttle", max_delay=format_span(rule.max_delay_us))
+    shown.update({mode: True for mode in ("shadow_mode", "quota_mode", "detailed_metric") if getattr(rule, mode)})
+    if rule.warn_at:
+        shown["warn_at"] = rule.warn_at.permille / 1000
+    if rule.penalty:
+        shown["penalty"] = penalty_form(rule.penalty)
+    if rule.style != root.style:
+        shown["answer"] = style_form(rule.style)
+    if rule.deny is not None and rule.deny != root.deny:
+        shown["deny"] = deny_form(rule.deny)
+    if rule.metadata:
+        shown["metadata"] = dict(rule.metadata)
+    return shown
+
+
+def _limit(limit: Limit) -> dict[str, Any]:
+    written: dict[str, Any] = {"unit": limit.unit.name.lower(), "requests_per_unit": limit.requests_per_unit}
+    if limit.unit_multiplier != 1:
+        written["unit_multiplier"] = limit.unit_multiplier
+    if limit.timezone:
+        written.update(calendar=True, timezone=limit.timezone)
+    if limit.algorithm is not Algorithm.FIXED_WINDOW:
+        written["algorithm"] = limit.algorithm.value
+    if limit.burst:
+        written["burst"] = limit.burst
+    if limit.name:
+        written["name"] = limit.name
+    return written
+
+
+def penalty_form(penalty: Penalty) -> dict[str, Any]:
+    return {
+        "within": format_span(penalty.within_us),
+        "after": penalty.after,
+        "multipliers": list(penalty.multipliers),
+    }
+
+
+def style_form(style: AnswerStyle) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if style.headers is not None:
+        written["headers"] = [family.value for family in style.headers]
+    if style.retry_jitter_us:
+        written["retry_jitter"] = format_span(style.retry_jitter_us)
+    return written
+
+
+def deny_form(deny: Deny) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if deny.body is not None:
+        written["body"] = deny.body.text
+    elif deny.format is not None:
+        written["format"] = deny.format.value
+    if deny.content_type:
+        written["content_type"] = deny.content_type
+    if deny.headers:
+        written["headers"] = {name: template.text for name, template in deny.headers}
+    if deny.status != Deny().status:
+        written["status"] = deny.status
+    return written
+
+
+def _as_written(node: YamlNode, key: str = "") -> Any:
+    if isinstance(node, YamlScalar):
+        return node.value if key in _NOT_TEXT else node.text
+    if isinstance(node, YamlList):
+        return [_as_written(item) for item in node.items]
+    return {
+        name.text: _as_written(value, name.text)
+        for name, value in node.fields()
+        if isinstance(name, YamlScalar) and not is_null(value)
+    }

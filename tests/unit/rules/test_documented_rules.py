@@ -1,0 +1,120 @@
+"""docs/descriptors.md: every example loads without a warning and does what the page says, and every key has one."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.core.model import Algorithm, Unit
+from ratelimit_rls.core.style import BodyFormat, Family
+from ratelimit_rls.core.template import Hole
+from ratelimit_rls.rules import ext_authz
+from ratelimit_rls.rules.answer import ANSWER_KEYS
+from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.deny import DENY_KEYS
+from ratelimit_rls.rules.grammar import PLACES
+from ratelimit_rls.rules.load import Source, load
+from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.rules.rule import Action
+from ratelimit_rls.rules.watchers import PENALTY_KEYS
+from ratelimit_rls.trial.play import play_suite
+from ratelimit_rls.trial.suite import read_suite
+
+PAGE = (Path(__file__).parents[3] / "docs" / "descriptors.md").read_text()
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+RULES = [block for block in BLOCKS if block.startswith("domain:")]
+PLAYED = [pair for pair in itertools.pairwise(BLOCKS) if pair[1].startswith("tests:")]
+
+
+def domain(rules: str) -> str:
+    return rules.split()[1]
+
+
+def test_every_block_is_a_rules_file_or_says_what_the_one_above_does() -> None:
+    assert len(RULES) + len(PLAYED) == len(BLOCKS)
+    assert all(rules in RULES for rules, _ in PLAYED)
+    assert len(RULES) > 15
+    assert len(PLAYED) > 10
+
+
+@pytest.mark.parametrize("rules", RULES, ids=domain)
+def test_an_example_loads_without_a_warning(rules: str) -> None:
+    assert compile_documents({"example.yaml": rules.encode()}).warnings == ()
+
+
+@pytest.mark.parametrize(("rules", "tests"), PLAYED, ids=[domain(rules) for rules, _ in PLAYED])
+async def test_an_example_does_what_the_page_says(rules: str, tests: str, tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(rules)
+    file = tmp_path / "example.test.yaml"
+    file.write_text(f"descriptors: rules.yaml\ndomain: {domain(rules)}\n{tests}")
+
+    outcomes = await play_suite(read_suite(file))
+
+    assert [difference for outcome in outcomes for difference in outcome.differences] == []
+
+
+def written_keys(node: YamlNode | None, place: str) -> Iterator[tuple[str, str]]:
+    """Every key of an example, with the mapping it stands in."""
+    if isinstance(node, YamlList):
+        for item in node.items:
+            yield from written_keys(item, place)
+    elif isinstance(node, YamlMap):
+        for key, value in node.fields():
+            assert isinstance(key, YamlScalar)
+            yield place, key.text
+            yield from written_keys(value, INSIDE.get((place, key.text), key.text))
+
+
+# The mapping that stands under a key, where it is not called like the key.
+INSIDE = {
+    ("file", "descriptors"): "descriptor",
+    ("descriptor", "descriptors"): "descriptor",
+    ("descriptor", "limits"): "rate_limit",
+    ("descriptor", "metadata"): "anything",
+    ("ext_authz", "descriptors"): "mapped descriptor",
+    ("mapped descriptor", "entries"): "mapped entry",
+    ("mapped entry", "metadata"): "mapped metadata",
+    ("answer", "headers"): "families",
+    ("deny", "headers"): "names",
+    ("ext_authz", "upstream_headers"): "names",
+}
+KEYS = {
+    **{place: set(keys) for place, keys in PLACES.items()},
+    "penalty": set(PENALTY_KEYS),
+    "answer": set(ANSWER_KEYS),
+    "deny": set(DENY_KEYS),
+    "ext_authz": set(ext_authz.MAPPING_KEYS),
+    "mapped descriptor": set(ext_authz.DESCRIPTOR_KEYS),
+    "mapped entry": set(ext_authz.ENTRY_KEYS),
+    "mapped metadata": set(ext_authz.METADATA_KEYS),
+}
+
+
+def test_every_key_of_the_grammar_has_an_example() -> None:
+    written = {found for rules in RULES for found in written_keys(load(Source("f", rules.encode())), "file")}
+
+    missing = {(place, key) for place, keys in KEYS.items() for key in keys} - written
+
+    assert missing == set()
+
+
+WORDS = [
+    *(action.value for action in Action),
+    *(algorithm.value for algorithm in Algorithm),
+    *(family.value for family in Family),
+    *(body.value for body in BodyFormat if body is not BodyFormat.TEXT),
+    *(f"${{{hole.value}}}" for hole in Hole),
+]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_word_that_rules_can_choose_is_explained(word: str) -> None:
+    assert re.search(rf"`[^`\n]*{re.escape(word)}[^`\n]*`", PAGE)
+
+
+def test_every_unit_is_named() -> None:
+    assert all(unit.name.lower() in PAGE for unit in Unit if unit is not Unit.UNKNOWN)

@@ -1,0 +1,223 @@
+"""`ext_authz` of a rules file: what it means, and that every mistake in it is found where it stands."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.core.attributes import (
+    AttributeMapping,
+    Client,
+    Context,
+    Fixed,
+    Header,
+    Host,
+    MappedEntry,
+    Metadata,
+    Method,
+    PathSegment,
+    PathShape,
+    QueryParameter,
+)
+from ratelimit_rls.core.client_ip import ClientIp
+from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.ext_authz import MOST_DESCRIPTORS, MOST_ENTRIES, MOST_TEMPLATES, compile_mapping
+from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.rules.load import Source, load
+
+FULL = """\
+trusted_proxies: 2
+use_remote_address: true
+ipv6_prefix: 64
+descriptors:
+  - entries:
+      - {key: remote_address, from: client_ip}
+      - {key: method, from: method}
+      - {key: host, from: host, default: unknown}
+      - {key: path, from: path, templates: ["/users/{id}", "/**"]}
+    hits: 2
+  - entries:
+      - {key: user, template: "/users/{id}/**", take: id}
+      - {key: api, header: X-API}
+      - {key: page, query: page}
+      - {key: route, context: name}
+      - {key: sub, metadata: {namespace: jwt, path: [payload, sub]}}
+      - {key: kind, value: fixed}
+upstream_headers: {X-Remaining-Rule: "${rule}"}
+"""
+
+
+def read(text: str) -> tuple[AttributeMapping | None, Findings]:
+    found = Findings("edge.yaml")
+    node = load(Source("edge.yaml", textwrap.dedent(text).encode()))
+    assert node is not None
+    return compile_mapping(node, found), found
+
+
+def test_everything_that_can_be_written() -> None:
+    mapping, found = read(FULL)
+    assert found.errors == found.warnings == []
+    assert mapping is not None
+    first, second = mapping.descriptors
+    assert first.hits == 2
+    assert second.hits is None
+    client, method, host, path = first.entries
+    assert client == MappedEntry("remote_address", Client(ClientIp(2, True, 64)))
+    assert method == MappedEntry("method", Method())
+    assert host == MappedEntry("host", Host(), "unknown")
+    assert isinstance(path.source, PathShape)
+    assert [template.text for template in path.source.templates] == ["/users/{id}", "/**"]
+    user, *others = second.entries
+    assert isinstance(user.source, PathSegment)
+    assert user.source.number == 1
+    assert [entry.source for entry in others] == [
+        Header("x-api"),
+        QueryParameter("page"),
+        Context("name"),
+        Metadata(("jwt", "payload", "sub")),
+        Fixed("fixed"),
+    ]
+    ((name, template),) = mapping.upstream_headers
+    assert name == "x-remaining-rule"
+    assert template.parts
+
+
+def test_what_is_not_written_has_the_safe_meaning() -> None:
+    mapping, _ = read("descriptors: [{entries: [{key: remote_address, from: client_ip}]}]")
+    assert mapping is not None
+    assert mapping.descriptors[0].entries[0].source == Client(ClientIp(0, False, 128))
+    assert mapping.upstream_headers == ()
+
+
+def entry(text: str) -> str:
+    return f"descriptors:\n  - entries:\n    - {text}\n"
+
+
+CLIENT = "descriptors: [{entries: [{key: a, from: client_ip}]}]\n"
+
+# what is written: (line, column, what the message says)
+MISTAKES = {
+    "[]": (1, 1, "a list is not a mapping; its keys are trusted_proxies"),
+    "{}": (1, 1, "'descriptors' is missing; write 'descriptors: [{entries:"),
+    "descriptors: []": (1, 14, "'descriptors' is empty"),
+    "descriptors: {}": (1, 14, "descriptors: a mapping is not a list"),
+    "descriptors: [x]": (1, 15, "x is not a mapping; its keys are entries, hits"),
+    "descriptors: [{hits: 1}]": (1, 15, "'entries' is missing"),
+    "descriptors: [{entries: []}]": (1, 25, "'entries' is empty"),
+    "descriptors: [{entries: [x]}]": (1, 26, "x is not a mapping; its keys are key, from"),
+    "descriptors: [{entries: [{key: a, from: method}], hits: -1}]": (1, 57, "hits: -1 is not a whole number from 0 on"),
+    "descriptors: [{entries: [{key: a, from: method}], hits: 4294967296}]": (1, 57, "more than 4294967295"),
+    CLIENT + "descriptor: []": (2, 1, "unknown key 'descriptor'"),
+    CLIENT + "trusted_proxies: -1": (2, 18, "trusted_proxies: -1 is not a whole number from 0 on"),
+    CLIENT + "trusted_proxies: 17": (2, 18, "trusted_proxies: 17 is more than 16"),
+    CLIENT + "trusted_proxies: one": (2, 18, "trusted_proxies: one is not a whole number"),
+    CLIENT + "trusted_proxies: '1'": (2, 18, "trusted_proxies: 1 is not a whole number"),
+    CLIENT + "ipv6_prefix: 0": (2, 14, "ipv6_prefix: 0 is not a whole number from 1 on"),
+    CLIENT + "ipv6_prefix: 129": (2, 14, "ipv6_prefix: 129 is more than 128"),
+    CLIENT + "trusted_proxies: 1": (1, 1, "needs 'use_remote_address: true' or 'false' beside it"),
+    CLIENT + "use_remote_address: true": (2, 21, "it needs 'trusted_proxies: 1' or more"),
+    CLIENT + "trusted_proxies: 1\nuse_remote_address: maybe": (3, 21, "maybe is not true or false"),
+    CLIENT + "upstream_headers: [x]": (2, 19, "is not a mapping of names to texts"),
+    CLIENT + "upstream_headers: {'a b': x}": (2, 20, "is not the name of a header"),
+    CLIENT + "upstream_headers: {':path': x}": (2, 20, "is not the name of a header"),
+    CLIENT + "upstream_headers: {host: x}": (2, 20, "belongs to the connection or to the message"),
+    CLIENT + "upstream_headers: {x-a: '${who}'}": (2, 25, "asks for '${who}'; it can ask for domain, rule"),
+    CLIENT + 'upstream_headers: {x-a: "a\\r\\nb"}': (2, 25, "a line break"),
+    entry("{from: method}"): (3, 7, "'key' is missing; write 'key: remote_address'"),
+    entry("{key: '', from: method}"): (3, 13, "is empty, which is as good as no value"),
+    entry("{key: a}"): (3, 7, "does not say where its value comes from; write one of from, template, header"),
+    entry("{key: a, from: method, header: x}"): (3, 7, "says from and header where its value comes from"),
+    entry("{key: a, from: ip}"): (3, 22, "from: ip is not one of method, path, host, scheme, client_ip"),
+    entry("{key: a, header: 'x y'}"): (3, 24, "is not the name of a header"),
+    entry("{key: a, header: [x]}"): (3, 24, "header: a list is not text"),
+    entry("{key: a, headers: x}"): (3, 16, "unknown key 'headers'; did you mean 'header'?"),
+    entry("{key: a, query: ''}"): (3, 23, "is empty"),
+    entry("{key: a, context: ''}"): (3, 25, "is empty"),
+    entry("{key: a, value: ''}"): (3, 23, "is empty"),
+    entry("{key: a, header: x, default: ''}"): (3, 36, "is empty"),
+    entry("{key: a, header: x, templates: [/a]}"): (
+        3,
+        38,
+        "'templates' has no meaning beside 'header'; it goes with 'from'",
+    ),
+    entry("{key: a, from: method, templates: [/a]}"): (3, 41, "'templates' are of paths; write 'from: path'"),
+    entry("{key: a, from: path, templates: []}"): (3, 39, "'templates' is empty"),
+    entry("{key: a, from: path, templates: /a}"): (3, 39, "templates: /a is not a list"),
+    entry("{key: a, from: path, templates: [{}]}"): (3, 40, "a mapping is not a template; a template is segments"),
+    entry("{key: a, from: path, templates: [a]}"): (
+        3,
+        40,
+        "does not start with '/'; a template is segments between slashes",
+    ),
+    entry("{key: a, from: path, templates: [/a/**/b]}"): (3, 40, "'**' before its end"),
+    entry("{key: a, from: path, templates: [/a, /a]}"): (3, 44, "'/a' is never met: '/a' before it"),
+    entry("{key: a, from: path, templates: ['/**', /a]}"): (3, 47, "'/a' is never met: '/**' before it"),
+    entry("{key: a, template: '/a/{b}'}"): (3, 7, "'take' is missing; write 'take: id'"),
+    entry("{key: a, template: '/a/{b}', take: c}"): (3, 42, "take: c is not named in '/a/{b}', which names b"),
+    entry("{key: a, template: /a, take: c}"): (3, 36, "which names nothing: write one segment as '{name}'"),
+    entry("{key: a, template: '/{b', take: b}"): (3, 26, "the template '/{b' has '{b'"),
+    entry("{key: a, from: path, take: b}"): (3, 34, "'take' has no meaning beside 'from'; it goes with 'template'"),
+    entry("{key: a, metadata: x}"): (3, 26, "x is not a mapping; its keys are namespace, path"),
+    entry("{key: a, metadata: {path: [b]}}"): (3, 26, "'namespace' is missing"),
+    entry("{key: a, metadata: {namespace: n}}"): (3, 26, "'path' is missing; write 'path: [payload, sub]'"),
+    entry("{key: a, metadata: {namespace: n, path: []}}"): (3, 47, "'path' is empty"),
+    entry("{key: a, metadata: {namespace: n, path: [[b]]}}"): (3, 48, "path: a list is not a key"),
+    entry("{key: a, metadata: {namespace: n, path: ['']}}"): (3, 48, "path: an empty text is not a key"),
+    entry("{key: a, key: b, from: method}"): (3, 7, "'key' is written twice"),
+    entry("{key: a, from: method}\n    - {key: a, from: method}"): (4, 7, "the entry 'a' is written twice"),
+    entry("{key: a, from: method}\n  - {entries: [{key: a, from: method}]}"): (4, 5, "line 2 has the same descriptor"),
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake_is_found_where_it_stands(text: str) -> None:
+    mapping, found = read(text)
+    line, column, says = MISTAKES[text]
+    assert mapping is None
+    assert [(problem.line, problem.column) for problem in found.errors] == [(line, column)], found.errors
+    assert says in found.errors[0].message
+
+
+def test_all_mistakes_are_found_at_once() -> None:
+    _, found = read(
+        entry("{key: '', from: ip}\n    - {key: b}\n    - {key: c, from: path, templates: [a, '{']}")
+        + "trusted_proxies: 99\n"
+    )
+    assert len(found.errors) == 6
+
+
+def test_what_is_done_for_every_request_is_bounded() -> None:
+    entries = ", ".join(f"{{key: k{number}, from: method}}" for number in range(MOST_ENTRIES + 1))
+    descriptors = ", ".join(
+        f"{{entries: [{{key: k{number}, from: method}}]}}" for number in range(MOST_DESCRIPTORS + 1)
+    )
+    templates = ", ".join(f"/{number}" for number in range(MOST_TEMPLATES + 1))
+    for text, most in (
+        (f"descriptors: [{{entries: [{entries}]}}]", MOST_ENTRIES),
+        (f"descriptors: [{descriptors}]", MOST_DESCRIPTORS),
+        (f"descriptors: [{{entries: [{{key: a, from: path, templates: [{templates}]}}]}}]", MOST_TEMPLATES),
+    ):
+        mapping, found = read(text)
+        assert mapping is None
+        assert [f"at most {most}" in problem.message for problem in found.errors] == [True]
+
+
+REPOSITORY = Path(__file__).parents[3]
+PAGE = (REPOSITORY / "docs" / "ext_authz.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(text for _, text in re.findall(r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)),
+        (REPOSITORY / "envoy" / "ext-authz-only" / "rules.yaml").read_text(),
+    ],
+    ids=["page", "sandbox"],
+)
+def test_what_is_documented_loads_without_a_warning(document: str) -> None:
+    compiled = compile_documents({"edge.yaml": document.encode()})
+    assert compiled.warnings == ()
+    assert set(compiled.tree.mappings) == {"edge"}

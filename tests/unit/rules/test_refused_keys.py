@@ -1,0 +1,166 @@
+"""What can be wrong with the keys that the reference does not know: the place, the sentence, what would be right."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules.compile import compile_documents
+
+HEAD = "domain: edge\ndescriptors:\n  - key: user\n"
+LIMIT = "rate_limit: {unit: minute, requests_per_unit: 5}"
+BUCKET = "rate_limit: {unit: minute, requests_per_unit: 5, algorithm: gcra}"
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(RulesError) as refused:
+        compile_documents({"f.yaml": text.encode()})
+    return [f"{one.line}:{one.column} {one.message}" for one in refused.value.problems]
+
+
+# On a descriptor with a limit, in line 4.
+BESIDE_A_LIMIT = {
+    "penalty: 3": "4:14 3 is not a mapping; its keys are within, after, multipliers",
+    "penalty: {whithin: 1h}": "4:15 config error, unknown key 'whithin'; did you mean 'within'?",
+    "penalty: {after: 1, after: 2}": "4:14 'after' is written twice",
+    "penalty: {within: 721h}": "4:23 within: 721h is not between 1s and 720h",
+    "penalty: {within: 999ms}": "4:23 within: 999ms is not between 1s and 720h",
+    "penalty: {within: 30d}": "4:23 within: 30d is not a duration; use a number with a unit",
+    "penalty: {after: 0}": "4:22 after: 0 is not a whole number from 1 on",
+    "penalty: {after: 1001}": "4:22 after: at most 1000 violations are remembered, not 1001",
+    "penalty: {after: 997}": "4:14 penalty: after 997 and 4 multipliers would count 1001 violations; at most 1000",
+    "penalty: {multipliers: []}": "4:28 multipliers: a list of 1 to 16 whole numbers, not of 0",
+    f"penalty: {{multipliers: [{'1, ' * 17}]}}": "4:28 multipliers: a list of 1 to 16 whole numbers, not of 17",
+    "penalty: {multipliers: 2}": "4:28 multipliers: 2 is not a list",
+    "penalty: {multipliers: [1, 1.5]}": "4:32 multipliers: 1.5 is not a whole number from 1 on",
+    "penalty: {multipliers: [0, 1]}": "4:29 multipliers: 0 is not a whole number from 1 on",
+    "penalty: {multipliers: [1, 10001]}": "4:28 multipliers: 10001 times is more than 10,000",
+    "penalty: {multipliers: [1, 4, 2]}": "4:28 multipliers must not decrease",
+    "warn_at: 1.0": "4:14 warn_at: 1.0 is not a part of the limit; it is a number above 0.1 and below 1",
+    "warn_at: 0.1": "4:14 warn_at: 0.1 is not a part of the limit",
+    "warn_at: -0.5": "4:14 warn_at: -0.5 is not a part of the limit",
+    "warn_at: 80": "4:14 warn_at: 80 is not a part of the limit",
+    "warn_at: '0.8'": "4:14 warn_at: 0.8 is not a part of the limit",
+    "warn_at: 0.8001": "4:14 warn_at: 0.8001 is not a part of the limit",
+    "warn_at: .nan": "4:14 warn_at: .nan is not a part of the limit",
+    "warn_at: [0.8]": "4:14 warn_at: a list is not a part of the limit",
+    "max_delay: 200ms": "4:16 max_delay has no meaning without 'action: throttle'",
+    "answer: ietf": "4:13 ietf is not a mapping; its keys are headers, retry_jitter",
+    "answer: {headers: ietf}": "4:23 headers: ietf is not a list",
+    "answer: {headers: [ietff]}": "4:24 headers: ietff is not one of reference, x-ratelimit, x-ratelimit-epoch, "
+    "x-ratelimit-windows, ietf, retry-after, rule; did you mean 'ietf'?",
+    "answer: {headers: [{ietf: 1}]}": "4:24 headers: a mapping is not one of reference",
+    "answer: {headers: [ietf, rule, ietf]}": "4:36 headers: ietf is already in the list",
+    "answer: {headers: [x-ratelimit, x-ratelimit-epoch]}": "4:37 headers: x-ratelimit and x-ratelimit-epoch have the "
+    "same names",
+    "answer: {retry_jitter: 61m}": "4:28 retry_jitter: 61m is not between 0s and 1h",
+    "deny: no": "4:11 no is not a mapping; its keys are format, body, content_type, headers, status",
+    "deny: {format: xml}": "4:20 format: xml is not one of json, problem+json",
+    "deny: {format: text}": "4:20 format: text is not one of json, problem+json; a text of your own is 'body",
+    "deny: {format: json, body: sorry}": "4:20 'format' and 'body' in one deny",
+    "deny: {body: [sorry]}": "4:18 body: a list is not text",
+    "deny: {body: 'sorry, ${user}'}": "4:18 body: the template asks for '${user}'; it can ask for domain, rule",
+    "deny: {body: 'in ${retry_after s'}": "4:18 body: the template has a '${' without its '}'",
+    f"deny: {{body: {'ü' * 8193}}}": "4:18 body: longer than 16 KiB",
+    "deny: {format: json, content_type: text/html}": "4:40 content_type has no meaning without 'body'",
+    "deny: {body: sorry, content_type: html}": "4:39 content_type: 'html' is not a media type",
+    'deny: {body: sorry, content_type: "text/html\\r\\nx: y"}': "4:39 content_type: 'text/html\r\nx: y' is not a",
+    "deny: {status: 200}": "4:20 status: 200 is not a refusal; it is a whole number from 400 to 599",
+    "deny: {status: '429'}": "4:20 status: 429 is not a refusal; it is a whole number from 400 to 599, without quotes",
+    "deny: {headers: [x-a]}": "4:21 headers: a list is not a mapping of names to texts",
+    "deny: {headers: {x a: b}}": "4:22 headers: 'x a' is not the name of a header",
+    "deny: {headers: {':status': '200'}}": "4:22 headers: ':status' is not the name of a header",
+    "deny: {headers: {Connection: close}}": "4:22 headers: 'Connection' belongs to the connection",
+    "deny: {headers: {host: a}}": "4:22 headers: 'host' belongs to the connection or to the message",
+    "deny: {headers: {content-length: 0}}": "4:22 headers: 'content-length' belongs to the connection or",
+    "deny: {headers: {Content-Type: a/b}}": "4:22 headers: the content type is written as 'content_type'",
+    "deny: {headers: {x-a: b, X-A: c}}": "4:30 headers: 'X-A' is already written",
+    'deny: {headers: {x-a: "b\\r\\nx: c"}}': "4:27 header 'x-a': a line break",
+    'deny: {headers: {x-a: "b\\u0085c"}}': "4:27 header 'x-a': a line break",
+    "deny: {headers: {x-a: ' b'}}": "4:27 header 'x-a': a line break, another control character or a space at one end",
+    "deny: {headers: {x-a: '${retry-after}'}}": "4:27 header 'x-a': the template asks for '${retry-after}'",
+    "deny: {headers: {x-a: }}": "4:27 header 'x-a': null is not text",
+    "deny: {headers: {x-a: [b]}}": "4:27 header 'x-a': a list is not text",
+    f"deny: {{headers: {{x-a: {'b' * 4097}}}}}": "4:27 header 'x-a': longer than 4 KiB",
+    f"deny: {{headers: {{{', '.join(f'x-{n}: a' for n in range(33))}}}}}": "4:21 headers: 33 of them; at most 32",
+}
+
+
+@pytest.mark.parametrize("written", BESIDE_A_LIMIT, ids=lambda written: written[:50])
+def test_a_mistake_is_told_where_it_is(written: str) -> None:
+    (problem,) = problems(f"{HEAD}    {written}\n    {LIMIT}\n")
+
+    assert problem.startswith(BESIDE_A_LIMIT[written])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [written for written in BESIDE_A_LIMIT if written.startswith(("answer", "deny"))],
+    ids=lambda one: one[:50],
+)
+def test_a_domain_s_answer_and_deny_are_read_as_strictly(written: str) -> None:
+    (problem,) = problems(f"domain: edge\n{written}\n")
+
+    column, _, sentence = BESIDE_A_LIMIT[written].removeprefix("4:").partition(" ")
+    assert problem.startswith(f"2:{int(column) - 4} {sentence}")
+
+
+CONTRADICTIONS = {
+    ("penalty: {}", "quota_mode: true", LIMIT): "4:14 penalty with quota_mode, which refuses nobody by itself",
+    ("penalty: {}", "shadow_mode: true", LIMIT): "4:14 penalty with shadow_mode",
+    ("penalty: {}", "action: log_only", LIMIT): "4:14 penalty with action: log_only",
+    ("action: throttle", "max_delay: 61s", BUCKET): "5:16 max_delay: 61s is not between 1ms and 1m",
+    ("action: throttle", "max_delay: 999us", BUCKET): "5:16 max_delay: 999us is not between 1ms and 1m",
+    ("action: throttle", "max_delay: 200", BUCKET): "5:16 max_delay: 200 is not a duration",
+    ("action: throttle",): "4:13 action: throttle needs a rate_limit, or one among limits, with algorithm token_bucket",
+    ("action: throttle", "rate_limit: {unlimited: true}"): "4:13 action: throttle needs a rate_limit",
+    ("action: throttle", f"{LIMIT[:-1]}, algorithm: sliding_log}}"): "4:13 action: throttle needs a rate_limit",
+    (
+        "action: throttle",
+        "rate_limit: {unit: day, requests_per_unit: 5, calendar: true}",
+    ): "4:13 action: throttle needs",
+    ("action: throttle", "limits: [{unit: day, requests_per_unit: 5}]"): "4:13 action: throttle needs a rate_limit",
+    ("action: throttle", "enabled: false"): "4:13 action: throttle needs a rate_limit",
+    ("action: throttle", "charge: always", BUCKET): "5:13 charge: always beside action: throttle",
+    ("action: throttle", "shadow_mode: true", BUCKET): "5:18 action: throttle with shadow_mode",
+    ("action: throttle", "quota_mode: true", BUCKET): "5:17 action: throttle with quota_mode",
+}
+
+
+@pytest.mark.parametrize("lines", CONTRADICTIONS, ids=lambda lines: ", ".join(lines)[:60])
+def test_keys_that_contradict_each_other_are_refused(lines: tuple[str, ...]) -> None:
+    (problem,) = problems(HEAD + "".join(f"    {line}\n" for line in lines))
+
+    assert problem.startswith(CONTRADICTIONS[lines])
+
+
+ONCE = {
+    "an unknown action does not make max_delay wrong": ("action: thrott", "max_delay: 1s", BUCKET),
+    "a limit that cannot be read may have been a queue": ("action: throttle", "rate_limit: {unit: fortnight}"),
+    "so may one that is no mapping": ("action: throttle", "rate_limit: 5"),
+}
+
+
+@pytest.mark.parametrize("lines", ONCE.values(), ids=ONCE.keys())
+def test_one_mistake_is_told_once(lines: tuple[str, ...]) -> None:
+    assert len(problems(HEAD + "".join(f"    {line}\n" for line in lines))) == 1
+
+
+MAPPING = "ext_authz: {descriptors: [{entries: [{key: user, header: x-user}]}]}"
+
+
+@pytest.mark.parametrize("block", ["answer: {headers: [ietf]}", "deny: {format: json}", MAPPING])
+def test_a_domain_in_two_files_says_it_once(block: str) -> None:
+    files = {"a.yaml": f"domain: d\n{block}".encode(), "b.yaml": f"domain: d\n{block}".encode()}
+    key, _, _ = block.partition(":")
+
+    with pytest.raises(RulesError, match=rf"b\.yaml:2:\d+: .*domain 'd' has '{key}' at a\.yaml:2:\d+ already"):
+        compile_documents(files, merge_domains=True)
+
+
+def test_a_mistake_in_a_mapping_is_told_where_it_is() -> None:
+    (problem,) = problems(
+        "domain: edge\next_authz:\n  trusted: 1\n  descriptors: [{entries: [{key: a, from: path}]}]\n"
+    )
+
+    assert problem.startswith("3:3 config error, unknown key 'trusted'; did you mean 'trusted_proxies'?")
