@@ -1,7 +1,8 @@
 """Dynamic metadata: what was asked, and what the rules that let it pass say of themselves.
 
-The first part depends on the request alone and is written once per distinct request; the second on the decision. Both
-are fields of one google.protobuf.Struct, whose serialised forms can be joined end to end.
+The first part depends on the request alone and is written once per distinct request; the second on the decision, as
+does which rule is spoken of (answers/fired.py). All are fields of one google.protobuf.Struct, whose serialised forms
+can be joined end to end.
 """
 
 from __future__ import annotations

@@ -7,20 +7,26 @@ protobuf library's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import random
+import struct as binary
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ratelimit_rls.core.model import Code, Decision, Limit, Outline, Request, Status
+from ratelimit_rls.core.model import Code, Decision, Limit, Outline, Request, Rule, Status
 from ratelimit_rls.core.plan import per_outline
-from ratelimit_rls.transport.answers import AnswerOptions
-from ratelimit_rls.transport.headers import spoken_of
+from ratelimit_rls.transport.answers import AnswerOptions, Answers
+from ratelimit_rls.transport.answers.fired import KEY, RETRY_AFTER, known_before
+from ratelimit_rls.transport.answers.subject import blamed, retry_after_s, spoken_of, subject
 from ratelimit_rls.transport.metadata import described, has_metadata, merged, struct
 
-# A field's tag is its number times 8, plus 0 for a number or 2 for bytes of a given length.
+_OVER_LIMIT = Code.OVER_LIMIT  # looking it up in the enumeration takes longer than all that is asked of it
+
+# A field's tag is its number times 8, plus 0 for a number, 1 for eight bytes or 2 for bytes of a given length.
 _CODE = tuple(bytes((1 << 3, code)) if code else b"" for code in Code)
 _STATUS = bytes((2 << 3 | 2,))
 _RESPONSE_HEADER = bytes((3 << 3 | 2,))
+_RAW_BODY = bytes((5 << 3 | 2,))
 _DYNAMIC_METADATA = bytes((6 << 3 | 2,))
 _STATUS_CURRENT_LIMIT = bytes((2 << 3 | 2,))
 _STATUS_REMAINING = bytes((3 << 3,))
@@ -31,6 +37,14 @@ _LIMIT_UNIT = bytes((2 << 3,))
 _LIMIT_NAME = bytes((3 << 3 | 2,))
 _HEADER_KEY = bytes((1 << 3 | 2,))
 _HEADER_VALUE = bytes((2 << 3 | 2,))
+_STRUCT_FIELD = bytes((1 << 3 | 2,))
+_FIELD_KEY = bytes((1 << 3 | 2,))
+_FIELD_VALUE = bytes((2 << 3 | 2,))
+_VALUE_NUMBER = bytes((2 << 3 | 1,))
+_VALUE_STRUCT = bytes((5 << 3 | 2,))
+
+_double = binary.Struct("<d").pack
+_DOUBLE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +54,49 @@ class Wording:
     current_limits: Mapping[int, bytes]  # by the identity of the step that is spoken of
     metadata: bytes = b""  # the request, described
     rules_have_metadata: bool = False
+    styled: bool = False  # a rule of the call chooses headers
+    denies: bool = False  # a rule of the call says how it refuses
+    # Which rule is spoken of, as metadata, by the identity of the step; written when first told. A refusal's ends just
+    # before its `retry_after`.
+    refused_by: dict[int, bytes] = field(default_factory=dict)
+    passed_by: dict[int, bytes] = field(default_factory=dict)
 
 
 class Encoder:
-    def __init__(self, options: AnswerOptions) -> None:
+    def __init__(self, options: AnswerOptions, draw: Callable[[int], int] = random.randrange) -> None:
+        """`draw` as in Answers."""
+        self._answers = Answers(options, draw)
         self._metadata_enabled = options.dynamic_metadata
         self._headers_enabled = options.headers_enabled
-        self._limit_key, self._remaining_key, self._reset_key = (
-            _bytes(_HEADER_KEY, name.encode())
-            for name in (options.limit_header, options.remaining_header, options.reset_header)
+        self._limit_key, self._remaining_key, self._reset_key = map(
+            _header_key, (options.limit_header, options.remaining_header, options.reset_header)
         )
-        # Without metadata the wording is the outline's, and requests of one kind share it.
-        self._shared_wording = per_outline(lambda outline: Wording(_current_limits(outline)))
+        # Only the metadata is a request's own; the rest is its outline's, and requests of one kind share it.
+        self._shared_wording = per_outline(_wording)
 
     def wording(self, request: Request, outline: Outline) -> Wording:
-        if not self._metadata_enabled:
-            return self._shared_wording(outline)
-        return Wording(_current_limits(outline), struct(described(request)), has_metadata(outline))
+        shared = self._shared_wording(outline)
+        return replace(shared, metadata=struct(described(request))) if self._metadata_enabled else shared
 
     def encode(self, decision: Decision, wording: Wording) -> bytes:
-        parts = [_CODE[decision.code]]
+        code = decision.code
+        parts = [_CODE[code]]
         for status in decision.statuses:
             body = _status(status, wording.current_limits)
             parts.append(_STATUS + varint(len(body)) + body)
-        if self._headers_enabled:
+        if wording.styled or (code is _OVER_LIMIT and wording.denies):
+            parts.extend(self._told(decision))
+        elif self._headers_enabled:
             parts.extend(self._headers(decision))
         if self._metadata_enabled:
-            parts.append(_bytes(_DYNAMIC_METADATA, wording.metadata + self._rules_metadata(decision, wording)))
+            said = self._rules_metadata(decision, wording) + self._fired(decision, wording)
+            parts.append(_bytes(_DYNAMIC_METADATA, wording.metadata + said))
+        elif code is _OVER_LIMIT:
+            parts.append(_metadata(self._fired(decision, wording)))
         return b"".join(parts)
 
     def _headers(self, decision: Decision) -> tuple[bytes, ...]:
+        """The reference's three, which rules without a choice of their own have."""
         status = spoken_of(decision)
         if status is None or status.step is None:
             return ()
@@ -79,9 +106,62 @@ class Encoder:
             _header(self._reset_key, status.reset_s),
         )
 
+    def _told(self, decision: Decision) -> Iterable[bytes]:
+        headers, body, _ = self._answers.tell(decision)
+        for name, value in headers:
+            yield _bytes(
+                _RESPONSE_HEADER, _header_key(name) + (_bytes(_HEADER_VALUE, value.encode()) if value else b"")
+            )
+        if body:
+            yield _bytes(_RAW_BODY, body)
+
     def _rules_metadata(self, decision: Decision, wording: Wording) -> bytes:
         said = merged(decision) if wording.rules_have_metadata else None
         return struct({"metadata": said}) if said else b""
+
+    def _fired(self, decision: Decision, wording: Wording) -> bytes:
+        """`Answers.fired` as a Struct's field."""
+        refusals = blamed(decision)
+        status = subject(decision, refusals)
+        if status is None or status.slot.watchers:  # how they stand is told, too
+            return struct(self._answers.fired(decision))
+        step = id(status.step)
+        if decision.code is not _OVER_LIMIT:
+            known = wording.passed_by.get(step)
+            if known is None:
+                known = wording.passed_by[step] = struct(self._answers.fired(decision))
+            return known
+        known = wording.refused_by.get(step)
+        if known is None:
+            known = wording.refused_by[step] = _before_retry_after(known_before(decision.outline.domain, status))
+        return _with_number(known, retry_after_s(refusals))
+
+
+def _wording(outline: Outline) -> Wording:
+    rules = [slot.rule for slot in outline.slots if slot.rule is not None and slot.steps]
+    return Wording(
+        current_limits={id(step): _current_limit(step.limit) for step in outline.steps},
+        rules_have_metadata=has_metadata(outline),
+        styled=any(map(_is_styled, rules)),
+        denies=any(rule.deny is not None for rule in rules),
+    )
+
+
+def _is_styled(rule: Rule) -> bool:
+    return rule.style.headers is not None or rule.warn_at is not None
+
+
+def _before_retry_after(words: Mapping[str, str]) -> bytes:
+    """A Struct's field with these words and `retry_after`, up to the eight bytes of that number, which follow."""
+    number = _until(_FIELD_VALUE, _VALUE_NUMBER)
+    words_and_number = struct(words) + _until(_STRUCT_FIELD, _bytes(_FIELD_KEY, RETRY_AFTER.encode()) + number)
+    value = _until(_FIELD_VALUE, _until(_VALUE_STRUCT, words_and_number))
+    return _until(_STRUCT_FIELD, _bytes(_FIELD_KEY, KEY.encode()) + value)
+
+
+def _until(tag: bytes, value: bytes) -> bytes:
+    """As `_bytes`, for a value that still lacks a double at its end."""
+    return tag + varint(len(value) + _DOUBLE_BYTES) + value
 
 
 def _status(status: Status, current_limits: Mapping[int, bytes]) -> bytes:
@@ -89,10 +169,6 @@ def _status(status: Status, current_limits: Mapping[int, bytes]) -> bytes:
     if status.step is None:
         return _CODE[status.code] + remaining
     return _CODE[status.code] + current_limits[id(status.step)] + remaining + _reset(status.reset_s)
-
-
-def _current_limits(outline: Outline) -> dict[int, bytes]:
-    return {id(step): _current_limit(step.limit) for step in outline.steps}
 
 
 def _current_limit(limit: Limit) -> bytes:
@@ -107,8 +183,24 @@ def _current_limit(limit: Limit) -> bytes:
 
 
 @lru_cache(4096)
+def _with_number(known: bytes, number: int) -> bytes:
+    return known + _double(number)
+
+
+@lru_cache(4096)
+def _metadata(fields: bytes) -> bytes:
+    return _bytes(_DYNAMIC_METADATA, fields) if fields else b""
+
+
+@lru_cache(4096)
 def _reset(seconds: int) -> bytes:
     return _bytes(_STATUS_RESET, _DURATION_SECONDS + varint(seconds) if seconds else b"")
+
+
+@lru_cache(1024)
+def _header_key(name: str) -> bytes:
+    """Of any header: the names are the rules', not the requests'."""
+    return _bytes(_HEADER_KEY, name.encode())
 
 
 @lru_cache(4096)

@@ -25,7 +25,7 @@ from ratelimit_rls.core.model import (
     Step,
     Unit,
 )
-from ratelimit_rls.transport.headers import spoken_of
+from ratelimit_rls.transport.answers.subject import spoken_of
 from ratelimit_rls.transport.metadata import described, merged, struct
 
 LIMIT = Limit(10, Unit.MINUTE)

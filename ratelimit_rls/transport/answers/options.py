@@ -1,4 +1,4 @@
-"""What an answer tells beyond its codes, by the operator's choice."""
+"""What an answer tells beyond its codes where the rules choose nothing, by the operator's choice."""
 
 from __future__ import annotations
 

@@ -1,0 +1,279 @@
+"""Every family of headers and every body as clients of a real Envoy get them, on a 200 and on a 429."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import http_sf
+import pytest
+import yaml
+
+from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+
+pytestmark = pytest.mark.e2e
+
+DAY_S, YEAR_S = 86_400, 31_536_000
+SPOKEN = ("ratelimit", "x-ratelimit", "retry-after", "content-type", "x-why")
+
+# One request a day passes, so that the second is refused, and no test meets the end of a window.
+ANSWERS = {
+    "/reference": {"answer": {"headers": ["reference"]}},
+    "/seconds": {"answer": {"headers": ["x-ratelimit"]}},
+    "/epoch": {"answer": {"headers": ["x-ratelimit-epoch"]}},
+    "/windows": {"answer": {"headers": ["x-ratelimit-windows"]}},
+    "/ietf": {"answer": {"headers": ["ietf", "retry-after"]}},
+    "/jitter": {"answer": {"headers": ["retry-after"], "retry_jitter": "5s"}},
+    "/inherits": {},
+    "/none": {"answer": {"headers": []}},
+    "/state": {"answer": {"headers": []}, "warn_at": 0.8},
+    "/json": {"answer": {"headers": []}, "deny": {"format": "json"}},
+    "/problem": {"answer": {"headers": ["ietf"]}, "deny": {"format": "problem+json"}},
+    "/template": {
+        "answer": {"headers": []},
+        "deny": {
+            "body": '{"say": "try ${rule} again in ${retry_after} s"}',
+            "content_type": "application/vnd.acme+json",
+            "headers": {"X-Why": "${limit} a ${window}"},
+        },
+    },
+}
+RULES = {
+    "domain": "edge",
+    "answer": {"headers": ["rule"]},
+    "descriptors": [
+        {
+            "key": "path",
+            "value": path,
+            "limits": [{"unit": "day", "requests_per_unit": 1}, {"unit": "year", "requests_per_unit": 100}],
+            **said,
+        }
+        for path, said in ANSWERS.items()
+    ],
+}
+FIRED = "envoy.filters.http.ratelimit:rule"
+LOG_FORMAT = " ".join(
+    [
+        "%RESPONSE_CODE%",
+        "%REQ(:PATH)%",
+        *(f"%DYNAMIC_METADATA({FIRED}:{word})%" for word in ("path", "window", "limit")),
+    ]
+)
+
+
+class Answered(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]  # as they came, those that this service may have sent
+    body: str
+    between: tuple[float, float]  # when it was asked, and when it had the answer
+
+    def left_s(self, window_s: int) -> set[int]:
+        """What may be told as the whole seconds to the end of a window: the service's clock is this machine's."""
+        first, last = (-int(-(window_s - moment % window_s) // 1) for moment in self.between)
+        return set(range(last, first + 1))
+
+    def end_s(self, window_s: int) -> int:
+        return int(self.between[0] // window_s + 1) * window_s
+
+
+@pytest.fixture(scope="module")
+def proxy(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvoyServer]:
+    directory = tmp_path_factory.mktemp("answers")
+    rules = directory / "rules.yaml"
+    rules.write_text(yaml.safe_dump(RULES))
+    with Service({"RLS_RULES": rules}) as service, logging_envoy(upstream, service, directory / "log") as proxy:
+        yield proxy
+
+
+def logging_envoy(upstream: Upstream, service: Service, log: Path) -> EnvoyServer:
+    """The plain sandbox without Envoy's own x-ratelimit headers, which would stand beside ours, and with a log."""
+    document = yaml.safe_load((SANDBOXES / "rls-http" / "envoy.yaml").read_text())
+    (listener,) = document["static_resources"]["listeners"]
+    listener["filter_chains"][0]["filters"][0]["typed_config"]["access_log"] = [
+        {
+            "name": "envoy.access_loggers.file",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
+                "path": str(log),
+                "log_format": {"text_format_source": {"inline_string": f"{LOG_FORMAT}\n"}},
+            },
+        }
+    ]
+    config = log.with_name("envoy.yaml")
+    config.write_text(yaml.safe_dump(document))
+    where = {8000: upstream.port, 8081: service.grpc_port}
+    return EnvoyServer(config, where, {"enable_x_ratelimit_headers": "OFF"})
+
+
+def ask(proxy: EnvoyServer, path: str) -> Answered:
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    asked = time.time()
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    headers = [(name, value) for name, value in answer.getheaders() if name.startswith(SPOKEN)]
+    answered = Answered(answer.status, headers, answer.read().decode(), (asked, time.time()))
+    connection.close()
+    return answered
+
+
+def twice(proxy: EnvoyServer, path: str) -> tuple[Answered, Answered]:
+    passed, refused = ask(proxy, path), ask(proxy, path)
+    assert (passed.status, refused.status) == (200, 429)
+    assert passed.headers.pop(headers(passed).index("content-type")) == ("content-type", "text/plain"), "the upstream's"
+    return passed, refused
+
+
+def headers(answered: Answered) -> list[str]:
+    return [name for name, _ in answered.headers]
+
+
+@pytest.mark.parametrize(("path", "prefix"), [("/reference", "ratelimit"), ("/seconds", "x-ratelimit")])
+def test_limit_remaining_and_seconds(proxy: EnvoyServer, path: str, prefix: str) -> None:
+    for answered in twice(proxy, path):
+        reset = int(answered.headers[2][1])
+        assert answered.headers == [
+            (f"{prefix}-limit", "1"),
+            (f"{prefix}-remaining", "0"),
+            (f"{prefix}-reset", str(reset)),
+        ]
+        assert reset in answered.left_s(DAY_S)
+
+
+def test_limit_remaining_and_epoch(proxy: EnvoyServer) -> None:
+    for answered in twice(proxy, "/epoch"):
+        assert answered.headers == [
+            ("x-ratelimit-limit", "1"),
+            ("x-ratelimit-remaining", "0"),
+            ("x-ratelimit-reset", str(answered.end_s(DAY_S))),
+        ]
+
+
+def test_headers_of_every_window(proxy: EnvoyServer) -> None:
+    for answered in twice(proxy, "/windows"):
+        day, year = (
+            datetime.fromtimestamp(answered.end_s(window_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            for window_s in (DAY_S, YEAR_S)
+        )
+        assert answered.headers == [
+            ("x-ratelimit-limit-day", "1"),
+            ("x-ratelimit-remaining-day", "0"),
+            ("x-ratelimit-reset-day", day),
+            ("x-ratelimit-limit-year", "100"),
+            ("x-ratelimit-remaining-year", "99"),
+            ("x-ratelimit-reset-year", year),
+        ]
+
+
+def test_ietf_fields_and_retry_after(proxy: EnvoyServer) -> None:
+    day, year = "edge.path_/ietf:day", "edge.path_/ietf:year"
+    policy = f'"{day}";q=1;w=86400, "{year}";q=100;w=31536000'
+    passed, refused = twice(proxy, "/ietf")
+
+    told = dict(structured(passed, "ratelimit"))
+    to_day, to_year = told[day]["t"], told[year]["t"]
+    assert passed.headers == [
+        ("ratelimit-policy", policy),
+        ("ratelimit", f'"{day}";r=0;t={to_day}, "{year}";r=99;t={to_year}'),
+    ]
+    assert to_day in passed.left_s(DAY_S)
+    assert to_year in passed.left_s(YEAR_S)
+
+    ((name, parameters),) = structured(refused, "ratelimit")
+    retry = parameters["t"]
+    assert refused.headers[:3] == [
+        ("ratelimit-policy", policy),
+        ("ratelimit", f'"{day}";r=0;t={retry}'),
+        ("retry-after", str(retry)),
+    ]
+    assert name == day
+    assert retry in refused.left_s(DAY_S)
+    assert structured(refused, "ratelimit-policy") == [
+        (day, {"q": 1, "w": DAY_S}),
+        (year, {"q": 100, "w": YEAR_S}),
+    ]
+
+
+def structured(answered: Answered, name: str) -> list[tuple[str, dict[str, int]]]:
+    parsed: list[tuple[str, dict[str, int]]] = http_sf.parse(dict(answered.headers)[name].encode(), tltype="list")
+    return parsed
+
+
+def test_retry_after_with_jitter_is_never_too_early_and_at_most_so_late(proxy: EnvoyServer) -> None:
+    passed, refused = twice(proxy, "/jitter")
+    assert passed.headers == []
+    assert headers(refused) == ["retry-after"]
+    exact = refused.left_s(DAY_S)
+    assert min(exact) <= int(refused.headers[0][1]) <= max(exact) + 5
+
+
+def test_a_rule_without_a_choice_has_its_domain_s(proxy: EnvoyServer) -> None:
+    for answered in twice(proxy, "/inherits"):
+        assert answered.headers == [("x-ratelimit-rule", "edge.path_/inherits")]
+
+
+def test_a_rule_may_choose_no_headers(proxy: EnvoyServer) -> None:
+    assert [answered.headers for answered in twice(proxy, "/none")] == [[], []]
+
+
+def test_the_state_is_told(proxy: EnvoyServer) -> None:
+    passed, refused = twice(proxy, "/state")
+    assert passed.headers == [("x-ratelimit-state", "warning")]
+    assert refused.headers == [("x-ratelimit-state", "throttled")]
+
+
+def test_a_json_body(proxy: EnvoyServer) -> None:
+    passed, refused = twice(proxy, "/json")
+    assert (passed.headers, passed.body) == ([], "hello from the upstream\n")
+    assert refused.headers == [("content-type", "application/json")]
+    body = json.loads(refused.body)
+    retry = body["error"]["details"]["retry_after"]
+    assert retry in refused.left_s(DAY_S)
+    now, end = datetime.fromisoformat(body["timestamp"]), datetime.fromtimestamp(refused.end_s(DAY_S), UTC)
+    assert int(refused.between[0]) <= now.timestamp() <= refused.between[1]
+    assert body == {
+        "error": {
+            "code": 429,
+            "message": "Rate limit exceeded: day limit reached",
+            "details": {
+                "limit_type": "day",
+                "day_used": 1,
+                "year_used": 1,
+                "reset_at": end.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "retry_after": retry,
+            },
+        },
+        "timestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def test_a_problem_body_names_policies_as_the_header_does(proxy: EnvoyServer) -> None:
+    _, refused = twice(proxy, "/problem")
+    assert dict(refused.headers)["content-type"] == "application/problem+json"
+    body = json.loads(refused.body)
+    assert body["type"] == "https://iana.org/assignments/http-problem-types#quota-exceeded"
+    assert body["violated-policies"] == [name for name, _ in structured(refused, "ratelimit")]
+    assert (body["title"], body["status"]) == ("Quota Exceeded", 429)
+
+
+def test_a_body_and_headers_by_template(proxy: EnvoyServer) -> None:
+    passed, refused = twice(proxy, "/template")
+    assert passed.headers == []
+    assert refused.headers == [("content-type", "application/vnd.acme+json"), ("x-why", "1 a day")]
+    retry = int(json.loads(refused.body)["say"].split()[-2])
+    assert refused.body == f'{{"say": "try edge.path_/template again in {retry} s"}}'
+    assert retry in refused.left_s(DAY_S)
+
+
+def test_the_access_log_can_say_which_rule_refused(upstream: Upstream, tmp_path: Path) -> None:
+    rules, log = tmp_path / "rules.yaml", tmp_path / "access.log"
+    limits = [{"unit": "day", "requests_per_unit": 1, "name": "daily"}, {"unit": "year", "requests_per_unit": 100}]
+    rules.write_text(yaml.safe_dump({"domain": "edge", "descriptors": [{"key": "path", "limits": limits}]}))
+    with Service({"RLS_RULES": rules}) as service, logging_envoy(upstream, service, log) as proxy:
+        assert [ask(proxy, "/logged").status for _ in range(2)] == [200, 429]
+        proxy.stop()  # which writes what Envoy would write a while later
+    assert log.read_text().splitlines() == ["200 /logged - - -", "429 /logged edge.path day daily"]

@@ -1,0 +1,72 @@
+"""Decisions to be told: rules and what a store would say of them, through the real `decide`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.model import (
+    Answer,
+    Charge,
+    Decision,
+    Limit,
+    Outline,
+    Position,
+    Reading,
+    Rule,
+    Slot,
+    Step,
+    Unit,
+    Watcher,
+)
+from ratelimit_rls.core.style import AnswerStyle, Family
+
+SECOND = 1_000_000
+NOW_US = int(datetime(2026, 1, 25, 14, 31, 15, 400_000, UTC).timestamp() * SECOND)
+"""Just before a second is full, so that a moment that is cut off shows."""
+
+MINUTE_LIMIT = Limit(1000, Unit.MINUTE)
+DAY_LIMIT = Limit(100_000, Unit.DAY)
+WRITTEN = Position("edge.yaml", 3, 5)
+
+TO_MINUTE_US, TO_DAY_US = 44_600_000, 34_124_600_000
+"""From NOW_US to the end of its minute and its day."""
+
+
+class Met(NamedTuple):
+    """A descriptor that met a rule, and what the store says of its limits, then of its watchers."""
+
+    rule: Rule
+    readings: Sequence[Reading]
+
+    def slot(self) -> Slot:
+        modes = {"shadow_mode": self.rule.shadow_mode, "quota_mode": self.rule.quota_mode}
+        steps = tuple(Step(limit, 1, Charge.ADMITTED, **modes) for limit in self.rule.limits)
+        watchers: tuple[Watcher | None, ...] = (self.rule.penalty, self.rule.warn_at)
+        return Slot(self.rule, steps, 1, watchers=tuple(watcher for watcher in watchers if watcher is not None))
+
+    @property
+    def refuses(self) -> bool:
+        return not self.rule.shadow_mode and any(not reading.allowed for reading in self.readings)
+
+
+def rule(*limits: Limit, path: str = "edge.user", headers: Sequence[Family] | None = None, **more: Any) -> Rule:
+    style = more.pop("style", AnswerStyle(None if headers is None else tuple(headers)))
+    return Rule(path, limits or (MINUTE_LIMIT,), position=more.pop("position", WRITTEN), style=style, **more)
+
+
+def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decision:
+    """With the verdict that lua/decide.lua would come to."""
+    slots = tuple(one.slot() for one in met)
+    steps = tuple(step for slot in slots for step in slot.steps)
+    outline = Outline("edge", True, steps, slots, shadow_mode=shadow_mode)
+    readings = tuple(reading for one in met for reading in one.readings)
+    return decide(outline, Answer(_is_refused(met), now_us, readings) if steps else None)
+
+
+def _is_refused(met: Sequence[Met]) -> bool:
+    limits = [one.refuses for one in met if not one.rule.quota_mode]
+    quotas = [one.refuses for one in met if one.rule.quota_mode]
+    return any(limits) or (bool(quotas) and all(quotas))
