@@ -49,9 +49,10 @@ docs: proto ## write docs/reference/ anew from the code it describes
 	$(BIN)/python docs/reference/generate.py
 
 GRPC := ratelimit_rls/transport/grpc
+SERVICES := envoy/service/ratelimit/v3/rls envoy/service/auth/v3/external_auth kuadrant/service/ratelimit/v1/service
 proto: .venv/.stamp ## compile the .proto files to the descriptor set in the package
 	$(BIN)/python -m grpc_tools.protoc -I $(GRPC)/proto --include_imports \
-	  --descriptor_set_out=$(GRPC)/descriptors.binpb $(GRPC)/proto/envoy/service/ratelimit/v3/rls.proto
+	  --descriptor_set_out=$(GRPC)/descriptors.binpb $(SERVICES:%=$(GRPC)/proto/%.proto)
 
 lock: ## pin the newest versions of everything in constraints.txt
 	@$(MAKE) --no-print-directory .python-is-new-enough

@@ -132,6 +132,7 @@ class Upstream:
 
             def do_GET(self) -> None:
                 upstream.requests += 1
+                upstream.last_headers = {name.lower(): value for name, value in self.headers.items()}
                 body = b"hello from the upstream\n"
                 if tokens := self.headers.get("x-tokens"):
                     body = json.dumps({"usage": {"total_tokens": int(tokens)}}).encode()
@@ -145,6 +146,7 @@ class Upstream:
                 pass
 
         self.requests = 0
+        self.last_headers: dict[str, str] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]

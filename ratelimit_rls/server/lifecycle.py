@@ -1,7 +1,7 @@
 """One process, from start to stop, top to bottom.
 
     start   store answers ─► rules loaded ─► ports open ─► health says SERVING
-    stop    health says NOT_SERVING ─► drain delay ─► nothing in flight ─► ports closed ─► store closed
+    stop    health says NOT_SERVING ─► drain delay ─► nothing in flight or held ─► ports closed ─► store closed
 
 The delay is for those who choose where to send calls: until they have seen NOT_SERVING, calls keep coming and are
 answered.
@@ -102,6 +102,7 @@ async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> 
         log.warning("starting without rules", error=str(error))
     watching = asyncio.create_task(_follow(parts, reload))
     stack.push_async_callback(_cancel, watching)
+    stack.push_async_callback(parts.room.close)
     stack.push_async_callback(parts.grpc.close)
     await parts.grpc.start()
     stack.push_async_callback(parts.siblings.close)
@@ -203,4 +204,5 @@ async def _drain(parts: Parts, hurry: asyncio.Event) -> None:
     delay_s = settings.rls_drain_delay.total_seconds()
     with suppress(TimeoutError):
         await asyncio.wait_for(hurry.wait(), delay_s)
-    await parts.grpc.drain(settings.rls_drain_timeout.total_seconds())
+    timeout_s = settings.rls_drain_timeout.total_seconds()
+    await asyncio.gather(parts.grpc.drain(timeout_s), parts.room.drain(timeout_s))

@@ -5,10 +5,12 @@ The only place that constructs things, so the only one to read for who knows who
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from ratelimit_rls.core.model import Charge
+from ratelimit_rls.core.model import Charge, Purpose
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.rules.loader import RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
@@ -21,8 +23,12 @@ from ratelimit_rls.store.redis.store import RedisStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
+from ratelimit_rls.transport.grpc.door import Door
+from ratelimit_rls.transport.grpc.ext_authz import ExtAuthzDoor
+from ratelimit_rls.transport.grpc.messages import CHECK, KUADRANT_CHECK, KUADRANT_REPORT, SHOULD_RATE_LIMIT
 from ratelimit_rls.transport.grpc.rls import RlsDoor
 from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.http.json import json_app
 from ratelimit_rls.transport.http.ops import ops_app
@@ -40,6 +46,7 @@ class Parts:
     store: EmbeddedStore | RedisStore
     rules: Rules
     loader: RulesLoader
+    room: WaitingRoom
     grpc: GrpcServer
     http: HttpServer
     debug: HttpServer
@@ -55,7 +62,9 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
     if isinstance(store, EmbeddedStore):
         metrics.watch(store.gauges)
     limiter = RateLimiter(rules, store, metrics, _policy(settings))
-    door = RlsDoor(limiter, metrics, _answers(settings), cache_bytes=settings.rls_plan_cache_bytes)
+    room = WaitingRoom(settings.rls_max_held_calls, settings.rls_deadline_margin.total_seconds())
+    metrics.watch(room.gauges)
+    doors = _doors(settings, limiter, metrics, room)
     loader = RulesLoader(
         _rules_files(settings),
         rules,
@@ -70,10 +79,47 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
         store=store,
         rules=rules,
         loader=loader,
-        grpc=GrpcServer(_grpc(settings), door, health),
-        http=HttpServer(json_app(door, health)),
+        room=room,
+        grpc=GrpcServer(_grpc(settings), doors.by_method, room, health),
+        http=HttpServer(json_app(doors.should_rate_limit, room, health)),
         debug=HttpServer(ops_app(rules, siblings.stats)),
         siblings=siblings,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    should_rate_limit: RlsDoor
+    others: Mapping[str, Door]
+
+    @property
+    def by_method(self) -> Mapping[str, Door]:
+        return {SHOULD_RATE_LIMIT: self.should_rate_limit, **self.others}
+
+
+def _doors(settings: Settings, limiter: RateLimiter, metrics: Metrics, room: WaitingRoom) -> _Doors:
+    """Each with a cache of its own, since the same bytes mean something else to another.
+
+    Together they keep to one budget, most of it for the method that most are asked by.
+    """
+    budget_bytes = settings.rls_plan_cache_bytes
+    check_bytes, half_bytes = budget_bytes // 8, budget_bytes // 16
+    answers = _answers(settings)
+    new_rls_door = partial(RlsDoor, limiter, metrics, answers, room=room)
+    return _Doors(
+        should_rate_limit=new_rls_door(cache_bytes=budget_bytes - check_bytes - 2 * half_bytes),
+        others={
+            CHECK: ExtAuthzDoor(
+                limiter,
+                metrics,
+                answers,
+                room=room,
+                default_domain=settings.rls_ext_authz_domain,
+                cache_bytes=check_bytes,
+            ),
+            KUADRANT_CHECK: new_rls_door(purpose=Purpose.LOOK, cache_bytes=half_bytes),
+            KUADRANT_REPORT: new_rls_door(purpose=Purpose.REPORT, cache_bytes=half_bytes),
+        },
     )
 
 

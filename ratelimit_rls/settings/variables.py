@@ -55,6 +55,13 @@ class GrpcSettings(BaseModel):
     rls_grpc_io_threads: Positive = Field(1, description="Threads of the native transport that read and write.")
     rls_max_concurrent_streams: Positive = Field(1024, description="Calls in flight on one connection, at most.")
     rls_plan_cache_bytes: Count = Field(128 << 20, description="Memory for what was worked out per request; 0: none.")
+    rls_max_held_calls: Count = Field(10_000, description="Calls that `action: throttle` may hold at once; 0: none.")
+    rls_deadline_margin: Duration = Field(
+        timedelta(milliseconds=3), description="A held call is answered this long before its caller's deadline."
+    )
+    rls_ext_authz_domain: str = Field(
+        "", description="Domain that decides ext_authz checks that name none; empty: the only one with `ext_authz`."
+    )
     rls_drain_delay: Duration = Field(
         timedelta(seconds=5), description="After SIGTERM, serve on for this long while health says NOT_SERVING."
     )

@@ -148,6 +148,20 @@ def test_mutual_tls_refuses_a_good_certificate_whose_name_is_not_on_the_list(
         assert statuses(proxy.url, "/limited", 2) == [500, 500]
 
 
+def test_ext_authz_alone_counts_kinds_of_pages_and_believes_no_invented_address(
+    upstream: Upstream, tmp_path: Path, transport: str
+) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text((SANDBOXES / "ext-authz-only" / "rules.yaml").read_text().replace("unit: minute", "unit: day"))
+    service = Service({"RLS_RULES": rules, "RLS_TRANSPORT": transport})
+    with service, envoy("ext-authz-only", upstream, {8081: service.grpc_port}) as proxy, Http(proxy.url) as client:
+        answers = [client.get(f"/users/{i}", x_forwarded_for=f"203.0.113.{i}") for i in range(6)]
+
+        assert [reply.status for reply in answers] == [200] * 5 + [429]
+        assert '"code":429' in answers[-1].body
+        assert client.get("/users/1/orders/2").status == 200
+
+
 def test_tokens_reported_after_the_answer_become_debt_and_the_limit_bites(
     upstream: Upstream, tmp_path: Path, transport: str
 ) -> None:

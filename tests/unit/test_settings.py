@@ -61,6 +61,9 @@ OURS = {
     "RLS_RULES": "",
     "RLS_MAX_CONCURRENT_STREAMS": "1024",
     "RLS_GRPC_IO_THREADS": "1",
+    "RLS_MAX_HELD_CALLS": "10000",
+    "RLS_DEADLINE_MARGIN": "3ms",
+    "RLS_EXT_AUTHZ_DOMAIN": "",
 }
 
 Read = Callable[..., Settings]

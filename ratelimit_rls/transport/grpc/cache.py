@@ -8,10 +8,9 @@ by age would never hit when slightly more requests than fit come round and round
 from __future__ import annotations
 
 from random import randrange
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.service import Call
-from ratelimit_rls.transport.grpc.encode import Wording
 
 LARGEST_MESSAGE_BYTES = 16 * 1024
 """A larger message is not kept: few are repeated, and one would drive out hundreds that are."""
@@ -22,26 +21,28 @@ _ENTRY_BYTES = 340
 _DESCRIPTOR_BYTES = 70
 _COPIES = 2
 
+W = TypeVar("W")
 
-class Known(NamedTuple):
+
+class Known(NamedTuple, Generic[W]):
     """A request made ready: what to ask, and how its answer will be worded."""
 
     call: Call
-    wording: Wording
+    wording: W
 
 
-class CallCache:
+class CallCache(Generic[W]):
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._held_bytes = 0
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, Known[W]] = {}
         self._messages: list[bytes] = []  # the same keys, where one can be drawn by its number
         self.get = self._known.get
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def put(self, message: bytes, known: Known) -> None:
+    def put(self, message: bytes, known: Known[W]) -> None:
         if len(message) > LARGEST_MESSAGE_BYTES or message in self._known:
             return
         self._known[message] = known
@@ -63,6 +64,6 @@ class CallCache:
         self._held_bytes = 0
 
 
-def weight_bytes(message: bytes, known: Known) -> int:
+def weight_bytes(message: bytes, known: Known[Any]) -> int:
     outline = known.call.outline
     return _ENTRY_BYTES + _DESCRIPTOR_BYTES * len(outline.slots) + outline.own_bytes + _COPIES * len(message)

@@ -14,9 +14,19 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 SHOULD_RATE_LIMIT = f"/{SERVICE}/ShouldRateLimit"
 
+AUTHORIZATION = "envoy.service.auth.v3.Authorization"
+CHECK = f"/{AUTHORIZATION}/Check"
+
+KUADRANT = "kuadrant.service.ratelimit.v1.RateLimitService"
+KUADRANT_CHECK = f"/{KUADRANT}/CheckRateLimit"
+KUADRANT_REPORT = f"/{KUADRANT}/Report"
+
+SERVICES = (SERVICE, AUTHORIZATION, KUADRANT)
+"""All that the descriptor set declares, as reflection lists them."""
+
 
 def new_pool() -> descriptor_pool.DescriptorPool:
-    """A pool that holds the service and everything it mentions."""
+    """A pool that holds the services and everything they mention."""
     pool = descriptor_pool.DescriptorPool()
     every = descriptor_pb2.FileDescriptorSet.FromString(files(__package__).joinpath("descriptors.binpb").read_bytes())
     for file in every.file:
@@ -28,8 +38,10 @@ POOL = new_pool()
 
 
 def _message(name: str) -> Any:
-    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"envoy.service.ratelimit.v3.{name}"))
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"envoy.service.{name}"))
 
 
-RateLimitRequest = _message("RateLimitRequest")
-RateLimitResponse = _message("RateLimitResponse")
+RateLimitRequest = _message("ratelimit.v3.RateLimitRequest")
+RateLimitResponse = _message("ratelimit.v3.RateLimitResponse")
+CheckRequest = _message("auth.v3.CheckRequest")
+CheckResponse = _message("auth.v3.CheckResponse")

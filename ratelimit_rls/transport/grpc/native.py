@@ -1,6 +1,6 @@
 """The native transport: HTTP/2 and gRPC in Rust, outside the interpreter's lock, and batches in between.
 
-    front ─► thread ─► loop: one turn's calls ─► door ─► front        ShouldRateLimit
+    front ─► thread ─► loop: one turn's calls ─► door ─► front        the methods that have a door
     front ─► Unix socket ─► grpc.aio                                  everything else
 
 No task, future or wake-up belongs to a single call: that is where the time would go.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +19,10 @@ from grpc import aio
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.transport.grpc.door import Door, Failure
 from ratelimit_rls.transport.grpc.drain import until_none
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
-from ratelimit_rls.transport.grpc.rls import Failure, RlsDoor
 from ratelimit_rls.transport.grpc.services import OrdinaryServices
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 
 if TYPE_CHECKING:
@@ -34,10 +35,23 @@ SETTLE_S = 0.1
 """The front cuts connections when it closes, written answers or not: this is how long the last ones have to get out."""
 
 
+class _Batch:
+    """One door's calls of one turn of the loop."""
+
+    __slots__ = ("call_ids", "door", "messages", "time_left_s")
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self.call_ids: list[int] = []
+        self.messages: list[bytes] = []
+        self.time_left_s: list[float | None] = []
+
+
 class NativeServer:
     def __init__(
         self,
-        door: RlsDoor,
+        doors: Mapping[str, Door],
+        room: WaitingRoom,
         health: Health,
         *,
         directory: Path,
@@ -45,23 +59,28 @@ class NativeServer:
         io_threads: int = 1,
         max_concurrent_streams: int = 1024,
     ) -> None:
-        self._door = door
+        self._room = room
         self._services = OrdinaryServices(health)
         self._fallback = aio.server()
         self._fallback_path = directory / "fallback.sock"
         self._new_front = partial(
             NativeGrpcFront,
-            methods=[(SHOULD_RATE_LIMIT, False)],
+            methods=[(method, False) for method in doors],
             io_threads=io_threads,
             max_concurrent_streams=max_concurrent_streams,
             reuse_port=reuse_port,
             call_details=True,
         )
         self._front: NativeGrpcFront | None = None
-        self._call_ids: list[int] = []
-        self._messages: list[bytes] = []
+        self._gathering = [_Batch(door) for door in doors.values()]  # the front numbers methods as they are given
+        self._is_leaving = False
+        self._unanswered: set[int] = set()  # calls under way or held
+        self._gone: set[int] = set()  # those of them whose callers left while they were under way
         self._batches: set[asyncio.Task[None]] = set()
-        self.in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._unanswered)
 
     async def start(self, target: str) -> int:
         """Listen on host:port or unix:path; returns the port, which is the kernel's choice if 0 was asked for."""
@@ -101,34 +120,61 @@ class NativeServer:
                 return
 
     def _received(self, events: list[DetailedEvent]) -> None:
-        """Add to the batch that leaves at the end of this turn.
-
-        A cancellation needs no care: its call may be counted already, and the front drops an answer nobody waits for.
-        """
-        had_company = bool(self._call_ids)
-        for kind, call_id, _method, message, _client, _details in events:
-            if kind == EVENT_CALL and message is not None:
-                self._call_ids.append(call_id)
-                self._messages.append(message)
-                self.in_flight += 1
-        if self._call_ids and not had_company:
+        """Add to the batches that leave at the end of this turn."""
+        gathering, unanswered = self._gathering, self._unanswered
+        for kind, call_id, method, message, _client, details in events:
+            if kind != EVENT_CALL:
+                self._cancelled(call_id)
+            elif message is not None and details is not None:
+                batch = gathering[method]
+                batch.call_ids.append(call_id)
+                batch.messages.append(message)
+                batch.time_left_s.append(details[2])
+                unanswered.add(call_id)
+        if not self._is_leaving:
+            self._is_leaving = True
             asyncio.get_running_loop().call_soon(self._leave)
 
-    def _leave(self) -> None:
-        call_ids, self._call_ids = self._call_ids, []
-        messages, self._messages = self._messages, []
-        batch = asyncio.get_running_loop().create_task(self._answer(call_ids, messages))
-        self._batches.add(batch)
-        batch.add_done_callback(self._batches.discard)
+    def _cancelled(self, call_id: int) -> None:
+        """Whoever is held, or will be, gives its slot back. Others need no care: their calls may be counted already,
+        and the front drops an answer that nobody waits for."""
+        if self._room.leave(call_id):
+            self._unanswered.discard(call_id)
+        elif call_id in self._unanswered:
+            self._gone.add(call_id)
 
-    async def _answer(self, call_ids: list[int], messages: list[bytes]) -> None:
+    def _leave(self) -> None:
+        self._is_leaving = False
+        for method, batch in enumerate(self._gathering):
+            if batch.call_ids:
+                self._gathering[method] = _Batch(batch.door)
+                task = asyncio.get_running_loop().create_task(self._answer(batch))
+                self._batches.add(task)
+                task.add_done_callback(self._batches.discard)
+
+    async def _answer(self, batch: _Batch) -> None:
         front = self._front
         assert front is not None
+        held: list[int] = []
         try:
-            for call_id, answer in zip(call_ids, await self._door.answer(messages), strict=True):
-                if isinstance(answer, Failure):
-                    front.fail(call_id, answer.code, answer.message)
-                else:
+            answers = await batch.door.answer(batch.messages, batch.time_left_s)
+            for call_id, answer in zip(batch.call_ids, answers, strict=True):
+                if isinstance(answer, bytes):
                     front.respond(call_id, answer)
+                elif isinstance(answer, Failure):
+                    front.fail(call_id, answer.code, answer.message)
+                elif call_id in self._gone:
+                    self._room.decline(answer)
+                else:
+                    self._room.hold(call_id, answer, self._answer_held)
+                    held.append(call_id)
         finally:
-            self.in_flight -= len(call_ids)
+            self._unanswered.difference_update(batch.call_ids)
+            self._unanswered.update(held)
+            if self._gone:
+                self._gone.difference_update(batch.call_ids)
+
+    def _answer_held(self, call_id: int, answer: bytes) -> None:
+        self._unanswered.discard(call_id)
+        assert self._front is not None
+        self._front.respond(call_id, answer)

@@ -7,14 +7,16 @@ and one implementation means one behaviour of reload, client certificates and na
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
-from ratelimit_rls.transport.grpc.rls import RlsDoor
+from ratelimit_rls.transport.grpc.door import Door
 from ratelimit_rls.transport.grpc.runtime import runtime_dir
 from ratelimit_rls.transport.grpc.tls import TlsListener
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.listen import check_target
 
@@ -36,7 +38,10 @@ class GrpcOptions:
 class Transport(Protocol):
     """Speaks gRPC in the clear."""
 
-    in_flight: int
+    @property
+    def in_flight(self) -> int:
+        """Calls that have no answer yet, held ones included."""
+        ...
 
     async def start(self, target: str) -> int: ...
     async def drain(self, timeout_s: float) -> None: ...
@@ -46,9 +51,11 @@ class Transport(Protocol):
 class GrpcServer:
     """start ─► (serving) ─► drain ─► close."""
 
-    def __init__(self, options: GrpcOptions, door: RlsDoor, health: Health) -> None:
+    def __init__(self, options: GrpcOptions, doors: Mapping[str, Door], room: WaitingRoom, health: Health) -> None:
+        """`doors` are those of the hot methods, by full name; `room` is where they have their answers held."""
         self.options = options
-        self._door = door
+        self._doors = doors
+        self._room = room
         self._health = health
         self._directory: Path | None = None
         self._transport: Transport | None = None
@@ -91,7 +98,8 @@ class GrpcServer:
             from ratelimit_rls.transport.grpc.grpcio import GrpcioServer
 
             return GrpcioServer(
-                self._door,
+                self._doors,
+                self._room,
                 self._health,
                 reuse_port=reuse_port,
                 max_concurrent_streams=options.max_concurrent_streams,
@@ -102,7 +110,8 @@ class GrpcServer:
 
         assert self._directory is not None
         return NativeServer(
-            self._door,
+            self._doors,
+            self._room,
             self._health,
             directory=self._directory,
             reuse_port=reuse_port,

@@ -57,4 +57,4 @@ def _reflection() -> reflection_aio.ReflectionServicer:
     pool = messages.new_pool()
     for module in (health_pb2, reflection_pb2):
         pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-    return reflection_aio.ReflectionServicer((messages.SERVICE, _HEALTH, _REFLECTION), pool)
+    return reflection_aio.ReflectionServicer((*messages.SERVICES, _HEALTH, _REFLECTION), pool)

@@ -6,6 +6,8 @@ wrong; here the status says whose fault it was.
 
 from __future__ import annotations
 
+import asyncio
+
 from google.protobuf import json_format
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -13,8 +15,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ratelimit_rls.core.model import Code
+from ratelimit_rls.transport.grpc.door import Failure, FailureCode, Held
+from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
 from ratelimit_rls.transport.grpc.messages import POOL, RateLimitRequest, RateLimitResponse
-from ratelimit_rls.transport.grpc.rls import MOST_MESSAGE_BYTES, Failure, FailureCode, RlsDoor
+from ratelimit_rls.transport.grpc.rls import RlsDoor
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.http.lines import one_line
 
@@ -29,19 +34,22 @@ _HTTP_STATUS = {
 }
 
 
-def json_app(door: RlsDoor, health: Health) -> Starlette:
+def json_app(door: RlsDoor, room: WaitingRoom, health: Health) -> Starlette:
     async def should_rate_limit(request: Request) -> Response:
         try:
             body = await _body(request)
         except ClientDisconnect:
-            return PlainTextResponse("the request was cut short\n", 400)
+            return _cut_short()
         if body is None:
             return PlainTextResponse(f"the body is too large; at most {MOST_MESSAGE_BYTES} bytes are read\n", 413)
         try:
             message = json_format.Parse(body, RateLimitRequest(), descriptor_pool=POOL).SerializeToString()
         except (json_format.ParseError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
             return PlainTextResponse(f"not a RateLimitRequest in JSON: {one_line(str(error))}\n", 400)
-        (answer,) = await door.check([message])
+        (answer,) = await door.check([message], [None])
+        if isinstance(answer, Held):
+            turn = await _turn(answer, room, request)
+            return _answered(turn) if turn is not None else _cut_short()
         return _failed(answer) if isinstance(answer, Failure) else _answered(answer)
 
     async def healthcheck(_: Request) -> Response:
@@ -67,6 +75,28 @@ async def _body(request: Request) -> bytes | None:
         if len(body) > MOST_MESSAGE_BYTES:
             return None
     return bytes(body)
+
+
+async def _turn(held: Held, room: WaitingRoom, request: Request) -> bytes | None:
+    """The answer when its slot has come, or None as soon as nobody waits for it any more."""
+    waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    room.hold(waiting, held, asyncio.Future.set_result)
+    leaving = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return waiting.result() if waiting.done() else None
+    finally:
+        leaving.cancel()
+        room.leave(waiting)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cut_short() -> Response:
+    return PlainTextResponse("the request was cut short\n", 400)
 
 
 def _answered(answer: bytes) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from grpc import aio
 
-from ratelimit_rls.core.model import Answer
+from ratelimit_rls.core.model import Answer, Purpose
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.rules.compile import compile_documents
@@ -24,9 +24,17 @@ from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc import native
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
+from ratelimit_rls.transport.grpc.door import Door
+from ratelimit_rls.transport.grpc.messages import (
+    KUADRANT_CHECK,
+    KUADRANT_REPORT,
+    SHOULD_RATE_LIMIT,
+    RateLimitRequest,
+    RateLimitResponse,
+)
 from ratelimit_rls.transport.grpc.rls import RlsDoor
 from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 
 RULES = b"""
@@ -40,6 +48,8 @@ descriptors:
   - key: staff
     rate_limit: {unlimited: true}
 """
+
+MOST_HELD, MARGIN_S = 20, 0.003
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -74,13 +84,15 @@ class Service:
     store: HoldingStore
     metrics: Metrics
     health: Health
+    room: WaitingRoom
     door: RlsDoor
+    doors: Mapping[str, Door]
     options: GrpcOptions
     servers: list[GrpcServer] = field(default_factory=list)
 
     async def listen(self, *, announce: bool = True, **changes: object) -> str:
         """Open a gRPC port (or what `changes` say) and return its address for a client."""
-        server = GrpcServer(replace(self.options, **changes), self.door, self.health)  # type: ignore[arg-type]
+        server = GrpcServer(replace(self.options, **changes), self.doors, self.room, self.health)  # type: ignore[arg-type]
         await server.start()
         self.servers.append(server)
         if announce:
@@ -95,7 +107,15 @@ class Service:
 def new_service(options: GrpcOptions, answers: AnswerOptions) -> Service:
     rules, store, metrics = Rules(), HoldingStore(), Metrics()
     limiter = RateLimiter(rules, store, metrics, Policy())
-    service = Service(rules, store, metrics, Health(), RlsDoor(limiter, metrics, answers), options)
+    room = WaitingRoom(MOST_HELD, MARGIN_S)
+    metrics.watch(room.gauges)
+    door = RlsDoor(limiter, metrics, answers, room=room)
+    doors: dict[str, Door] = {
+        SHOULD_RATE_LIMIT: door,
+        KUADRANT_CHECK: RlsDoor(limiter, metrics, answers, room=room, purpose=Purpose.LOOK),
+        KUADRANT_REPORT: RlsDoor(limiter, metrics, answers, room=room, purpose=Purpose.REPORT),
+    }
+    service = Service(rules, store, metrics, Health(), room, door, doors, options)
     service.load(RULES)
     return service
 
@@ -122,6 +142,7 @@ async def service(
     monkeypatch.setattr(native, "SETTLE_S", 0)  # whoever wanted an answer has it
     for server in service.servers:
         await server.close()
+    await service.room.close()
 
 
 @pytest.fixture

@@ -57,20 +57,21 @@ async def test_a_watcher_sees_every_change(client: Client, service: Service) -> 
 
 async def test_reflection_names_the_services_and_describes_them(client: Client) -> None:
     reflect = reflection_pb2_grpc.ServerReflectionStub(client.channel).ServerReflectionInfo
-    questions = [
-        reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(
-            file_containing_symbol="envoy.service.ratelimit.v3.RateLimitService",
-        ),
-    ]
-    services, files = [answer async for answer in reflect(iter(questions))]
-    assert [service.name for service in services.list_services_response.service] == [
-        "envoy.service.ratelimit.v3.RateLimitService",
+    ours = {
+        "envoy.service.auth.v3.Authorization": b"CheckRequest",
+        "envoy.service.ratelimit.v3.RateLimitService": b"is_negative_hits",
+        "kuadrant.service.ratelimit.v1.RateLimitService": b"CheckRateLimit",
+    }
+    questions = [reflection_pb2.ServerReflectionRequest(list_services="")]
+    questions += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in ours]
+    services, *files = [answer async for answer in reflect(iter(questions))]
+    assert {service.name for service in services.list_services_response.service} == {
+        *ours,
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
-    ]
-    described = b"".join(files.file_descriptor_response.file_descriptor_proto)
-    assert b"is_negative_hits" in described
+    }
+    for answer, mentioned in zip(files, ours.values(), strict=True):
+        assert mentioned in b"".join(answer.file_descriptor_response.file_descriptor_proto)
 
 
 async def test_an_unknown_method_is_unimplemented(client: Client) -> None:

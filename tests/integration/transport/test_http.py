@@ -12,7 +12,7 @@ import pytest
 from ratelimit_rls.errors import Problem, RulesError, SettingsError, StoreUnavailable
 from ratelimit_rls.server.siblings import Siblings
 from ratelimit_rls.transport.answers import AnswerOptions
-from ratelimit_rls.transport.grpc.rls import MOST_MESSAGE_BYTES
+from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
 from ratelimit_rls.transport.grpc.server import GrpcOptions
 from ratelimit_rls.transport.http.json import json_app
 from ratelimit_rls.transport.http.ops import ops_app
@@ -51,7 +51,7 @@ class Port:
 
 @pytest.fixture
 async def http(service: Service) -> AsyncIterator[Port]:
-    server = HttpServer(json_app(service.door, service.health))
+    server = HttpServer(json_app(service.door, service.room, service.health))
     await server.start("127.0.0.1", 0)
     yield Port(server)
     await server.stop()
@@ -72,6 +72,7 @@ async def test_json_says_what_grpc_says(http: Port, service: Service) -> None:
     assert replies[0].headers["content-type"] == "application/json"
     told = json.loads(replies[2].body)
     reset = told["statuses"][0].pop("durationUntilReset")
+    assert told.pop("dynamicMetadata")["rule"]["path"] == "edge.user"
     assert told == {
         "overallCode": "OVER_LIMIT",
         "statuses": [
@@ -195,7 +196,7 @@ async def test_stats_prints_real_counters(ops: Port, http: Port) -> None:
 
 
 async def test_an_http_port_in_use_is_a_sentence(service: Service) -> None:
-    first, second = (HttpServer(json_app(service.door, service.health)) for _ in range(2))
+    first, second = (HttpServer(json_app(service.door, service.room, service.health)) for _ in range(2))
     await first.start("127.0.0.1", 0)
     with pytest.raises(SettingsError, match=rf"cannot listen on 127\.0\.0\.1:{first.port}: Address already in use"):
         await second.start("127.0.0.1", first.port)
@@ -205,7 +206,7 @@ async def test_an_http_port_in_use_is_a_sentence(service: Service) -> None:
 
 async def test_signals_stay_the_process_s_own(service: Service) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    server = HttpServer(json_app(service.door, service.health))
+    server = HttpServer(json_app(service.door, service.room, service.health))
     await server.start("127.0.0.1", 0)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     await server.stop()

@@ -12,8 +12,8 @@ from grpc import aio
 from ratelimit_rls.errors import RulesError, StoreUnavailable
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.grpcio import GrpcioServer
-from ratelimit_rls.transport.grpc.messages import RateLimitRequest, RateLimitResponse
-from ratelimit_rls.transport.grpc.rls import MOST_MESSAGE_BYTES
+from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
+from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
 from tests.integration.transport.conftest import Client, Service, eventually, message
 
 OK, OVER_LIMIT = 1, 2
@@ -169,12 +169,20 @@ async def test_calls_that_come_together_travel_together(client: Client, service:
     assert len(service.store.batches) < 100
 
 
+class WithoutDeadline:
+    """What is asked of a call's context before it is answered."""
+
+    def time_remaining(self) -> None:
+        return None
+
+
 @pytest.mark.parametrize("transport", ["grpcio"])
 async def test_a_caller_that_gives_up_leaves_the_rest_of_its_batch_alone(service: Service) -> None:
     """grpc.aio lets calls in one by one, so the batch is put together by hand."""
-    server = GrpcioServer(service.door, service.health)
+    server = GrpcioServer(service.doors, service.room, service.health)
+    method = server._methods[SHOULD_RATE_LIMIT]
     service.store.gate.clear()
-    calls = [asyncio.create_task(server._should_rate_limit(message({"tenant": "t"}), None)) for _ in range(3)]  # type: ignore[arg-type]
+    calls = [asyncio.create_task(method.ask(message({"tenant": "t"}), WithoutDeadline())) for _ in range(3)]  # type: ignore[arg-type]
     await eventually(lambda: service.store.batches == [3])
     calls[0].cancel()
     await asyncio.sleep(0)

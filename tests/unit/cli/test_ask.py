@@ -21,8 +21,10 @@ from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
+from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
 from ratelimit_rls.transport.grpc.rls import RlsDoor
 from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 from tests.certificates import Authority
 
@@ -48,13 +50,14 @@ class Server:
         compiled = compile_documents({"rules.yaml": RULES})
         rules.swap(compiled.tree, digest=compiled.digest, files=1, loaded_at=datetime.now(UTC))
         limiter = RateLimiter(rules, EmbeddedStore(), metrics, Policy())
-        self._door = RlsDoor(limiter, metrics, AnswerOptions(headers_enabled=True))
+        self._room = WaitingRoom(10, 0.003)
+        self._door = RlsDoor(limiter, metrics, AnswerOptions(headers_enabled=True), room=self._room)
         self._directory = directory
         self.running: list[GrpcServer] = []
 
     async def listen(self, target: str = "127.0.0.1:0", tls: TlsFiles | None = None) -> str:
         options = GrpcOptions(target, transport="grpcio", tls=tls, runtime_dir=str(self._directory))
-        server = GrpcServer(options, self._door, Health())
+        server = GrpcServer(options, {SHOULD_RATE_LIMIT: self._door}, self._room, Health())
         await server.start()
         self.running.append(server)
         return f"localhost:{server.port}" if server.port else target

@@ -10,11 +10,19 @@ from grpc_tools import protoc
 
 from ratelimit_rls.core.model import Unit
 from ratelimit_rls.transport.grpc import messages
-from ratelimit_rls.transport.grpc.messages import POOL, RateLimitRequest, RateLimitResponse
+from ratelimit_rls.transport.grpc.messages import (
+    POOL,
+    SERVICES,
+    CheckRequest,
+    CheckResponse,
+    RateLimitRequest,
+    RateLimitResponse,
+)
 
 with warnings.catch_warnings():
     # The package declares its validators in a way pydantic wants changed.
     warnings.simplefilter("ignore")
+    from envoy_data_plane.envoy.service.auth import v3 as auth
     from envoy_data_plane.envoy.service.ratelimit import v3 as envoy
     from envoy_data_plane.envoy.type.v3 import RateLimitUnit
 
@@ -25,7 +33,8 @@ def test_the_descriptor_set_is_what_the_proto_files_compile_to(tmp_path: Path) -
     fresh = tmp_path / "descriptors.binpb"
     arguments = ["protoc", f"-I{GRPC / 'proto'}", "--include_imports", f"--descriptor_set_out={fresh}"]
     include = Path(protoc.__file__).parent / "_proto"
-    assert protoc.main([*arguments, f"-I{include}", "envoy/service/ratelimit/v3/rls.proto"]) == 0
+    services = [POOL.FindServiceByName(name).file.name for name in SERVICES]
+    assert protoc.main([*arguments, f"-I{include}", *services]) == 0
     assert (GRPC / "descriptors.binpb").read_bytes() == fresh.read_bytes(), "stale: run `make docs`"
 
 
@@ -76,6 +85,70 @@ def test_a_full_response_reads_the_same_in_envoy_s_own_words() -> None:
     assert theirs.statuses[0].quota is not None
     assert (theirs.request_headers_to_add[0].raw_value, theirs.raw_body) == (b"\xff", b"no")
     assert RateLimitResponse.FromString(bytes(theirs)) == ours
+
+
+def test_a_check_request_reads_the_same_in_envoy_s_own_words() -> None:
+    ours = CheckRequest()
+    attributes = ours.attributes
+    attributes.source.address.socket_address.address = "192.0.2.1"
+    attributes.source.address.socket_address.port_value = 1234
+    attributes.source.principal = "spiffe://ours/web"
+    attributes.destination.address.pipe.path = "/run/envoy.sock"
+    http = attributes.request.http
+    http.id, http.method, http.path, http.host, http.scheme = "id", "GET", "/a?b=c", "shop.example", "https"
+    http.size, http.protocol = -1, "HTTP/2"
+    http.headers["x-forwarded-for"] = "192.0.2.7"
+    http.header_map.headers.add(key="x-raw", raw_value=b"\xff")
+    attributes.context_extensions["name"] = "route"
+    attributes.metadata_context.filter_metadata["jwt"].update({"payload": {"sub": "ann"}})
+    attributes.route_metadata_context.filter_metadata["route"].update({"tier": 1.0})
+    attributes.request.time.seconds = 1_700_000_000
+    theirs = auth.CheckRequest.parse(ours.SerializeToString())
+    assert theirs.attributes is not None
+    assert theirs.attributes.request is not None
+    read = theirs.attributes.request.http
+    assert read is not None
+    assert (read.method, read.path, read.host, read.scheme) == ("GET", "/a?b=c", "shop.example", "https")
+    assert (read.headers, read.size) == ({"x-forwarded-for": "192.0.2.7"}, -1)
+    assert theirs.attributes.context_extensions == {"name": "route"}
+    assert CheckRequest.FromString(bytes(theirs)) == ours
+
+
+def test_what_the_check_request_leaves_out_is_skipped_unread() -> None:
+    theirs = auth.CheckRequest(
+        attributes=auth.AttributeContext(
+            source=auth.AttributeContextPeer(certificate="-----BEGIN", labels={"app": "shop"}),
+            request=auth.AttributeContextRequest(http=auth.AttributeContextHttpRequest(path="/a", body="x" * 1000)),
+            tls_session=auth.AttributeContextTlsSession(sni="shop.example"),
+        )
+    )
+    assert CheckRequest.FromString(bytes(theirs)).attributes.request.http.path == "/a"
+
+
+def test_a_check_response_reads_the_same_in_envoy_s_own_words() -> None:
+    refusal = CheckResponse()
+    refusal.status.code, refusal.status.message = 8, "over limit"
+    refusal.denied_response.status.code = 429
+    header = refusal.denied_response.headers.add(append_action="OVERWRITE_IF_EXISTS_OR_ADD", keep_empty_value=True)
+    header.header.key, header.header.value = "retry-after", "3"
+    refusal.denied_response.body = "no"
+    refusal.dynamic_metadata.update({"rule": "edge.user"})
+    theirs = auth.CheckResponse.parse(refusal.SerializeToString())
+    assert theirs.denied_response is not None
+    assert theirs.denied_response.status is not None
+    assert (theirs.denied_response.status.code, theirs.denied_response.body) == (429, "no")
+    assert theirs.denied_response.headers[0].append_action == 2
+    assert CheckResponse.FromString(bytes(theirs)) == refusal
+
+    passing = CheckResponse()
+    passing.status.code = 0
+    passing.ok_response.headers.add().header.key = "x-rule"
+    passing.ok_response.response_headers_to_add.add().header.key = "ratelimit"
+    passing.ok_response.headers_to_remove.append("x-mine")
+    theirs = auth.CheckResponse.parse(passing.SerializeToString())
+    assert theirs.ok_response is not None
+    assert theirs.ok_response.headers_to_remove == ["x-mine"]
+    assert CheckResponse.FromString(bytes(theirs)) == passing
 
 
 def test_units_have_envoy_s_numbers() -> None:

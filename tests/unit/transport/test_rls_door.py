@@ -16,9 +16,12 @@ from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.grpc.cache import LARGEST_MESSAGE_BYTES, CallCache, Known, weight_bytes
 from ratelimit_rls.transport.grpc.decode import decode
+from ratelimit_rls.transport.grpc.door import Answered, Failure, FailureCode
 from ratelimit_rls.transport.grpc.encode import Wording
+from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
 from ratelimit_rls.transport.grpc.messages import RateLimitRequest, RateLimitResponse
-from ratelimit_rls.transport.grpc.rls import MOST_MESSAGE_BYTES, Failure, FailureCode, RlsDoor
+from ratelimit_rls.transport.grpc.rls import RlsDoor
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 
 RULES = b"domain: edge\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 2}}]"
 
@@ -52,15 +55,23 @@ def ask(user: str, domain: str = "edge") -> bytes:
     return bytes(request.SerializeToString())
 
 
-def remaining(answer: bytes | Failure) -> int:
+def new_door(limiter: Limiter) -> RlsDoor:
+    return RlsDoor(limiter, limiter.metrics, room=WaitingRoom(10, 0.003))
+
+
+async def answers(door: RlsDoor, *messages: bytes) -> list[Answered]:
+    return await door.answer(messages, [None] * len(messages))
+
+
+def remaining(answer: Answered) -> int:
     assert isinstance(answer, bytes)
     return int(RateLimitResponse.FromString(answer).statuses[0].limit_remaining)
 
 
 async def test_each_call_of_a_batch_gets_its_own_answer_in_order(limiter: Limiter) -> None:
-    door = RlsDoor(limiter, limiter.metrics)
+    door = new_door(limiter)
     batch = [ask("a"), b"\xff", ask("a"), ask("b"), ask("a", domain=""), bytes(MOST_MESSAGE_BYTES + 1)]
-    first, garbage, second, other, nameless, large = await door.answer(batch)
+    first, garbage, second, other, nameless, large = await answers(door, *batch)
     assert (remaining(first), remaining(second), remaining(other)) == (1, 0, 1)
     failures = [failure.code for failure in (garbage, nameless, large) if isinstance(failure, Failure)]
     assert failures == [
@@ -69,13 +80,13 @@ async def test_each_call_of_a_batch_gets_its_own_answer_in_order(limiter: Limite
         FailureCode.RESOURCE_EXHAUSTED,
     ]
     assert (limiter.metrics.service.total_requests, limiter.metrics.service.service_error) == (6, 3)
-    assert await door.answer([]) == []
+    assert await answers(door) == []
 
 
 async def test_an_answer_that_cannot_be_worded_harms_no_other(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = RlsDoor(limiter, limiter.metrics)
+    door = new_door(limiter)
     encode = door._encoder.encode
 
     def fail_once(decision, wording):  # type: ignore[no-untyped-def]
@@ -84,40 +95,40 @@ async def test_an_answer_that_cannot_be_worded_harms_no_other(
         return encode(decision, wording)
 
     monkeypatch.setattr(door._encoder, "encode", fail_once)
-    broken, fine = await door.answer([ask("a"), ask("a")])
+    broken, fine = await answers(door, ask("a"), ask("a"))
     assert broken == Failure(FailureCode.INTERNAL, "internal error")
     assert remaining(fine) == 0
     assert "ZeroDivisionError" in caplog.text
 
 
 async def test_a_request_is_worked_out_once_for_as_long_as_the_rules_stand(limiter: Limiter) -> None:
-    door = RlsDoor(limiter, limiter.metrics)
-    await door.answer([ask("a"), ask("a")])
-    await door.answer([ask("a")])
+    door = new_door(limiter)
+    await answers(door, ask("a"), ask("a"))
+    await answers(door, ask("a"))
     assert limiter.prepared == 1
     limiter.load(RULES)
-    await door.answer([ask("a")])
+    await answers(door, ask("a"))
     assert limiter.prepared == 2
 
 
 async def test_refusals_are_not_remembered(limiter: Limiter) -> None:
-    door = RlsDoor(limiter, limiter.metrics)
+    door = new_door(limiter)
     limiter.snapshot.current = None
-    (answer,) = await door.answer([ask("a")])
+    (answer,) = await answers(door, ask("a"))
     assert answer == Failure(FailureCode.UNAVAILABLE, "no rate limit configuration loaded")
     limiter.load(RULES)
-    (answer,) = await door.answer([ask("a")])
+    (answer,) = await answers(door, ask("a"))
     assert remaining(answer) == 1
 
 
-def known(limiter: Limiter, message: bytes) -> Known:
+def known(limiter: Limiter, message: bytes) -> Known[Wording]:
     return Known(limiter.prepare(decode(message)), Wording(()))
 
 
 def test_the_cache_stays_within_its_bytes_and_still_hits_when_more_come_round_than_fit(limiter: Limiter) -> None:
     messages = [ask(f"{i:04}") for i in range(100)]
     entries = [known(limiter, message) for message in messages]
-    cache = CallCache(80 * weight_bytes(messages[0], entries[0]))
+    cache: CallCache[Wording] = CallCache(80 * weight_bytes(messages[0], entries[0]))
     hits = 0
     for _ in range(50):
         for message, entry in zip(messages, entries, strict=True):
@@ -134,7 +145,7 @@ def test_the_cache_stays_within_its_bytes_and_still_hits_when_more_come_round_th
 
 def test_the_cache_keeps_no_huge_messages(limiter: Limiter) -> None:
     message = ask("x" * LARGEST_MESSAGE_BYTES)
-    cache = CallCache(2**30)
+    cache: CallCache[Wording] = CallCache(2**30)
     cache.put(message, known(limiter, message))
     assert len(cache) == 0
 

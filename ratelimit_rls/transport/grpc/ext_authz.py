@@ -1,0 +1,108 @@
+"""The door for ext_authz's Check: the rules' own mapping makes descriptors of the request, and the same rules decide.
+
+Every Check is different (ids, times, ports), so what was worked out is kept by the descriptors made of it.
+"""
+
+from __future__ import annotations
+
+from ratelimit_rls.core.attributes import AttributeMapping
+from ratelimit_rls.core.model import Decision, Outline, Request
+from ratelimit_rls.errors import BadRequest, NotReady
+from ratelimit_rls.service import Call, RateLimiter
+from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.transport.answers import AnswerOptions
+from ratelimit_rls.transport.grpc.authz_decode import attributes, parse
+from ratelimit_rls.transport.grpc.authz_encode import Asked, AuthzEncoder
+from ratelimit_rls.transport.grpc.cache import Known
+from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
+
+DOMAIN_EXTENSION = "ratelimit_domain"
+"""Of the filter's context_extensions: the domain whose rules decide. Only Envoy's configuration can set it."""
+
+MOST_NAMED = 5
+"""Domains that a message lists."""
+
+_NO_LIMIT = Call(Outline("", True, (), ()), (), None)
+
+
+class ExtAuthzDoor(LimiterDoor[Asked]):
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        metrics: Metrics,
+        options: AnswerOptions | None = None,
+        *,
+        room: WaitingRoom,
+        default_domain: str = "",
+        cache_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        """`default_domain` is whose rules decide where Envoy names none; empty: the only one that has a mapping."""
+        super().__init__(limiter, metrics, room, cache_bytes)
+        self._encoder = AuthzEncoder(options or AnswerOptions())
+        self._default_domain = default_domain
+
+    def read(self, message: bytes) -> Known[Asked]:
+        context = parse(message)
+        domain, mapping = self._chosen(context.context_extensions.get(DOMAIN_EXTENSION, ""))
+        if mapping is None:
+            return Known(_NO_LIMIT, Asked(None))
+        told = attributes(context, mapping.metadata)
+        header = told.headers.get
+        asked = Asked(mapping, header("x-request-id", ""), header("content-type", "").startswith("application/grpc"))
+        request = mapping.request(domain, told)
+        return Known(_NO_LIMIT if request is None else self._call(request), asked)
+
+    def word(self, decision: Decision, wording: Asked) -> bytes:
+        return self._encoder.encode(decision, wording)
+
+    def _call(self, request: Request) -> Call:
+        key = _key(request)
+        known = self.cache.get(key)
+        if known is not None:
+            return known.call
+        call = self.limiter.prepare(request)
+        self.cache.put(key, Known(call, Asked(None)))
+        return call
+
+    def _chosen(self, named: str) -> tuple[str, AttributeMapping | None]:
+        """The domain whose rules decide, with its mapping: None if Envoy itself names one that has none.
+
+        With nothing to go by the call fails, and Envoy's `failure_mode_allow` decides: were it let through, a mapping
+        that was forgotten or misspelt would look like a limit that is never reached.
+        """
+        loaded = self.limiter.rules
+        if loaded is None:
+            raise NotReady("no rate limit configuration loaded")
+        mappings = loaded.tree.mappings
+        if named:
+            return named, mappings.get(named)
+        if self._default_domain:
+            if self._default_domain not in mappings:
+                raise NotReady(
+                    f"RLS_EXT_AUTHZ_DOMAIN is '{self._default_domain}', whose rules have no 'ext_authz': "
+                    "it says how descriptors are made of a request (docs/ext_authz.md)"
+                )
+            return self._default_domain, mappings[self._default_domain]
+        if not mappings:
+            raise NotReady(
+                "no rules have 'ext_authz', which says how descriptors are made of a request: write, beside 'domain', "
+                "ext_authz: {descriptors: [{entries: [{key: remote_address, from: client_ip}]}]}"
+            )
+        if len(mappings) > 1:
+            names = [*list(mappings)[:MOST_NAMED], *(["…"] if len(mappings) > MOST_NAMED else [])]
+            raise BadRequest(
+                f"several domains have 'ext_authz' ({', '.join(names)}): name one as '{DOMAIN_EXTENSION}' in the "
+                "filter's context_extensions, or in RLS_EXT_AUTHZ_DOMAIN"
+            )
+        return next(iter(mappings.items()))
+
+
+def _key(request: Request) -> bytes:
+    """The same for two requests exactly if they are the same: every text stands after its length."""
+    parts = [f"{len(request.domain)}:{request.domain}"]
+    for entries, _, hits, _ in request.descriptors:
+        parts.append(f";{hits}")
+        for key, value in entries:
+            parts.append(f",{len(key)}:{key}{len(value)}:{value}")
+    return "".join(parts).encode()

@@ -1,0 +1,210 @@
+"""ext_authz through a real Envoy: who is counted, what is answered, and what nobody can forge."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.client import Reply
+from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+
+pytestmark = pytest.mark.e2e
+
+SANDBOX = SANDBOXES / "ext-authz-only"
+
+
+class LoggingEnvoy(EnvoyServer):
+    """Whose access log can be read at once, and not ten seconds later."""
+
+    def __init__(self, upstream_port: int, service: Service, **values: Any) -> None:
+        super().__init__(SANDBOX / "envoy.yaml", {8000: upstream_port, 8081: service.grpc_port}, values)
+
+    def command(self) -> Sequence[str | Path]:
+        return [*super().command(), "--file-flush-interval-msec", "50"]
+
+    def wait_for_log(self, words: str) -> None:
+        self.wait_until(lambda: words in self.log(), f"logs {words!r}")
+
+
+def get(envoy: EnvoyServer, path: str, source: str = "127.0.0.1", **headers: str) -> Reply:
+    """A GET from one of the machine's loopback addresses; `x_user="a"` becomes the header `x-user: a`."""
+    connection = http.client.HTTPConnection("127.0.0.1", envoy.port, timeout=10, source_address=(source, 0))
+    try:
+        connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body)
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    """The sandbox's, by the day: no test meets the end of a minute."""
+    path = tmp_path / "rules.yaml"
+    path.write_text((SANDBOX / "rules.yaml").read_text().replace("unit: minute", "unit: day"))
+    return path
+
+
+@pytest.fixture
+def service(rules: Path, transport: str) -> Iterator[Service]:
+    with Service({"RLS_RULES": rules, "RLS_TRANSPORT": transport}) as service:
+        yield service
+
+
+@pytest.fixture
+def envoy(upstream: Upstream, service: Service) -> Iterator[LoggingEnvoy]:
+    with LoggingEnvoy(upstream.port, service, failure_mode_allow=False) as envoy:
+        yield envoy
+
+
+def behind_a_proxy(rules: Path, more: str = "") -> None:
+    """Rewrites the rules for an Envoy behind one trusted proxy."""
+    text = rules.read_text()
+    assert "trusted_proxies: 0 " in text
+    rules.write_text(text.replace("trusted_proxies: 0 ", f"trusted_proxies: 1{more} "))
+
+
+def test_requests_pass_until_the_limit_and_are_then_refused_in_json(envoy: LoggingEnvoy, upstream: Upstream) -> None:
+    before = upstream.requests
+    # Every id is another path and the same kind of page, so they share a counter.
+    answers = [get(envoy, f"/users/{number}?page={number}", x_request_id=f"id-{number}") for number in range(6)]
+
+    assert [answer.status for answer in answers] == [200] * 5 + [429]
+    assert upstream.requests == before + 5
+    assert [answer.headers["x-ratelimit-limit"] for answer in answers] == ["5"] * 6
+    assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["4", "3", "2", "1", "0", "0"]
+    assert all("retry-after" not in answer.headers for answer in answers[:5])
+    refusal = answers[-1]
+    assert 0 < int(refusal.headers["retry-after"]) <= 86400
+    assert refusal.headers["content-type"] == "application/json"
+    error = json.loads(refusal.body)["error"]
+    assert error["code"] == 429
+    assert error["details"]["retry_after"] == int(refusal.headers["retry-after"])
+    # Another kind of page and another client have counters of their own.
+    assert get(envoy, "/users/1/orders/7").status == 200
+    assert get(envoy, "/users/1", source="127.0.0.2").status == 200
+
+
+def test_the_access_log_shows_which_rule_fired(envoy: LoggingEnvoy) -> None:
+    for _ in range(6):
+        get(envoy, "/limited")
+    envoy.wait_for_log("GET /limited 200 rule=edge.remote_address.path")
+    envoy.wait_for_log("GET /limited 429 rule=edge.remote_address.path")
+
+
+def test_what_the_upstream_is_told_cannot_be_forged(envoy: LoggingEnvoy, upstream: Upstream, rules: Path) -> None:
+    get(envoy, "/any", x_limited_by="mine", x_ratelimit_rule="mine")
+    assert upstream.last_headers["x-limited-by"] == "edge.remote_address.path"
+    assert "x-ratelimit-rule" not in upstream.last_headers
+
+
+def test_without_a_limit_the_upstream_is_told_nothing_and_neither_by_the_client(
+    upstream: Upstream, rules: Path
+) -> None:
+    text = rules.read_text()
+    rules.write_text(text[: text.index("\ndescriptors:")])
+    with Service({"RLS_RULES": rules}) as service, LoggingEnvoy(upstream.port, service) as envoy:
+        assert get(envoy, "/any", x_limited_by="mine").status == 200
+        assert "x-limited-by" not in upstream.last_headers
+
+
+def test_at_the_edge_x_forwarded_for_is_not_believed(envoy: LoggingEnvoy) -> None:
+    statuses = [get(envoy, "/a", x_forwarded_for=f"203.0.113.{number}").status for number in range(6)]
+    assert statuses == [200] * 5 + [429]
+
+
+@pytest.mark.parametrize("envoy_adds", [True, False], ids=["use_remote_address", "as_received"])
+def test_behind_a_trusted_proxy_its_word_counts_and_not_the_client_s(
+    upstream: Upstream, rules: Path, envoy_adds: bool
+) -> None:
+    behind_a_proxy(rules, f"\n  use_remote_address: {str(envoy_adds).lower()}")
+    proxy = "127.0.0.2"  # adds what it was called from at the end of what the client sent
+    with (
+        Service({"RLS_RULES": rules}) as service,
+        LoggingEnvoy(upstream.port, service, use_remote_address=envoy_adds, failure_mode_allow=False) as envoy,
+    ):
+        spoofed = [
+            get(envoy, "/a", proxy, x_forwarded_for=f"203.0.113.{number}, 198.51.100.7").status for number in range(6)
+        ]
+        assert spoofed == [200] * 5 + [429]
+        assert get(envoy, "/a", proxy, x_forwarded_for="203.0.113.1, 198.51.100.8").status == 200
+        # Garbage where the client's address should be: whoever wrote it is counted together, by the connection.
+        garbage = [get(envoy, "/a", proxy, x_forwarded_for=f"203.0.113.{n}, n{n}").status for n in range(6)]
+        assert garbage == [200] * 5 + [429]
+
+
+def test_all_forms_of_an_ipv6_address_and_all_of_its_network_share_a_counter(upstream: Upstream, rules: Path) -> None:
+    behind_a_proxy(rules, "\n  use_remote_address: true")
+    forms = [
+        "2001:db8::1",
+        "2001:DB8:0:0:0:0:0:1",
+        "[2001:0db8::0001]:4711",
+        "2001:db8::1%eth0",
+        "2001:db8:0:0:ffff::1",
+        "2001:db8::0.0.0.1",
+    ]
+    # From 127.0.0.1 itself: there Envoy adds the machine's own address in its place.
+    with (
+        Service({"RLS_RULES": rules}) as service,
+        LoggingEnvoy(upstream.port, service, failure_mode_allow=False) as envoy,
+    ):
+        assert [get(envoy, "/a", x_forwarded_for=form).status for form in forms] == [200] * 5 + [429]
+        assert get(envoy, "/a", x_forwarded_for="2001:db8:0:1::1").status == 200
+        mapped = [
+            "192.0.2.9",
+            "::ffff:192.0.2.9",
+            "192.0.2.9:80",
+            "::FFFF:c000:209",
+            "[::ffff:192.0.2.9]:1",
+            "192.0.2.9",
+        ]
+        assert [get(envoy, "/a", x_forwarded_for=form).status for form in mapped] == [200] * 5 + [429]
+
+
+def test_a_grpc_caller_is_refused_in_its_own_words(service: Service) -> None:
+    # The upstream is a gRPC service: the health service of the process itself.
+    with (
+        LoggingEnvoy(service.grpc_port, service, failure_mode_allow=False) as envoy,
+        grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest()
+        for _ in range(5):
+            assert health.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as refusal:
+            health.Check(request, timeout=5)
+        assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        (retry_after,) = [line.value for line in refusal.value.trailing_metadata() if line.key == "retry-after"]
+        assert int(retry_after) > 0
+
+
+def test_text_that_is_no_text_and_long_paths_are_counted_like_others(envoy: LoggingEnvoy) -> None:
+    statuses = [
+        get(envoy, path, x_odd=odd).status
+        for path, odd in (
+            ("/x?" + "a=b&" * 5000, "plain"),
+            ("/%ff", "\xff\xfe"),
+            ("/%zz", "\x80"),
+            ("/" + "s/" * 5000, "ö"),
+            ("/a%20b", ""),
+            ("/again", ""),
+        )
+    ]
+    assert statuses == [200] * 5 + [429]
+
+
+def test_rules_without_a_mapping_fail_the_check_and_envoy_decides(upstream: Upstream, tmp_path: Path) -> None:
+    rules = tmp_path / "plain.yaml"
+    rules.write_text("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
+    with Service({"RLS_RULES": rules}) as service:
+        for allow, status in ((True, 200), (False, 403)):
+            with LoggingEnvoy(upstream.port, service, failure_mode_allow=allow) as envoy:
+                assert get(envoy, "/").status == status
