@@ -16,6 +16,8 @@ from ratelimit_rls.cli.ask import ask
 from ratelimit_rls.cli.check import check
 from ratelimit_rls.cli.exit_codes import LEGEND, ExitCode
 from ratelimit_rls.cli.explain import explain
+from ratelimit_rls.cli.peek import peek
+from ratelimit_rls.cli.reset import reset
 from ratelimit_rls.cli.serve import serve
 from ratelimit_rls.cli.show import show
 from ratelimit_rls.cli.simulate import simulate
@@ -42,7 +44,7 @@ def commands() -> None:
     """The rate limit service that Envoy asks before it lets a request through."""
 
 
-for _verb in (serve, check, show, explain, test, simulate, ask):
+for _verb in (serve, check, show, explain, test, simulate, ask, peek, reset):
     commands.add_command(_verb)
 
 

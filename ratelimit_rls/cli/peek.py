@@ -1,0 +1,110 @@
+"""`peek`: how a descriptor stands now, from the counters in Redis. Nothing is spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ratelimit_rls.cli.counters import Paths, counter_arguments, settings_with, with_redis
+from ratelimit_rls.cli.descriptor import format_descriptor, parse_descriptors
+from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.cli.rules import load
+from ratelimit_rls.cli.words import limit_words, printable
+from ratelimit_rls.core.model import Decision, Descriptor, Purpose, Reading, Request, Status
+from ratelimit_rls.core.plan import Policy
+from ratelimit_rls.core.span import format_span
+
+_EXAMPLES = """\b
+Examples:
+  # what is left for alice, and is she in a cooldown?
+  $ ratelimit-rls peek descriptors/ --redis-url localhost:6379 --domain edge --descriptor user=alice"""
+
+
+@click.command(epilog=_EXAMPLES)
+@counter_arguments
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+def peek(
+    paths: Paths,
+    merge_domains: bool,
+    domain: str,
+    descriptors: tuple[str, ...],
+    entries: tuple[str, ...],
+    redis_url: str | None,
+    cache_key_prefix: str | None,
+    form: str,
+) -> ExitCode:
+    """Tell how a descriptor stands now: what is left of each limit, cooldowns, warnings.
+
+    PATHS are the rules of the server. The counters are looked at in Redis, and nothing is spent.
+    """
+    settings = settings_with(redis_url, cache_key_prefix)
+    tree = load(paths, merge_domains).tree
+    request = Request(domain, parse_descriptors(descriptors, entries), purpose=Purpose.LOOK)
+
+    from ratelimit_rls.errors import StoreError
+    from ratelimit_rls.store.redis.store import RedisStore
+    from ratelimit_rls.trial.play import limiter_on
+
+    async def look(store: RedisStore) -> Decision | StoreError:
+        limiter = limiter_on(tree, store, Policy(key_prefix=settings.cache_key_prefix))
+        (decision,) = await limiter.check([limiter.prepare(request)])
+        return decision
+
+    decision = with_redis(settings, look)
+    if isinstance(decision, StoreError):
+        raise decision
+    told = list(zip(request.descriptors, decision.statuses, strict=True))
+    if form == "json":
+        click.echo(json.dumps([_json(descriptor, status) for descriptor, status in told], indent=2))
+    else:
+        click.echo("\n".join(line for descriptor, status in told for line in _text(descriptor, status)))
+    return ExitCode.DONE
+
+
+def _text(descriptor: Descriptor, status: Status) -> Iterator[str]:
+    yield click.style(format_descriptor(descriptor), bold=True)
+    if status.step is None:
+        yield "  unlimited" if status.slot.unlimited else "  no limit applies"
+        return
+    assert status.slot.rule is not None
+    yield f"  rule {printable(status.slot.rule.path)}"
+    for step, reading in zip(status.slot.steps, status.readings, strict=True):
+        yield f"  {limit_words(step.limit)}: {_limit_words(reading)}"
+    cooldown_us = _cooldown_us(status)
+    if status.violations or cooldown_us:
+        until = f", in a cooldown for {format_span(cooldown_us)}" if cooldown_us else ""
+        yield f"  penalty: {status.violations} violation{'s' * (status.violations != 1)} of late{until}"
+    if status.state is not None:
+        yield f"  state: {status.state.name.lower()}"
+
+
+def _limit_words(reading: Reading) -> str:
+    words = f"{reading.left} left"
+    if reading.retry_us > 0:
+        words += f", the next one passes in {format_span(reading.retry_us)}"
+    return f"{words}, unused again in {format_span(reading.reset_us)}" if reading.reset_us else words
+
+
+def _cooldown_us(status: Status) -> int:
+    """Of a penalty: a refusal that is none of the limits'."""
+    reading = status.reading
+    return reading.retry_us if reading is not None and reading not in status.readings else 0
+
+
+def _json(descriptor: Descriptor, status: Status) -> dict[str, Any]:
+    rule = status.slot.rule
+    return {
+        "descriptor": [list(entry) for entry in descriptor.entries],
+        "rule": rule.path if rule else None,
+        "unlimited": status.slot.unlimited,
+        "limits": [
+            {"limit": limit_words(step.limit), **reading._asdict()}
+            for step, reading in zip(status.slot.steps, status.readings, strict=True)
+        ],
+        "violations": status.violations,
+        "cooldown_us": _cooldown_us(status),
+        "state": status.state.name.lower() if status.state is not None else None,
+    }
