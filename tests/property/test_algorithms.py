@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.model import Algorithm, Charge, Plan, Unit
-from tests.oracle import Oracle
-from tests.servers import RedisServer
-from tests.stores import START_US, StoreUnderTest, call, embedded_store, redis_store, step
+from ratelimit_rls.core.model import Algorithm, Charge, Unit
+from tests.stores import StoreUnderTest, call, step
+from tests.traces import Moment, replay
 
 LONGEST_WAIT_US = 2**50
 """Traces stay within the bounds the algorithms state: no debt takes longer than this to pay."""
 
 UNITS = (Unit.SECOND, Unit.MINUTE, Unit.HOUR, Unit.DAY, Unit.WEEK, Unit.MONTH, Unit.YEAR)
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A call, and how long after the one before it comes."""
-
-    wait_us: int
-    plan: Plan
 
 
 @st.composite
@@ -68,30 +55,6 @@ def traces(draw: st.DrawFn, algorithm: Algorithm) -> list[Moment]:
     )
     one_call = st.lists(steps(algorithm, unit, limit, burst), min_size=1, max_size=3).map(lambda found: call(*found))
     return draw(st.lists(st.builds(Moment, waits, one_call), min_size=1, max_size=12))
-
-
-@pytest.fixture(scope="module")
-def stores() -> Iterator[dict[str, StoreUnderTest]]:
-    """The embedded store and one Redis; the conformance tests hold the other servers to the same behaviour."""
-    with RedisServer() as server, redis_store(server) as redis, embedded_store() as embedded:
-        yield {"embedded": embedded, "redis": redis}
-
-
-TRACE = itertools.count()
-
-
-def replay(trace: list[Moment], stores: dict[str, StoreUnderTest]) -> None:
-    """Each trace has keys of its own and begins at the same moment, so that a failure can be played again."""
-    oracle = Oracle()
-    prefix = b"%d:" % next(TRACE)
-    now_us = START_US
-    for moment in trace:
-        now_us += moment.wait_us
-        expected = oracle.decide(moment.plan, now_us)
-        plan = moment.plan._replace(keys=tuple(prefix + key for key in moment.plan.keys))
-        for name, store in stores.items():
-            store.now_us = now_us
-            assert store.spend(plan) == [expected], name
 
 
 def check(algorithm: Algorithm, stores: dict[str, StoreUnderTest], examples: int) -> None:

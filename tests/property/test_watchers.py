@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.model import Algorithm, Charge, Penalty, Plan, Unit, WarnAt
-from tests.oracle import Oracle
-from tests.servers import RedisServer
-from tests.stores import START_US, Asked, StoreUnderTest, Watched, embedded_store, redis_store, step, watched_call
+from ratelimit_rls.core.model import Algorithm, Charge, Penalty, Unit, WarnAt
+from tests.stores import Asked, StoreUnderTest, Watched, step, watched_call
+from tests.traces import Moment, replay
 
 SECOND_US = 1_000_000
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A call, how long after the one before it comes, and how long its caller can wait."""
-
-    wait_us: int
-    plan: Plan
-    patience_us: int | None
-
-
 LIMITS = ("bucket", "window", "queue and window", "two buckets")
 
 
@@ -81,28 +65,6 @@ def traces(draw: st.DrawFn) -> list[Moment]:
     )
     patience = st.one_of(st.none(), st.none(), st.sampled_from([0, 1, SECOND_US // 2, 2**32 - 1]))
     return draw(st.lists(st.builds(Moment, waits, calls, patience), min_size=1, max_size=30))
-
-
-@pytest.fixture(scope="module")
-def stores() -> Iterator[dict[str, StoreUnderTest]]:
-    with RedisServer() as server, redis_store(server) as redis, embedded_store() as embedded:
-        yield {"embedded": embedded, "redis": redis}
-
-
-TRACE = itertools.count()
-
-
-def replay(trace: list[Moment], stores: dict[str, StoreUnderTest]) -> None:
-    oracle = Oracle()
-    prefix = b"%d:" % next(TRACE)
-    now_us = START_US
-    for moment in trace:
-        now_us += moment.wait_us
-        expected = oracle.decide(moment.plan, now_us, moment.patience_us)
-        plan = moment.plan._replace(keys=tuple(prefix + key for key in moment.plan.keys))
-        for name, store in stores.items():
-            store.now_us = now_us
-            assert store.spend(plan, patience_us=moment.patience_us) == [expected], name
 
 
 def check(stores: dict[str, StoreUnderTest], examples: int) -> None:
