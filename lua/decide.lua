@@ -12,7 +12,9 @@ ARGV[2]    jitter_ms       added to every TTL
 ARGV[3]    calls           big-endian 16-bit numbers: for each call (steps, flags), then for each of its steps
                            (index into KEYS, index into the specs), both from 0
              flags         +1 a quota without a limit passes; +2 shadow: the verdict is told but does not hold;
-                           +4 between flags and steps stands how many microseconds the caller can wait (32 bits)
+                           +4 between flags and steps stands how many microseconds the caller can wait (32 bits);
+                           +8 there stands the moment (64 bits) at which was charged what this call gives back: it is
+                           never refused, and what belongs to a window that is over is not given back
 ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, flags
              window_us     or, for a calendar's windows, three moments: "start next after" (lib/place_in_calendar.lua)
              cost          hits to spend; 0 looks; negative gives back
@@ -28,6 +30,11 @@ Cost       O(steps); sliding_log see there
 ]]
 local byte = string.byte
 
+local function number32(text, at)
+  local a, b, c, d = byte(text, at, at + 3)
+  return ((a * 256 + b) * 256 + c) * 256 + d
+end
+
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call("TIME")
@@ -38,25 +45,7 @@ local calls = ARGV[3]
 
 local specs = {}
 for i = 4, #ARGV, 6 do
-  local flags = tonumber(ARGV[i + 5])
-  local window, bounds = tonumber(ARGV[i + 2]), nil
-  if not window then
-    local start, next_start, after = string.match(ARGV[i + 2], "^(%d+) (%d+) (%d+)$")
-    bounds = { tonumber(start), tonumber(next_start), tonumber(after) }
-  end
-  specs[#specs + 1] = {
-    algorithm = algorithms[ARGV[i]],
-    limit = tonumber(ARGV[i + 1]),
-    window = window,
-    bounds = bounds,
-    burst = tonumber(ARGV[i + 3]) or ARGV[i + 3],
-    cost = tonumber(ARGV[i + 4]),
-    always = flags % 2 >= 1,
-    shadow = flags % 4 >= 2,
-    quota = flags % 8 >= 4,
-    joined = flags % 16 >= 8,
-    delay = math.floor(flags / 16),
-  }
+  specs[#specs + 1] = read_spec(algorithms, ARGV, i)
 end
 
 -- By index into KEYS: the state as found, the state as the calls so far leave it, and who knows how to write it.
@@ -67,7 +56,8 @@ local original, state, owner = {}, {}, {}
 local undo_key, undo_state = {}, {}
 
 -- How the current call went for the limits of the descriptor at hand, as watchers see it:
---   retry     the longest they refuse for, -1 if one of them always will; 0: they allow
+--   refused   whether one of them refuses
+--   retry     the longest they refuse for, -1 if one of them always will; 0: they allow, or the caller has no patience
 --   holds     whether refusals hold; not under the global shadow mode
 --   admitted  whether the call passes
 --   usage     thousandths used of the limit that is used most
@@ -75,15 +65,20 @@ local undo_key, undo_state = {}, {}
 --   reset     until all of them are as good as unused
 local fared = {}
 
+-- By place in the reply: whether a limit refuses only because the caller cannot wait as long as the rules would let it.
+local hasty = {}
+
 local reply = { now }
 local at, size, told = 1, #calls, 1
 while at < size do
   local a, b, c, d = byte(calls, at, at + 3)
-  local steps, passes, shadowed, patience = a * 256 + b, d % 2 >= 1, d % 4 >= 2, math.huge
-  if d >= 4 then
+  local steps, passes, shadowed, patience, charged_at = a * 256 + b, d % 2 >= 1, d % 4 >= 2, math.huge, nil
+  if d >= 8 then
+    charged_at = number32(calls, at + 4) * 4294967296 + number32(calls, at + 8)
+    at = at + 8
+  elseif d >= 4 then
+    patience = number32(calls, at + 4)
     at = at + 4
-    a, b, c, d = byte(calls, at, at + 3)
-    patience = ((a * 256 + b) * 256 + c) * 256 + d
   end
   local first, verdict_at = at + 4, told + 1
   local failed, quotas, failed_quotas, undoable, watched = 0, passes and 1 or 0, 0, false, false
@@ -103,9 +98,17 @@ while at < size do
       before = algorithm.read(found[k], KEYS[k], spec, now)
       original[k], state[k], owner[k] = before, before, spec
     end
-    local after, left, retry, reset = algorithm.spend(before, spec, now, spec.cost)
+    local cost = spec.cost
+    if charged_at and not algorithm.returns(spec, now, charged_at) then
+      cost = 0
+    end
+    local after, left, retry, reset = algorithm.spend(before, spec, now, cost)
+    if charged_at then
+      retry = 0
+    end
     local longest = spec.delay < patience and spec.delay or patience
     if retry > longest then
+      hasty[told] = retry <= spec.delay
       retry = retry - longest -- as soon as its slot is near enough it is admitted, and waits the rest
     elseif retry > 0 then
       if spec.cost > 0 then -- it is charged as debt, so that whoever comes next is told of a later slot
@@ -183,7 +186,7 @@ while at < size do
       local k, spec = a * 256 + b + 1, specs[c * 256 + d + 1]
       local left, retry, reset = reply[telling + 1], reply[telling + 2], reply[telling + 3]
       if not spec.joined then
-        fared.retry, fared.usage, fared.lowest, fared.reset = 0, 0, 0, 0
+        fared.refused, fared.retry, fared.usage, fared.lowest, fared.reset = false, 0, 0, 0, 0
       end
       if spec.algorithm.settle then
         state[k], left, retry, reset = spec.algorithm.settle(state[k], spec, now, fared)
@@ -197,9 +200,12 @@ while at < size do
         fared.lowest = lowest > fared.lowest and lowest or fared.lowest
         fared.reset = reset > fared.reset and reset or fared.reset
       end
-      -- Never is longer than any wait, and a slot to wait for is no refusal.
-      if retry == -1 or (retry > fared.retry and fared.retry ~= -1) then
-        fared.retry = retry
+      if retry > 0 or retry == -1 then -- a slot to wait for is no refusal
+        fared.refused = true
+        local is_longest = retry == -1 or (retry > fared.retry and fared.retry ~= -1) -- never is longer than any wait
+        if is_longest and not hasty[telling] then
+          fared.retry = retry
+        end
       end
       telling = telling + 3
     end

@@ -19,7 +19,12 @@ local function place_fixed(now, spec, mine)
 end
 
 function fixed_window.read(raw)
-  return tonumber(raw)
+  return whole_number(raw)
+end
+
+function fixed_window.returns(spec, now, charged_at)
+  local _, into = place_fixed(now, spec)
+  return charged_at <= now and charged_at >= now - into
 end
 
 function fixed_window.spend(state, spec, now, cost)

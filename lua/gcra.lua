@@ -91,6 +91,10 @@ function gcra.spend(state, spec, now, cost)
   return { tat = tat, part = part }, left, retry, reset
 end
 
+function gcra.returns()
+  return true
+end
+
 function gcra.write(key, state, _, _, now, jitter_ms)
   local text = string.format(state.part > 0 and "%.0f %.0f" or "%.0f", state.tat, state.part)
   redis.call("SET", key, text, "PX", ttl_ms(state.tat - now, jitter_ms))

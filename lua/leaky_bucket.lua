@@ -78,6 +78,10 @@ function leaky_bucket.spend(state, spec, now, cost)
   return { at = at, level = level, part = part, empty = empty }, burst - filled, retry, reset
 end
 
+function leaky_bucket.returns()
+  return true
+end
+
 function leaky_bucket.write(key, state, _, _, now, jitter_ms)
   local text = string.format("%.0f %.0f %.0f %.0f", state.at, state.level, state.part, state.empty)
   redis.call("SET", key, text, "PX", ttl_ms(state.empty - now, jitter_ms))

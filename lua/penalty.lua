@@ -2,7 +2,8 @@
 penalty.lua — who is refused again and again waits longer each time.
 
 Violation  the first refusal of a descriptor by its own limits after an admission, or after a cooldown. Refusals during a
-           cooldown are none, nor is one that no waiting would help (a cost above the limit), nor a look.
+           cooldown are none, nor is one that no waiting would help (a cost above the limit), nor one that the caller
+           would have waited through if it could (throttle), nor a look.
 Cooldown   a violation starts one: that refusal's retry, times the multiplier that the number of violations within the
            last `window` selects. The violation number `limit` (`after` in the rules) selects the first multiplier, the
            next one the second, and so on to the last. From that number on the cooldown holds, too: until its end
@@ -26,7 +27,7 @@ function penalty.read(raw)
   if not raw then
     return nil
   end
-  local until_us, holds, moments = string.match(raw, "^(%d+) ([01])([%d ]*)$")
+  local until_us, holds, moments = string.match(raw, "^(%d+) ([01])( [%d ]*%d)$")
   if not until_us then -- not ours; as good as nothing
     return nil
   end

@@ -92,6 +92,11 @@ function sliding_window.spend(state, spec, now, cost)
   return { index = index, current = spent, previous = previous }, left, retry, reset
 end
 
+function sliding_window.returns(spec, now, charged_at)
+  local _, into = place(now, spec.window)
+  return charged_at <= now and charged_at >= now - into
+end
+
 function sliding_window.write(key, state, _, spec, now, jitter_ms)
   local _, into = place(now, spec.window, state.index)
   local text = string.format("%.0f %.0f %.0f", state.index, state.current, state.previous)

@@ -76,6 +76,10 @@ function token_bucket.spend(state, spec, now, cost)
   return { at = at, tokens = tokens, part = part, full = full }, tokens, retry, reset
 end
 
+function token_bucket.returns()
+  return true
+end
+
 function token_bucket.write(key, state, _, _, now, jitter_ms)
   local text = string.format("%.0f %.0f %.0f %.0f", state.at, state.tokens, state.part, state.full)
   redis.call("SET", key, text, "PX", ttl_ms(state.full - now, jitter_ms))

@@ -15,7 +15,7 @@ Cost       O(1); a write when the warning begins or ends, and while it lasts onc
 local warning = {}
 
 function warning.read(raw)
-  return tonumber(raw)
+  return whole_number(raw)
 end
 
 function warning.spend(state)
@@ -26,7 +26,7 @@ end
 function warning.settle(state, spec, now, fared)
   -- Use only falls between calls, so the lowest since the last one was just before this one.
   local warned = fared.usage > spec.limit or (state ~= nil and state > now and fared.lowest >= spec.burst)
-  local told = fared.retry ~= 0 and 2 or warned and 1 or 0
+  local told = fared.refused and 2 or warned and 1 or 0
   if not warned then
     return nil, told, 0, 0
   end

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import Decision, Outline, Request
 from ratelimit_rls.core.plan import Planner, Policy, per_outline
+from ratelimit_rls.core.refund import refund
 from ratelimit_rls.errors import NotReady, StoreError
 from ratelimit_rls.rules.snapshot import Loaded, Rules
 from ratelimit_rls.store.base import Prepared, Store
@@ -89,12 +90,14 @@ class RateLimiter:
             decisions.append(decision)
         return decisions
 
-    async def give_back(self, call: Call) -> None:
+    async def give_back(self, call: Call, decision: Decision) -> None:
         """Take back what an admitted call was charged: its caller left before it was answered.
 
         Raises StoreError if the store did not say that it did; the charge then stands until it wears off.
         """
-        assert call.prepared is not None
-        (answer,) = await self._store.spend([self._store.opposite(call.prepared, call.outline)])
+        owed = refund(decision)
+        if call.prepared is None or owed is None:
+            return
+        (answer,) = await self._store.spend([self._store.opposite(call.prepared, owed)])
         if isinstance(answer, StoreError):
             raise answer

@@ -181,6 +181,7 @@ class Oracle:
         asked = list(_asked(plan))
         lowest = [self._usage(one, now) for one in asked]
         readings = [self._first_look(one, now, patience_us) for one in asked]
+        hasty = [_is_hasty(one, reading, patience_us) for one, reading in zip(asked, readings, strict=True)]
         refused = self._refused(outline, asked, readings)
         if refused and not outline.shadow_mode:
             self.models = before
@@ -191,7 +192,8 @@ class Oracle:
         for i, one in enumerate(asked):
             if not isinstance(one.what, Step):
                 beside = [readings[j] for j in one.beside]
-                readings[i] = self._settle(one, now, admitted, beside, [lowest[j] for j in one.beside])
+                meant = [readings[j].retry_us for j in one.beside if not readings[j].allowed and not hasty[j]]
+                readings[i] = self._settle(one, now, admitted, beside, meant, [lowest[j] for j in one.beside])
         return Answer(refused, now, tuple(readings))
 
     def _first_look(self, one: Asked, now: int, patience_us: int | None) -> Reading:
@@ -221,14 +223,20 @@ class Oracle:
         return Fraction(1000 * ceil(model.used(now)), model.capacity)
 
     def _settle(
-        self, one: Asked, now: int, admitted: bool, beside: Sequence[Reading], lowest: Sequence[Fraction]
+        self,
+        one: Asked,
+        now: int,
+        admitted: bool,
+        beside: Sequence[Reading],
+        meant: Sequence[int],
+        lowest: Sequence[Fraction],
     ) -> Reading:
-        refusing = [reading.retry_us for reading in beside if not reading.allowed]
+        """`meant`: for how long those refuse that do so by the rules, and not for want of patience."""
         if isinstance(one.what, Penalty):
             offender = self._offender(one.key)
             told = offender.reading(one.what, now, one.cost)
             if one.cost > 0 and not told.retry_us:
-                offender.went(one.what, now, 0 if -1 in refusing else max(refusing, default=0), admitted)
+                offender.went(one.what, now, 0 if -1 in meant else max(meant, default=0), admitted)
                 told = offender.reading(one.what, now, one.cost)
             return told
         assert isinstance(one.what, WarnAt)
@@ -240,7 +248,8 @@ class Oracle:
             self.warned.discard(one.key)
         if max(usages) > one.what.permille:
             self.warned.add(one.key)
-        return Reading(2 if refusing else int(one.key in self.warned), 0, 0)
+        is_refused = not all(reading.allowed for reading in beside)
+        return Reading(2 if is_refused else int(one.key in self.warned), 0, 0)
 
     def _offender(self, key: bytes) -> Offender:
         return self.offenders.setdefault(key, Offender())
@@ -282,6 +291,13 @@ class Oracle:
         elif over and retry > 0:
             retry = first_us(lambda us: us > 0 and fits(now + us + longest))
         return Reading(model.capacity - ceil(model.used(now)), retry, model.reset(now))
+
+
+def _is_hasty(one: Asked, first: Reading, patience_us: int | None) -> bool:
+    """Whether it is refused only because its caller cannot wait."""
+    if not isinstance(one.what, Step) or first.retry_us <= 0 or patience_us is None:
+        return False
+    return first.retry_us + min(one.what.max_delay_us, patience_us) <= one.what.max_delay_us
 
 
 def _capacity(step: Step) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Slot, Step, Unit, Watcher
+from ratelimit_rls.core.refund import refund
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.base import Prepared, Store
 from ratelimit_rls.store.embedded import EmbeddedStore
@@ -62,9 +64,11 @@ class StoreUnderTest:
             asked = [one.within(patience_us) for one in asked]
         return self._answered(asked)
 
-    def give_back(self, plan: Plan) -> None:
+    def give_back(self, plan: Plan, answer: Answer) -> None:
         """What an admitted plan took."""
-        self._answered([self._store.opposite(self._store.prepare(plan), plan.outline)])
+        owed = refund(decide(plan.outline, answer))
+        if owed is not None:
+            self._answered([self._store.opposite(self._store.prepare(plan), owed)])
 
     def _answered(self, asked: list[Prepared]) -> list[Answer]:
         answers = self._runner.run(self._store.spend(asked))

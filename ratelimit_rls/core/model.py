@@ -262,7 +262,7 @@ class Outline:
     # Under the global quota mode a descriptor without a limit is a quota that passes: the call cannot fail by quotas.
     quota_passes: bool = False
     shadow_mode: bool = False  # the global one: the verdict is counted and told, but does not hold
-    own_bytes: int = 0  # its weight, if the request brought some of it (limits, names of metrics): few will share it
+    own_bytes: int = 0  # its weight, if the request brought some of it (limits, hits, names of metrics): few share it
     purpose: Purpose = Purpose.DECIDE
     can_wait: bool = False  # an answer may have to be held
 

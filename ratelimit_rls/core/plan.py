@@ -5,8 +5,8 @@ Nothing here depends on the moment, so a plan can be kept for as long as the rul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -34,13 +34,22 @@ from ratelimit_rls.errors import BadRequest
 MOST_DESCRIPTORS = 1024
 """In one request. All its limits are decided in one step that nothing may interrupt, so the step must stay short."""
 
+MOST_STATES = 1024
+"""Limits and watchers of one request: for the same reason, and since Lua takes and gives only so many numbers at once."""
+
+FEW_HITS = 16
+"""Up to here, requests that differ in their hits are taken to be of few kinds. Tokens and bytes make many."""
+
 MOST_KEPT_BYTES = 16 * 2**20
 """Of outlines, in a planner. Rules and hits make few; what makes many (limits and hits in requests, values in metrics)
 is worth no more than being made again."""
 
 # Weighed with tracemalloc on CPython 3.11, together with what stores, encoder and metrics make of an outline.
-_OUTLINE_BYTES = 900
-_SLOT_BYTES = 510
+_OUTLINE_BYTES = 1450
+_SLOT_BYTES = 210
+_STEP_BYTES = 310
+_WATCHER_BYTES = 130
+_STYLE_BYTES = 1150  # where an answer is worded by the rules; and a step's own once more
 _OWN_LIMIT_BYTES = 300
 
 Made = TypeVar("Made")
@@ -57,17 +66,6 @@ def per_outline(make: Callable[[Outline], Made]) -> Callable[[Outline], Made]:
         return found
 
     return made_once
-
-
-@per_outline
-def given_back(outline: Outline) -> Outline:
-    """What gives back all that an admitted call of this outline took; what is charged whatever happens stays."""
-    slots = tuple(replace(slot, steps=tuple(map(_given_back, slot.steps))) for slot in outline.slots)
-    return replace(outline, slots=slots, steps=tuple(step for slot in slots for step in slot.steps), can_wait=False)
-
-
-def _given_back(step: Step) -> Step:
-    return replace(step, cost=-step.cost if step.charge is Charge.ADMITTED else 0, max_delay_us=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Planner:
         return outline
 
     def _keep(self, kind: object, outline: Outline) -> None:
-        self._kept_bytes += outline.own_bytes or _weight_bytes(len(outline.slots))
+        self._kept_bytes += outline.own_bytes or _weight_bytes(outline.slots)
         if self._kept_bytes > MOST_KEPT_BYTES:
             self._outlines.clear()
             self._kept_bytes = 0
@@ -134,7 +132,11 @@ class Planner:
         domain_known = request.domain in self._tree.domains
         brought_bytes = sum(map(_brought_bytes, request.descriptors, matches))
         brought_bytes += 0 if domain_known else len(request.domain)
+        is_own = brought_bytes > 0 or _brings_hits(request)
         steps = tuple(step for slot in slots for step in slot.steps)
+        states = len(steps) + sum(len(slot.watchers) for slot in slots)
+        if states > MOST_STATES:
+            raise BadRequest(f"the request meets {states} limits; at most {MOST_STATES} can be decided together")
         return Outline(
             domain=request.domain,
             domain_known=domain_known,
@@ -142,7 +144,7 @@ class Planner:
             slots=slots,
             quota_passes=quota_mode and any(not slot.steps and not slot.unlimited for slot in slots),
             shadow_mode=self._policy.shadow_mode,
-            own_bytes=_weight_bytes(len(slots)) + brought_bytes if brought_bytes else 0,
+            own_bytes=_weight_bytes(slots) + brought_bytes if is_own else 0,
             purpose=request.purpose,
             can_wait=any(step.max_delay_us and step.cost > 0 for step in steps),
         )
@@ -208,8 +210,18 @@ def check(request: Request) -> None:
             )
 
 
-def _weight_bytes(slots: int) -> int:
-    return _OUTLINE_BYTES + _SLOT_BYTES * slots
+def _weight_bytes(slots: Sequence[Slot]) -> int:
+    steps = sum(len(slot.steps) for slot in slots)
+    watchers = sum(len(slot.watchers) for slot in slots)
+    weight = _OUTLINE_BYTES + _SLOT_BYTES * len(slots) + _STEP_BYTES * steps + _WATCHER_BYTES * watchers
+    is_styled = any(slot.rule is not None and (slot.rule.style.headers or slot.rule.deny) for slot in slots)
+    return weight + _STYLE_BYTES + _STEP_BYTES * steps if is_styled else weight
+
+
+def _brings_hits(request: Request) -> bool:
+    """Whether few requests will have the same hits."""
+    own = [descriptor.hits for descriptor in request.descriptors if descriptor.hits is not None and descriptor.hits > 1]
+    return len(own) > 1 or max([request.hits, *own]) > FEW_HITS
 
 
 def _brought_bytes(descriptor: Descriptor, found: Match) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Protocol, Self
 
-from ratelimit_rls.core.model import Answer, Outline, Plan
+from ratelimit_rls.core.model import Answer, Plan
+from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
 
 
@@ -38,8 +39,8 @@ class Store(Protocol):
         """The answer to each plan, in order, or why there is none; the trouble of one run is not another's."""
         ...
 
-    def opposite(self, prepared: Prepared, outline: Outline) -> Prepared:
-        """What gives back all that `prepared`, a plan of this outline, takes when it is admitted."""
+    def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
+        """What gives back what `prepared` was charged. Never refused; what is over by then is not given back."""
         ...
 
     async def close(self) -> None: ...

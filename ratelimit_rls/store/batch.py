@@ -21,6 +21,7 @@ call with more limits than this exceeds it, since a call is never split."""
 CALL_QUOTA_PASSES = 1
 CALL_SHADOWED = 2
 CALL_PATIENCE = 4
+CALL_GIVES_BACK = 8
 STEP_ALWAYS = 1
 STEP_SHADOW = 2
 STEP_QUOTA = 4
@@ -47,6 +48,7 @@ class PackedPlan(NamedTuple, Generic[Part]):
     keys: tuple[Part, ...]
     form: Form[Part]
     patience_us: int | None = None
+    charged_at_us: int | None = None  # of a plan that gives back: the moment at which was charged what it gives
 
     def within(self, patience_us: int) -> PackedPlan[Part]:
         return self._replace(patience_us=min(patience_us, MOST_PATIENCE_US))
@@ -122,15 +124,23 @@ def pack_batch(batch: Sequence[PackedPlan[Part]], now_us: int) -> Packed[Part]:
     keys: dict[Part, int] = {}
     specs: dict[Part | DatedSpec[Part], int] = {}
     numbers: list[int] = []
-    for plan_keys, form, patience_us in batch:
-        if patience_us is None:
-            numbers += len(plan_keys), form.flags
+    for plan_keys, form, patience_us, charged_at_us in batch:
+        if charged_at_us is not None:
+            numbers += len(plan_keys), form.flags + CALL_GIVES_BACK, *_halves(charged_at_us >> 32, charged_at_us)
+        elif patience_us is not None:
+            numbers += len(plan_keys), form.flags + CALL_PATIENCE, *_halves(patience_us)
         else:
-            numbers += len(plan_keys), form.flags + CALL_PATIENCE, patience_us >> 16, patience_us & 0xFFFF
+            numbers += len(plan_keys), form.flags
         for key, spec in zip(plan_keys, form.specs, strict=True):
             numbers += keys.setdefault(key, len(keys)), specs.setdefault(spec, len(specs))
     dated = [spec.at(now_us) if isinstance(spec, DatedSpec) else spec for spec in specs]
     return Packed(list(keys), dated, pack(f">{len(numbers)}H", *numbers))
+
+
+def _halves(*numbers: int) -> Iterator[int]:
+    """The lowest 32 bits of each, as 16 and 16."""
+    for number in numbers:
+        yield from (number >> 16 & 0xFFFF, number & 0xFFFF)
 
 
 def runs(batch: Sequence[PackedPlan[Part]]) -> Iterator[Sequence[PackedPlan[Part]]]:

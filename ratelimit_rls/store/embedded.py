@@ -13,34 +13,56 @@ from typing import Any, NamedTuple, cast
 from lupa.luajit21 import LuaRuntime
 
 from ratelimit_rls.core.model import Answer, Outline, Plan
-from ratelimit_rls.core.plan import given_back, per_outline
+from ratelimit_rls.core.plan import per_outline
+from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import Prepared
-from ratelimit_rls.store.batch import Form, PackedPlan, form_of, pack_batch, runs, unpack
+from ratelimit_rls.store.batch import DatedSpec, Form, PackedPlan, form_of, pack_batch, runs, unpack
 from ratelimit_rls.store.script import definitions, read
 
 DEFAULT_BUDGET_BYTES = 256 * 2**20
 
-# Arguments arrive as one flat list, since building tables across the language border costs more than the decision.
+MOST_SPECS = 1000
+"""Kept as Lua has read them. Rules make few; hits and limits that requests bring make many, and all are read again."""
+
+# Arguments arrive as one flat list, since building tables across the language border costs more than the decision. A
+# spec once read is found again by its arguments, one after the other: reading it anew costs as much as using it.
 _PROGRAM = """
 {keyspace}
 return function(budget_bytes)
   local redis, set_now, size, settle = new_keyspace(budget_bytes)
   {definitions}
+  local read_new_spec, specs_read, count = read_spec, {{}}, 0
+  local function read_spec(algorithms, argv, at)
+    local found = specs_read
+    for i = at, at + 5 do
+      local next_found = found[argv[i]]
+      if not next_found then
+        next_found = {{}}
+        found[argv[i]] = next_found
+      end
+      found = next_found
+    end
+    if not found.spec then
+      found.spec = read_new_spec(algorithms, argv, at)
+      count = count + 1
+    end
+    return found.spec
+  end
   local function decide(KEYS, ARGV)
     {decide}
   end
   local function run(now, calls, keys, ...)
-    local KEYS, ARGV = {{}}, {{ now, 0, calls }}
+    local KEYS, ARGV = {{}}, {{ now, 0, calls, select(keys + 1, ...) }}
     for i = 1, keys do
       KEYS[i] = (select(i, ...))
-    end
-    for i = keys + 1, select("#", ...) do
-      ARGV[3 + i - keys] = (select(i, ...))
     end
     set_now(now)
     local reply = decide(KEYS, ARGV)
     settle()
+    if count > {most_specs} then
+      specs_read, count = {{}}, 0
+    end
     return unpack(reply)
   end
   return run, size
@@ -48,6 +70,13 @@ end
 """
 
 _Part = Any  # a key (bytes) or a spec (a tuple of six)
+
+
+class Alone(NamedTuple):
+    """A plan that goes without others, as it would have to be packed every time."""
+
+    plan: PackedPlan[_Part]
+    arguments: tuple[_Part, ...]  # of its run; none, if they depend on the moment or two of its keys are the same
 
 
 class Size(NamedTuple):
@@ -66,14 +95,18 @@ class EmbeddedStore:
     def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES, clock: Callable[[], int] = wall_clock_us) -> None:
         self._clock = clock
         lua = LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False)
-        program = _PROGRAM.format(keyspace=read("keyspace"), definitions=definitions(), decide=read("decide"))
+        program = _PROGRAM.format(
+            keyspace=read("keyspace"), definitions=definitions(), decide=read("decide"), most_specs=MOST_SPECS
+        )
         self._run, self._size = lua.execute(program.encode())(budget_bytes)
 
     def prepare(self, plan: Plan) -> PackedPlan[_Part]:
         return PackedPlan(plan.keys, _form(plan.outline))
 
-    def opposite(self, prepared: Prepared, outline: Outline) -> Prepared:
-        return PackedPlan(cast("PackedPlan[_Part]", prepared).keys, _form(given_back(outline)))
+    def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
+        keys = cast("PackedPlan[_Part]", prepared).keys
+        own = tuple(keys[number] for number in refund.numbers)
+        return PackedPlan(own, _form(refund.outline), charged_at_us=refund.charged_at_us)
 
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         return self.decide(cast("Sequence[PackedPlan[_Part]]", batch))
@@ -87,6 +120,25 @@ class EmbeddedStore:
             reply = self._run(now_us, packed.calls, len(packed.keys), *packed.keys, *specs)
             answers += unpack(run, [int(number) for number in reply])
         return answers
+
+    def prepare_alone(self, plan: Plan) -> Alone:
+        """For `decide_alone`: worth its memory where a plan is decided at a moment of its own, again and again."""
+        form, calls, specs = _sent_alone(plan.outline)
+        keys = plan.keys
+        arguments = (calls, len(keys), *keys, *specs) if specs and len(set(keys)) == len(keys) else ()
+        return Alone(PackedPlan(keys, form), arguments)
+
+    def decide_alone(self, alone: Alone) -> Answer | None:
+        """None: nothing stands in its way. Most calls are so, and to say more of them would double what they cost."""
+        if not alone.arguments:
+            (answer,) = self.decide([alone.plan])
+            assert isinstance(answer, Answer)
+            return answer
+        reply = self._run(self._clock(), *alone.arguments)
+        if not reply[1] and not any(reply[3::3]):
+            return None
+        (answer,) = unpack([alone.plan], [int(number) for number in reply])
+        return answer
 
     def size(self) -> Size:
         return Size(*(int(number) for number in self._size()))
@@ -102,3 +154,20 @@ class EmbeddedStore:
 @per_outline
 def _form(outline: Outline) -> Form[_Part]:
     return form_of(outline, lambda spec: spec)
+
+
+class _Sent(NamedTuple):
+    """What a run with one plan of an outline sends beside the keys; no specs, if they depend on the moment."""
+
+    form: Form[_Part]
+    calls: bytes
+    specs: tuple[_Part, ...]
+
+
+@per_outline
+def _sent_alone(outline: Outline) -> _Sent:
+    form = _form(outline)
+    if any(isinstance(spec, DatedSpec) for spec in form.specs):
+        return _Sent(form, b"", ())
+    packed = pack_batch([PackedPlan(tuple(range(len(form.specs))), form)], 0)
+    return _Sent(form, packed.calls, tuple(argument for spec in packed.specs for argument in spec))

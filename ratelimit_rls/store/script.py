@@ -15,7 +15,7 @@ from pathlib import Path
 from ratelimit_rls.core.model import Algorithm
 
 WATCHERS = ("penalty", "warning")
-LIBRARY = ("bounds", "mul_div", "needed", "place", "place_in_calendar", "ttl_ms")
+LIBRARY = ("bounds", "mul_div", "needed", "place", "place_in_calendar", "read_spec", "ttl_ms", "whole_number")
 
 
 def script_dir() -> Traversable:

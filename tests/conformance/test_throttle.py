@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ratelimit_rls.core.model import Algorithm, Plan, Unit
+from ratelimit_rls.core.model import Algorithm, Charge, Penalty, Plan, Unit
 from tests.stores import Asked, StoreUnderTest, Watched, step, watched_call
 
 MS = 1000
@@ -17,10 +19,18 @@ def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     return found
 
 
-def queue(algorithm: Algorithm, *beside: Asked, burst: int = 1, cost: int = 1, max_delay_us: int = 200 * MS) -> Plan:
+def queue(
+    algorithm: Algorithm,
+    *beside: Asked,
+    burst: int = 1,
+    cost: int = 1,
+    max_delay_us: int = 200 * MS,
+    beside_cost: int = 1,
+) -> Plan:
     """A hundred a second, evenly."""
     limit = step("q", 100, unit=Unit.SECOND, algorithm=algorithm, burst=burst, cost=cost, max_delay_us=max_delay_us)
-    return watched_call(Watched((limit,)), *(Watched((one,)) for one in beside))
+    others = [one._replace(step=replace(one.step, cost=beside_cost)) for one in beside]
+    return watched_call(Watched((limit,)), *(Watched((one,)) for one in others))
 
 
 def waits_ms(store: StoreUnderTest, plan: Plan, times: int) -> list[int | None]:
@@ -74,9 +84,51 @@ def test_a_caller_that_cannot_wait_so_long_is_refused_and_told_when_to_come_back
 
 def test_a_slot_given_back_is_the_next_callers(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = queue(algorithm)
-    assert waits_ms(store, plan, 3) == [0, 10, 20]
-    store.give_back(plan)
+    answers = store.spend(plan, plan, plan)
+    store.give_back(plan, answers[-1])
     assert waits_ms(store, plan, 2) == [20, 30]
+
+
+def left_beside(store: StoreUnderTest, beside: Asked, later_us: int) -> int:
+    """What is left of a limit beside a queue when a held caller was charged to both, and has left."""
+    plan = queue(Algorithm.GCRA, beside)
+    _, held = store.spend(plan, plan)
+    assert held.readings[0].wait_us
+    store.now_us += later_us
+    store.give_back(plan, held)
+    return store.spend(queue(Algorithm.GCRA, beside, cost=0, beside_cost=0))[0].readings[1].left
+
+
+@pytest.mark.parametrize("windowed", [Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW], ids=lambda one: one.value)
+def test_what_was_charged_to_a_window_is_given_back_while_the_window_lasts(
+    store: StoreUnderTest, windowed: Algorithm
+) -> None:
+    beside = step("w", 10, unit=Unit.SECOND, algorithm=windowed)
+    assert left_beside(store, beside, later_us=999 * MS) == 9
+    store.now_us += 10_000 * MS - 999 * MS
+    after = left_beside(store, beside, later_us=1000 * MS)
+    assert after == (10 if windowed is Algorithm.FIXED_WINDOW else 8)  # those two have not slid out
+
+
+def test_what_was_charged_to_a_log_is_not_given_back(store: StoreUnderTest) -> None:
+    """The log would forget its newest entry, which is not the one that was charged."""
+    assert left_beside(store, step("log", 10, algorithm=Algorithm.SLIDING_LOG), later_us=0) == 8
+
+
+def test_what_was_not_charged_is_not_given_back(store: StoreUnderTest) -> None:
+    full = step("full", 1, shadow=True)
+    store.ask(full)
+    assert left_beside(store, full, later_us=0) == 0
+
+
+def test_what_is_charged_whatever_happens_stays_charged_and_does_not_stand_in_the_way(store: StoreUnderTest) -> None:
+    always = step("always", 2, charge=Charge.ALWAYS)
+    plan = queue(Algorithm.GCRA, always)
+    _, held = store.spend(plan, plan)
+    store.ask(always)  # over its limit by now
+    store.give_back(plan, held)
+    assert waits_ms(store, queue(Algorithm.GCRA), 1) == [10]
+    assert store.ask(step("always", 2, cost=0, charge=Charge.ALWAYS)).readings[0].left == -1
 
 
 def test_a_call_that_another_limit_refuses_takes_no_slot(store: StoreUnderTest, algorithm: Algorithm) -> None:
@@ -103,3 +155,16 @@ def test_a_look_is_told_whether_it_would_be_let_in_and_waits_for_nothing(
 def test_a_call_that_needs_more_than_the_burst_never_has_a_slot(store: StoreUnderTest, algorithm: Algorithm) -> None:
     (answer,) = store.spend(queue(algorithm, cost=2))
     assert (answer.refused, answer.readings[0].retry_us) == (True, -1)
+
+
+def test_who_is_refused_for_want_of_patience_has_violated_nothing(store: StoreUnderTest, algorithm: Algorithm) -> None:
+    """Be it a short deadline, or a waiting room that others have filled."""
+    limit = step("q", 100, unit=Unit.SECOND, algorithm=algorithm, burst=1, max_delay_us=200 * MS)
+    plan = watched_call(Watched((limit,), (Penalty(3_600_000 * MS, 1, (60,)),)))
+    store.spend(plan)
+    (hasty,) = store.spend(plan, patience_us=0)
+    assert hasty.refused
+    assert hasty.readings[1] == (0, 0, 0)
+    assert store.spend(plan)[0].readings[0].wait_us == 10 * MS
+
+    assert store.spend(*[plan] * 20, patience_us=250 * MS)[-1].readings[1].left == 1, "too many for the rules as well"

@@ -17,7 +17,8 @@ from typing import Any, cast
 import structlog
 
 from ratelimit_rls.core.model import Answer, Outline, Plan
-from ratelimit_rls.core.plan import given_back, per_outline
+from ratelimit_rls.core.plan import per_outline
+from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.base import Prepared
@@ -99,8 +100,10 @@ class RedisStore:
     def prepare(self, plan: Plan) -> Prepared:
         return PackedPlan(tuple(map(_bulk, plan.keys)), _form(plan.outline))
 
-    def opposite(self, prepared: Prepared, outline: Outline) -> Prepared:
-        return PackedPlan(cast("PackedPlan[bytes]", prepared).keys, _form(given_back(outline)))
+    def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
+        keys = cast("PackedPlan[bytes]", prepared).keys
+        own = tuple(keys[number] for number in refund.numbers)
+        return PackedPlan(own, _form(refund.outline), charged_at_us=refund.charged_at_us)
 
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         pipe = self._pipe

@@ -15,11 +15,10 @@ from ratelimit_rls.service import Call
 LARGEST_MESSAGE_BYTES = 16 * 1024
 """A larger message is not kept: few are repeated, and one would drive out hundreds that are."""
 
-# Weighed with tracemalloc on CPython 3.11: an entry's objects, and the key of each descriptor's counter. A message's
-# texts are held again in those keys, where escaping may triple them.
+# Weighed with tracemalloc on CPython 3.11: an entry's objects, and each key of its plan. A descriptor's texts are held
+# again in each of its keys, where escaping may triple them.
 _ENTRY_BYTES = 340
-_DESCRIPTOR_BYTES = 70
-_COPIES = 2
+_KEY_BYTES = 70
 
 W = TypeVar("W")
 
@@ -65,5 +64,7 @@ class CallCache(Generic[W]):
 
 
 def weight_bytes(message: bytes, known: Known[Any]) -> int:
-    outline = known.call.outline
-    return _ENTRY_BYTES + _DESCRIPTOR_BYTES * len(outline.slots) + outline.own_bytes + _COPIES * len(message)
+    outline, _, prepared = known.call
+    keys = len(prepared.keys) if prepared is not None else 0
+    copies = 1 + -(-keys // max(1, len(outline.slots)))
+    return _ENTRY_BYTES + _KEY_BYTES * keys + outline.own_bytes + copies * len(message)

@@ -132,7 +132,7 @@ class LimiterDoor(ABC, Generic[W]):
             answer,
             min(decision.wait_us / 1e6, latest_s),
             _queue(known.call, decision),
-            partial(self.limiter.give_back, known.call),
+            partial(self.limiter.give_back, known.call, decision),
             latest_s,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush
@@ -48,7 +49,7 @@ class _Queue:
 class WaitingRoom:
     """Guarantees, for the calls it holds:
 
-    * none is answered before its slot, and those of one queue are answered in the order in which they came;
+    * at each slot one call is answered and not before, those of one queue in the order in which they came;
     * no more than `most` are held, counting those under way that may have to be;
     * whoever leaves, or is still here at the end, has its slot given back.
     """
@@ -69,8 +70,9 @@ class WaitingRoom:
         self._reserved = 0
         self._where: dict[Hashable, _Queue] = {}
         self._queues: dict[Hashable, _Queue] = {}
-        self._firsts: list[tuple[float, int, _Queue]] = []  # a heap of every queue's first slot
-        self._emptied = 0  # entries of the heap whose queue is no more
+        self._firsts: list[
+            tuple[float, int, _Queue]
+        ] = []  # a heap of every first slot, and of what was one
         self._pushed = 0
         self._timer: Timer | None = None
         self._timer_s = 0.0
@@ -116,20 +118,19 @@ class WaitingRoom:
         now_s = self._clock()
         due_s = now_s + held.wait_s
         queue = self._queues.get(held.queue)
-        if queue is not None and queue.slots[-1] > due_s:
-            # It was decided later than the one before it, but the answer of that one took longer to arrive.
-            due_s = queue.slots[-1]
-            if due_s > now_s + held.latest_s:
-                due_s, queue = now_s + held.wait_s, None  # order is not worth a missed deadline: it waits by itself
+        if queue is not None and queue.slots[-1] > now_s + held.latest_s:
+            queue = None  # order is not worth a missed deadline: it waits by itself
         self._held_total += 1
-        is_first = queue is None
         if queue is None:
             name = held.queue if held.queue not in self._queues else object()
             queue = self._queues[name] = _Queue(name)
-        queue.slots.append(due_s)
+        # Its slot may lie before those of others: somebody who took several at once has left, or the answer of the one
+        # before it took longer to arrive. Then everybody moves up by it, and the newcomer has the last.
+        place = bisect_right(queue.slots, due_s)
+        queue.slots.insert(place, due_s)
         queue.calls[token] = held, send
         self._where[token] = queue
-        if is_first:
+        if place == 0:
             self._push(queue)
             self._arm(now_s)
 
@@ -142,8 +143,6 @@ class WaitingRoom:
         queue.slots.pop()
         if not queue.slots:
             del self._queues[queue.name]
-            self._emptied += 1
-            self._forget_the_emptied()
         self.decline(held)
         return True
 
@@ -171,15 +170,12 @@ class WaitingRoom:
             await self._returning
 
     def _push(self, queue: _Queue) -> None:
+        if len(self._firsts) > 2 * len(self._queues) + MOST_RETURNED_AT_ONCE:
+            # Callers that come and leave at once must not pile up until their slots would have come.
+            self._firsts = [entry for entry in self._firsts if _is_first(entry)]
+            heapify(self._firsts)
         self._pushed += 1
         heappush(self._firsts, (queue.slots[0], self._pushed, queue))
-
-    def _forget_the_emptied(self) -> None:
-        """Callers that come and leave at once, each in a queue of its own, must not pile up until their slots come."""
-        if self._emptied > len(self._queues) + MOST_RETURNED_AT_ONCE:
-            self._firsts = [entry for entry in self._firsts if entry[2].slots]
-            heapify(self._firsts)
-            self._emptied = 0
 
     def _arm(self, now_s: float) -> None:
         """Have the timer ring for the earliest slot."""
@@ -195,11 +191,9 @@ class WaitingRoom:
         self._timer = None
         now_s = self._clock()
         while self._firsts and self._firsts[0][0] <= now_s:
-            queue = heappop(self._firsts)[2]
-            if queue.slots:
-                self._answer_first(queue)
-            else:
-                self._emptied -= 1
+            entry = heappop(self._firsts)
+            if _is_first(entry):
+                self._answer_first(entry[2])
         if self._firsts:
             self._arm(now_s)
 
@@ -229,6 +223,12 @@ class WaitingRoom:
             faults = [fault for fault in ended if isinstance(fault, BaseException)]
             if faults:
                 _log.warning("%d slot(s) of callers that left were not given back: %s", len(faults), faults[0])
+
+
+def _is_first(entry: tuple[float, int, _Queue]) -> bool:
+    """Not if its queue is no more, or was given an earlier slot since, which then has an entry of its own."""
+    due_s, _, queue = entry
+    return bool(queue.slots) and queue.slots[0] == due_s
 
 
 def _loop_call_later(delay_s: float, callback: Callable[[], None]) -> Timer:

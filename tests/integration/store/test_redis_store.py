@@ -13,12 +13,12 @@ import hiredis
 import pytest
 from pydantic import SecretStr
 
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Plan
+from ratelimit_rls.core.model import Algorithm, Answer, Charge, Penalty, Plan, WarnAt
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.redis.store import RedisStore
 from tests.servers import RedisServer
-from tests.stores import START_US, call, step
+from tests.stores import START_US, Watched, call, step, watched_call
 
 
 @asynccontextmanager
@@ -137,7 +137,11 @@ async def test_no_answer_in_time_is_an_error_for_the_batch_and_the_next_one_is_s
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
-@pytest.mark.parametrize("plant", [("SET", "garbage"), ("RPUSH", "garbage")], ids=["a string", "a list"])
+@pytest.mark.parametrize(
+    "plant",
+    [("SET", text) for text in ("garbage", "nan", "1e400", "1.5", "-3", "5 1", "5 1 x")] + [("RPUSH", "garbage")],
+    ids=" ".join,
+)
 async def test_what_is_not_ours_counts_as_nothing_and_harms_nobody_else(
     any_redis: RedisServer, algorithm: Algorithm, plant: tuple[str, str]
 ) -> None:
@@ -149,6 +153,18 @@ async def test_what_is_not_ours_counts_as_nothing_and_harms_nobody_else(
         answers = await spend(store, call(poisoned), call(step("healthy")))
 
     assert [answer.readings[0].left for answer in answers if isinstance(answer, Answer)] == [2, 2]
+
+
+@pytest.mark.parametrize("text", ["garbage", "nan", "inf", "1e400", "5 1", "5 1 ", "0 2 5", "-1"])
+async def test_a_watchers_state_that_is_not_ours_counts_as_nothing(any_redis: RedisServer, text: str) -> None:
+    plan = watched_call(Watched((step("k", 9),), (Penalty(1_000_000, 1, (2,)), WarnAt(800))))
+    for key in plan.keys[1:]:
+        any_redis.cli("SET", key, text)
+    async with connected(at(any_redis)) as store:
+        (answer,) = await spend(store, plan)
+
+    assert isinstance(answer, Answer)
+    assert answer.readings[1:] == ((0, 0, 0), (0, 0, 0))
 
 
 async def test_an_error_reply_is_the_trouble_of_its_own_run_and_is_not_sent_again(redis_server: RedisServer) -> None:

@@ -19,7 +19,7 @@ from ratelimit_rls.core.model import (
     Unit,
     WarnAt,
 )
-from ratelimit_rls.core.plan import MOST_DESCRIPTORS, Planner, Policy, given_back, per_outline
+from ratelimit_rls.core.plan import MOST_DESCRIPTORS, MOST_STATES, Planner, Policy, per_outline
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -326,9 +326,39 @@ def test_requests_that_differ_in_purpose_alone_are_of_different_kinds() -> None:
     assert len(outlines) == len(Purpose)
 
 
-def test_giving_back_takes_the_opposite_of_what_was_charged_to_the_admitted() -> None:
-    outline = _watched("queue", "plain").outline
-    back = given_back(outline)
-    assert [step.cost for step in back.steps] == [-1, -1, 0]
-    assert [step.max_delay_us for step in back.steps] == [0, 0, 0]
-    assert given_back(outline) is back
+def test_more_limits_than_can_be_decided_together_are_refused() -> None:
+    limits = "\n".join(f"      - {{unit: second, unit_multiplier: {n}, requests_per_unit: 5}}" for n in range(1, 9))
+    rules = f"domain: d\ndescriptors:\n  - key: many\n    warn_at: 0.5\n    limits:\n{limits}\n"
+    planner = Planner(compile_documents({"f.yaml": rules.encode()}).tree, Policy())
+
+    def asked(descriptors: int) -> Request:
+        return Request("d", tuple(Descriptor((Entry("many", str(n)),)) for n in range(descriptors)))
+
+    assert len(planner.plan(asked(MOST_STATES // 9)).keys) == MOST_STATES // 9 * 9
+    with pytest.raises(BadRequest, match=r"meets 1026 limits; at most 1024"):
+        planner.plan(asked(MOST_STATES // 9 + 1))
+
+
+@pytest.mark.parametrize("hits", [100, 5_000])
+def test_requests_with_hits_that_few_share_weigh_what_they_are(hits: int) -> None:
+    assert _outline_of_hits(hits).own_bytes > 1_000
+    assert _outline_of_hits(1).own_bytes == _outline_of_hits(plan.FEW_HITS).own_bytes == 0
+
+
+def _outline_of_hits(hits: int) -> Outline:
+    return Planner(TREE, Policy()).plan(_request("user", hits=hits)).outline
+
+
+def test_what_is_kept_of_many_kinds_is_what_it_is_said_to_weigh() -> None:
+    """Of a rule with much to it, in the planner alone: transports and stores keep about as much again."""
+    planner = Planner(WATCHED_TREE, Policy())
+    planner.plan(Request("d", (_descriptor("client"), _descriptor("queue")), 2_000))
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    outlines = [
+        planner.plan(Request("d", (_descriptor("client"), _descriptor("queue")), hits)).outline
+        for hits in range(100, 400)
+    ]
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < sum(outline.own_bytes for outline in outlines)
