@@ -33,7 +33,6 @@ Examples:
 
 PROGRESS_PAUSE_S = 0.2
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _RATE = re.compile(r"(\d+)/(s|second|m|minute|h|hour|d|day)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -42,7 +41,7 @@ class _Span(click.ParamType[int]):
     name = "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from ratelimit_rls.trial.moments import parse_span
+        from ratelimit_rls.core.span import parse_span
 
         try:
             span_us = parse_span(value)
@@ -133,8 +132,6 @@ def _phase(rate: str, length_us: int) -> Phase:
 def _run(
     trees: list[tuple[str, Tree]], traffic: Traffic, mapping: Mapping, bucket_us: int | None
 ) -> tuple[dict[str, Any], Replay]:
-    import asyncio
-
     from ratelimit_rls.trial.order import InOrder
     from ratelimit_rls.trial.replay import Replay
     from ratelimit_rls.trial.report import report
@@ -144,7 +141,7 @@ def _run(
     began = time.monotonic()
     progress, clear = _progress(traffic, began)
     try:
-        asyncio.run(replay.run(in_order, progress))
+        replay.run(in_order, progress)
     finally:
         clear()
     return {**report(replay, traffic, in_order), "took_s": round(time.monotonic() - began, 3)}, replay
@@ -173,6 +170,6 @@ def _draw(path: Path, replay: Replay) -> None:
     from ratelimit_rls.trial.picture import Panel, draw
 
     try:
-        path.write_text(draw([Panel(one.name, one.tally) for one in replay.rule_sets]), encoding="utf-8")
+        path.write_text(draw([Panel(one.name, one.tally) for one in replay.outcomes]), encoding="utf-8")
     except OSError as fault:
         raise SettingsError(f"--picture {path} cannot be written: {fault.strerror}") from fault

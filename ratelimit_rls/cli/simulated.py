@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import click
 
@@ -41,16 +41,29 @@ def _rule_set(told: dict[str, Any], calls: int) -> Iterator[str]:
     yield f"{click.style(told['rules'], bold=True)}: {verdict}{none}"
     if told["counters_evicted"]:
         yield f"{told['counters_evicted']:,} counters were dropped for lack of memory: refusals may be too few"
-    let_pass = any(rule["let_pass"] for rule in told["per_rule"])
-    rows = [_rule(rule, let_pass) for rule in told["per_rule"]]
+    columns = [_NUMBERS, *(one for one in _SELDOM if any(rule[one.shown_for] for rule in told["per_rule"])), _MOMENTS]
+    rows = [(rule["rule"], *(cell for column in columns for cell in column.cells(rule))) for rule in told["per_rule"]]
     if rows:
-        over = ("over, let pass",) if let_pass else ()
-        yield from _table(("rule", "calls", "hits", "refused", *over, "first over", "last over", "peak"), rows)
+        yield from _table(("rule", *(name for column in columns for name in column.names)), rows)
 
 
-def _rule(told: dict[str, Any], let_pass: bool) -> Row:
-    numbers = [f"{told[name]:,}" for name in ("calls", "hits", "refused", *(["let_pass"] if let_pass else []))]
-    return told["rule"], *numbers, told["first_over"] or "–", told["last_over"] or "–", f"{told['peak_per_s']:,}/s"
+class _Columns(NamedTuple):
+    names: Row
+    cells: Callable[[dict[str, Any]], Row]
+    shown_for: str = ""  # the value that some rule must have, where most have nothing to show
+
+
+_NUMBERS = _Columns(
+    ("calls", "hits", "refused"), lambda rule: [f"{rule[name]:,}" for name in ("calls", "hits", "refused")]
+)
+_SELDOM = (
+    _Columns(("over, let pass",), lambda rule: [f"{rule['let_pass']:,}"], "let_pass"),
+    _Columns(("waited", "longest"), lambda rule: [f"{rule['waited']:,}", f"{rule['longest_wait_s']:.3g} s"], "waited"),
+)
+_MOMENTS = _Columns(
+    ("first over", "last over", "peak"),
+    lambda rule: [rule["first_over"] or "–", rule["last_over"] or "–", f"{rule['peak_per_s']:,}/s"],
+)
 
 
 def _difference(told: dict[str, Any], new: str, old: str) -> Iterator[str]:

@@ -67,7 +67,7 @@ class Mapping:
             texts = [] if written is None else [_parse(written)]
         else:
             texts = [entries for template in self._descriptors if (entries := _filled(template, values)) is not None]
-        return Request(domain, tuple(Descriptor(entries, hits=hits) for entries in texts)) if texts else None
+        return Request(domain, tuple([Descriptor(entries, None, hits) for entries in texts])) if texts else None
 
     def _field(self, name: str) -> int:
         if name not in self._names:
@@ -87,7 +87,9 @@ class Mapping:
         if "%" in text[at:]:
             raise SettingsError(f"{text!r} has a % too many: a field is written %name%, a percent sign %%")
         literals[-1] += text[at:]
-        return tuple(literals), tuple(fields)
+        if not fields:
+            return literals[0]
+        return fields[0] if literals == ["", ""] else (tuple(literals), tuple(fields))
 
     def _entries(self, text: str) -> list[tuple[str, _Template]]:
         entries = []
@@ -99,11 +101,15 @@ class Mapping:
         return entries
 
 
-_Template = tuple[tuple[str, ...], tuple[int, ...]]
-"""Literals, and between them the numbers of fields."""
+_Template = str | int | tuple[tuple[str, ...], tuple[int, ...]]
+"""A text without fields; the number of the field that is all there is; or literals, and between them such numbers."""
 
 
 def _fill(template: _Template, values: Values) -> str | None:
+    if isinstance(template, int):
+        return values[template]
+    if isinstance(template, str):
+        return template
     literals, fields = template
     filled = literals[0]
     for field, literal in zip(fields, literals[1:], strict=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from ratelimit_rls.trial.moments import format_span
+from ratelimit_rls.core.span import format_span
 from ratelimit_rls.trial.series import Series
 from ratelimit_rls.trial.tally import RuleTally, Tally
 from ratelimit_rls.trial.xml_text import xml_text
@@ -140,7 +140,7 @@ def _strip(one: RuleTally, overall: Series, top: int) -> Iterator[str]:
     width = _PLOT_WIDTH / max(1, len(overall.buckets))
     shift = (series.start_us - overall.start_us) // overall.width_us
     spared = f", {one.let_pass:,} over the limit but let pass" if one.let_pass else ""
-    yield f'<text y="{top + 12}">{_escaped(one.rule.path)}: {one.refused:,} refused{spared}</text>'
+    yield f'<text y="{top + 12}">{_escaped(one.path)}: {one.refused:,} refused{spared}</text>'
     yield f'<rect class="strip" y="{top + 16}" width="{_PLOT_WIDTH}" height="10"/>'
     for number, (_, refused) in enumerate(buckets):
         if refused:

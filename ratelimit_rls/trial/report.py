@@ -6,7 +6,8 @@ from typing import Any
 
 from ratelimit_rls.trial.moments import format_moment
 from ratelimit_rls.trial.order import InOrder
-from ratelimit_rls.trial.replay import Replay, RuleSet
+from ratelimit_rls.trial.replay import Replay
+from ratelimit_rls.trial.rule_set import Outcome
 from ratelimit_rls.trial.tally import RuleTally
 from ratelimit_rls.trial.traffic import Traffic
 
@@ -15,21 +16,21 @@ def report(replay: Replay, traffic: Traffic, in_order: InOrder) -> dict[str, Any
     bad = traffic.bad
     told: dict[str, Any] = {
         "calls": replay.calls,
-        "first": _moment(replay.first_us),
-        "last": _moment(replay.last_us),
+        "first": _moment(replay.outcomes[0].tally.first_us),
+        "last": _moment(replay.outcomes[0].tally.last_us),
         "lines": traffic.line_number,
         "lines_bad": bad.count,
         "first_bad_lines": [{"line": line, "why": why} for line, why in bad.first],
         "lines_without_descriptor": replay.unasked,
         "lines_late": in_order.late,
-        "rule_sets": [_rule_set(one) for one in replay.rule_sets],
+        "rule_sets": [_rule_set(one) for one in replay.outcomes],
     }
-    if len(replay.rule_sets) == 2:
+    if len(replay.outcomes) == 2:
         told["difference"] = _difference(replay)
     return told
 
 
-def _rule_set(one: RuleSet) -> dict[str, Any]:
+def _rule_set(one: Outcome) -> dict[str, Any]:
     tally, series = one.tally, one.tally.series
     return {
         "rules": one.name,
@@ -49,12 +50,14 @@ def _rule_set(one: RuleSet) -> dict[str, Any]:
 
 def _rule(one: RuleTally) -> dict[str, Any]:
     return {
-        "rule": one.rule.path,
-        "position": str(one.rule.position) if one.rule.position else None,
+        "rule": one.path,
+        "position": one.position,
         "calls": one.calls,
         "hits": one.hits,
         "refused": one.refused,
         "let_pass": one.let_pass,
+        "waited": one.waited,
+        "longest_wait_s": one.longest_wait_us / 1_000_000,
         "first_over": _moment(one.first_us),
         "last_over": _moment(one.last_us),
         "peak_per_s": one.peak,
@@ -64,7 +67,7 @@ def _rule(one: RuleTally) -> dict[str, Any]:
 
 def _difference(replay: Replay) -> dict[str, Any]:
     """The first rule set as seen from the second, which is what there was before."""
-    new, old = ({one.rule.path: one for one in rule_set.tally.rules()} for rule_set in replay.rule_sets)
+    new, old = ({one.path: one for one in outcome.tally.rules()} for outcome in replay.outcomes)
     paths = sorted({*new, *old})
     rows = [
         {"rule": path, "refused": _refused(new.get(path)), "refused_against": _refused(old.get(path))} for path in paths

@@ -29,12 +29,9 @@ _decode = json.JSONDecoder().decode
 DEFAULT_TIME_FIELDS = {"json": "start_time", "csv": "time"}
 
 
-class Line(NamedTuple):
-    """Lines sort by moment, and at one moment as they were written."""
-
-    at_us: int
-    number: int  # in its file, from 1
-    values: Values
+Line = tuple[int, int, Values]
+"""Its moment in microseconds, its number in its file from 1, and its values: so lines sort by moment, and at one moment
+as they were written. A plain tuple, since there are millions of them, and they go from process to process."""
 
 
 @dataclass(slots=True)
@@ -47,11 +44,15 @@ class BadLines:
     first: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, line: int, why: str) -> None:
-        if self.strict:
+        self.add_all(1, [(line, why)])
+
+    def add_all(self, count: int, first: Sequence[tuple[int, str]]) -> None:
+        """So many, of which these come first."""
+        if self.strict and first:
+            line, why = first[0]
             raise RulesError([Problem(self.file, line, 1, why)])
-        self.count += 1
-        if len(self.first) < MOST_BAD_TOLD:
-            self.first.append((line, why))
+        self.count += count
+        self.first += first[: MOST_BAD_TOLD - len(self.first)]
 
 
 class LogTraffic:
@@ -137,7 +138,7 @@ class LogTraffic:
     def _line(self, fields: dict[str, Any]) -> Line | None:
         try:
             at_us = _moment(fields.get(self._time_field), self._time_field)
-            return Line(at_us, self.line_number, self._mapping.values(fields))
+            return at_us, self.line_number, self._mapping.values(fields)
         except BadLine as fault:
             self.bad.add(self.line_number, str(fault))
             return None
@@ -197,7 +198,7 @@ class ProfileTraffic:
             for i in range(-(-length_us * per // each_us)):
                 fields = {"n": str(self.line_number), "caller": str(self.line_number % self._callers)}
                 self.line_number += 1
-                yield Line(begins_us + i * each_us // per, self.line_number, self._mapping.values(fields))
+                yield begins_us + i * each_us // per, self.line_number, self._mapping.values(fields)
             begins_us += length_us
 
 

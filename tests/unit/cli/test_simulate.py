@@ -76,6 +76,19 @@ def test_json_has_everything_and_the_picture_is_drawn(run: Run, rules: Path) -> 
     assert ElementTree.parse("out.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
+def test_calls_that_would_be_held_are_admitted_and_told(run: Run, rules: Path) -> None:
+    queue = Path("queue.yaml")
+    queue.write_text(
+        "domain: edge\ndescriptors:\n- {key: plan, value: free, descriptors: [{key: user, action: throttle, "
+        "max_delay: 1500ms, rate_limit: {unit: second, requests_per_unit: 1}}]}\n"
+    )
+    ended = run("simulate", queue, *PROFILE)
+    *_, verdict, head, row = ended.out.splitlines()
+    assert verdict == "queue.yaml: 12 admitted, 8 refused (40.0%)"
+    assert head.split()[:6] == ["rule", "calls", "hits", "refused", "waited", "longest"]
+    assert row.split()[:7] == ["edge.plan_free.user", "20", "20", "8", "11", "1.5", "s"]
+
+
 WRONG = {
     "neither": (),
     "both": (*PROFILE, "--traffic", "api.yaml"),
@@ -103,7 +116,6 @@ def test_progress_is_one_line_for_a_person_and_is_gone_at_the_end(
     run: Run, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr("ratelimit_rls.trial.replay.PROGRESS_EVERY", 1)
     monkeypatch.setattr(sys.modules["ratelimit_rls.cli.simulate"], "PROGRESS_PAUSE_S", 0)
     ended = run("simulate", rules, *PROFILE)
     *shown, last = ended.err.split("\r")[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ import pytest
 
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.core.tree import Tree
-from ratelimit_rls.errors import RulesError
+from ratelimit_rls.errors import RateLimitRlsError, RulesError
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.service import RateLimiter
@@ -20,12 +21,15 @@ from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.grpc.messages import RateLimitRequest, RateLimitResponse
 from ratelimit_rls.transport.grpc.rls import RlsDoor
-from ratelimit_rls.trial import replay as replay_module
+from ratelimit_rls.transport.grpc.waiting import WaitingRoom
+from ratelimit_rls.trial import rule_set as rule_set_module
+from ratelimit_rls.trial.decider import Apart
 from ratelimit_rls.trial.mapping import Mapping
 from ratelimit_rls.trial.moments import START_US
 from ratelimit_rls.trial.picture import Panel, draw
 from ratelimit_rls.trial.replay import Replay
-from ratelimit_rls.trial.traffic import BadLines, Line
+from ratelimit_rls.trial.rule_set import RuleSet
+from ratelimit_rls.trial.traffic import MOST_BAD_TOLD, BadLines, Line
 
 RULES = """\
 domain: edge
@@ -49,13 +53,14 @@ def traffic(count: int) -> list[Line]:
     for number in range(1, count + 1):
         now_us += draw_.choice((0, 0, 1_000, 40_000))
         fields = {"user": f"u{draw_.randrange(30)}", "path": draw_.choice(("/a", "/ab", "/b", None))}
-        lines.append(Line(now_us, number, MAPPING.values(fields)))
+        lines.append((now_us, number, MAPPING.values(fields)))
     return lines
 
 
-async def replayed(lines: Sequence[Line], *texts: str) -> Replay:
-    replay = Replay([(f"rules {number}", tree(text)) for number, text in enumerate(texts)], MAPPING, BadLines("log"))
-    await replay.run(lines)
+def replayed(lines: Sequence[Line], *texts: str, bad: BadLines | None = None, apart: bool = False) -> Replay:
+    trees = [(f"rules {number}", tree(text)) for number, text in enumerate(texts)]
+    replay = Replay(trees, MAPPING, bad or BadLines("log"), apart=apart)
+    replay.run(lines[start : start + 700] for start in range(0, len(lines), 700))
     return replay
 
 
@@ -65,18 +70,18 @@ async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
     rules, metrics = Rules(), Metrics()
     rules.swap(tree(), digest="", files=1, loaded_at=datetime.now(UTC))
     limiter = RateLimiter(rules, EmbeddedStore(clock=lambda: now[0]), metrics, Policy())
-    door = RlsDoor(limiter, metrics)
+    door = RlsDoor(limiter, metrics, room=WaitingRoom(0, 0))
     refused = 0
-    for line in lines:
-        asked = MAPPING.request(line.values)
+    for at_us, _, values in lines:
+        asked = MAPPING.request(values)
         assert asked is not None
         message = RateLimitRequest(domain=asked.domain)
         for descriptor in asked.descriptors:
             added = message.descriptors.add()
             for key, value in descriptor.entries:
                 added.entries.add(key=key, value=value)
-        now[0] = line.at_us
-        (answer,) = await door.answer([message.SerializeToString()])
+        now[0] = at_us
+        (answer,) = await door.answer([message.SerializeToString()], [None])
         assert isinstance(answer, bytes)
         refused += RateLimitResponse.FromString(answer).overall_code == RateLimitResponse.OVER_LIMIT
     return refused, metrics
@@ -85,87 +90,130 @@ async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 async def test_the_counts_are_those_of_the_service_fed_the_same_requests(count: int) -> None:
     lines = traffic(count)
-    replay = await replayed(lines, RULES)
+    replay = replayed(lines, RULES)
     refused, metrics = await live(lines)
 
-    tally = replay.rule_sets[0].tally
+    tally = replay.outcomes[0].tally
     assert (tally.calls, tally.refused) == (count, refused)
     assert 0 < refused < count
     for one in tally.rules():
-        if not one.rule.limits:
+        if one.path == "edge.user_u2":  # unlimited: nothing is counted in the service
             assert (one.refused, one.let_pass) == (0, 0)
             continue
-        counted = metrics.limit(one.rule.path)
+        counted = metrics.limit(one.path)
         assert one.hits == counted.total_hits
         assert one.let_pass == counted.shadow_mode
         over = counted.over_limit - counted.shadow_mode
-        assert one.refused == over, one.rule.path
+        assert one.refused == over, one.path
 
 
-async def test_a_replay_of_one_rule_set_against_itself_has_no_difference() -> None:
-    replay = await replayed(traffic(2_000), RULES, RULES)
-    first, second = replay.rule_sets
+def test_a_replay_of_one_rule_set_against_itself_has_no_difference() -> None:
+    replay = replayed(traffic(2_000), RULES, RULES)
+    first, second = replay.outcomes
 
     assert first.tally.refused == second.tally.refused > 0
     assert (replay.changes.refused_only_by_first, replay.changes.refused_only_by_second) == (0, 0)
 
 
-async def test_calls_whose_verdict_changes_are_counted_one_by_one() -> None:
+def test_calls_whose_verdict_changes_are_counted_one_by_one() -> None:
     looser = RULES.replace("requests_per_unit: 3}", "requests_per_unit: 6}").replace("burst: 5", "burst: 1")
 
-    replay = await replayed(traffic(2_000), looser, RULES)
+    replay = replayed(traffic(2_000), looser, RULES)
 
-    new, old = (one.tally.refused for one in replay.rule_sets)
+    new, old = (one.tally.refused for one in replay.outcomes)
     changes = replay.changes
     assert new - old == changes.refused_only_by_first - changes.refused_only_by_second
     assert changes.refused_only_by_first > 0
     assert changes.refused_only_by_second > 0
 
 
-async def test_a_rule_knows_its_first_and_last_refusal_and_its_peak() -> None:
+def test_a_rule_knows_its_first_and_last_refusal_and_its_peak() -> None:
     moments = [0, 0, 0, 0, 0, 1_000_000, 2_100_000, 2_200_000, 2_300_000, 2_400_000]
     values = MAPPING.values({"user": "u9"})
 
-    replay = await replayed([Line(START_US + at, n, values) for n, at in enumerate(moments)], RULES)
+    replay = replayed([(START_US + at, n, values) for n, at in enumerate(moments)], RULES)
 
-    (one,) = replay.rule_sets[0].tally.rules()
+    (one,) = replay.outcomes[0].tally.rules()
     assert (one.calls, one.refused, one.first_us, one.last_us) == (10, 3, START_US, START_US + 2_400_000)
     assert (one.peak, one.peak_us) == (5, START_US)
 
 
-async def test_what_no_rule_is_for_and_what_asks_nothing_is_counted() -> None:
-    lines = [Line(START_US, 1, MAPPING.values({})), Line(START_US, 2, MAPPING.values({"path": "/b"}))]
-    replay = await replayed([*lines, *lines], "domain: other")
-    assert (replay.unasked, replay.calls, replay.rule_sets[0].tally.without_rule) == (2, 2, 2)
+def test_what_no_rule_is_for_and_what_asks_nothing_is_counted() -> None:
+    lines = [(START_US, 1, MAPPING.values({})), (START_US, 2, MAPPING.values({"path": "/b"}))]
+    replay = replayed([*lines, *lines], "domain: other")
+    assert (replay.unasked, replay.calls, replay.outcomes[0].tally.without_rule) == (2, 2, 2)
 
 
-async def test_a_value_that_no_request_can_carry_is_a_bad_line() -> None:
-    line = Line(START_US, 5, MAPPING.values({"user": "\ud800"}))
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_value_that_no_request_can_carry_is_a_bad_line(apart: bool) -> None:
+    lines = [(START_US, number, MAPPING.values({"user": "\ud800"})) for number in range(5, 25)]
     bad = BadLines("log")
-    replay = Replay([("rules", tree())], MAPPING, bad)
-    await replay.run([line])
-    assert (bad.count, bad.first) == (1, [(5, "a value is not Unicode text")])
+    replay = replayed(lines, RULES, RULES, bad=bad, apart=apart)
+    assert (replay.calls, bad.count) == (0, 20)
+    assert bad.first == [(number, "a value is not Unicode text") for number in range(5, 5 + MOST_BAD_TOLD)]
 
     with pytest.raises(RulesError, match="log:5:1"):
-        await Replay([("rules", tree())], MAPPING, BadLines("log", strict=True)).run([line])
+        replayed(lines, RULES, bad=BadLines("log", strict=True), apart=apart)
 
 
-async def test_what_is_kept_of_requests_is_bounded_and_forgetting_it_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_kept_of_requests_is_bounded_and_forgetting_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = traffic(2_000)
-    whole = await replayed(lines, RULES)
-    monkeypatch.setattr(replay_module, "MOST_KNOWN_BYTES", 5_000)
+    whole = RuleSet("rules", tree(), MAPPING)
+    verdicts = whole.decide(lines)
+    monkeypatch.setattr(rule_set_module, "MOST_KNOWN_BYTES", 5_000)
 
-    small = await replayed(lines, RULES)
+    small = RuleSet("rules", tree(), MAPPING)
 
+    assert small.decide(lines) == verdicts
     assert len(small._known) < 10 < len(whole._known)
-    assert small.rule_sets[0].tally.refused == whole.rule_sets[0].tally.refused
 
 
-async def test_the_picture_is_valid_xml_and_shows_every_call() -> None:
-    replay = await replayed(traffic(3_000), RULES, RULES.replace("sliding_window", "gcra"))
-    panels = [Panel(f"<{one.name}> \x02 &", one.tally) for one in replay.rule_sets]
+def told(replay: Replay) -> list[object]:
+    """All that is known of the rules, and how it looks."""
+    rules = [replace(rule, series=None) for one in replay.outcomes for rule in one.tally.rules()]
+    return [*rules, draw([Panel(one.name, one.tally) for one in replay.outcomes])]
+
+
+def test_processes_of_their_own_change_nothing() -> None:
+    lines = traffic(5_000)
+    looser = RULES.replace("requests_per_unit: 3}", "requests_per_unit: 6}")
+
+    here, apart = (replayed(lines, looser, RULES, apart=apart) for apart in (False, True))
+
+    assert apart.changes == here.changes
+    assert told(apart) == told(here)
+
+
+def test_a_process_that_ends_before_its_time_is_told_in_a_sentence() -> None:
+    decider = Apart(lambda: RuleSet("rules", tree(), MAPPING))
+    try:
+        decider._process.kill()
+        with pytest.raises(RateLimitRlsError, match="ended before its time, with code -9"):
+            decider.receive()
+    finally:
+        decider.close()
+
+
+def test_who_waits_is_admitted_and_the_waits_of_a_rule_are_told() -> None:
+    throttled = """\
+domain: edge
+descriptors:
+  - key: user
+    action: throttle
+    max_delay: 250ms
+    rate_limit: {unit: second, requests_per_unit: 10, algorithm: gcra, burst: 1}
+"""
+    values = MAPPING.values({"user": "u1"})
+
+    replay = replayed([(START_US, number, values) for number in range(5)], throttled)
+
+    (one,) = replay.outcomes[0].tally.rules()
+    assert (one.calls, one.refused, one.waited, one.longest_wait_us) == (5, 2, 2, 200_000)
+
+
+def test_the_picture_is_valid_xml_and_shows_every_call() -> None:
+    replay = replayed(traffic(3_000), RULES, RULES.replace("sliding_window", "gcra"))
+    panels = [Panel(f"<{one.name}> \x02 &", one.tally) for one in replay.outcomes]
 
     root = ElementTree.fromstring(draw(panels))
 
@@ -178,11 +226,11 @@ async def test_the_picture_is_valid_xml_and_shows_every_call() -> None:
             number, what = part.split()
             shown[what] += int(number.replace(",", ""))
     assert shown == {
-        "admitted": sum(one.tally.calls - one.tally.refused for one in replay.rule_sets),
-        "refused": sum(one.tally.refused for one in replay.rule_sets),
+        "admitted": sum(one.tally.calls - one.tally.refused for one in replay.outcomes),
+        "refused": sum(one.tally.refused for one in replay.outcomes),
     }
 
 
-async def test_a_picture_of_nothing_is_a_picture() -> None:
-    replay = await replayed([], RULES)
-    ElementTree.fromstring(draw([Panel("nothing", replay.rule_sets[0].tally)]))
+def test_a_picture_of_nothing_is_a_picture() -> None:
+    replay = replayed([], RULES)
+    ElementTree.fromstring(draw([Panel("nothing", replay.outcomes[0].tally)]))

@@ -16,7 +16,7 @@ from ratelimit_rls.trial.mapping import BadLine, Mapping
 from ratelimit_rls.trial.moments import START_US
 from ratelimit_rls.trial.order import InOrder
 from ratelimit_rls.trial.series import MOST_BUCKETS, Series
-from ratelimit_rls.trial.traffic import LONGEST_LINE_BYTES, Line, LogTraffic, Phase, ProfileTraffic
+from ratelimit_rls.trial.traffic import LONGEST_LINE_BYTES, LogTraffic, Phase, ProfileTraffic
 
 S_US = 1_000_000
 
@@ -92,7 +92,7 @@ def test_bad_lines_are_counted_with_their_numbers_and_the_others_are_read(tmp_pa
 
     lines = list(traffic)
 
-    assert [(line.at_us - START_US, line.number) for line in lines] == [(1_500_000, 1), (2_000_000, 10)]
+    assert [(at_us - START_US, number) for at_us, number, _ in lines] == [(1_500_000, 1), (2_000_000, 10)]
     assert traffic.bad.count == 7
     assert [number for number, _ in traffic.bad.first] == [2, 4, 5, 6, 7]
     with pytest.raises(RulesError, match=r"access\.log:2:1: error: not JSON"):
@@ -105,7 +105,7 @@ def test_a_csv_is_read_by_its_columns_and_an_empty_cell_is_missing(tmp_path: Pat
     path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + rows.encode()))
     traffic = LogTraffic(path, Mapping("d", ["user=%user%"]), time_field="when")
 
-    assert list(traffic) == [Line(START_US, 2, (None, "a,b")), Line(START_US + S_US, 3, (None, None))]
+    assert list(traffic) == [(START_US, 2, (None, "a,b")), (START_US + S_US, 3, (None, None))]
     assert [number for number, _ in traffic.bad.first] == [4, 5]
 
 
@@ -128,22 +128,23 @@ def test_a_profile_spaces_its_requests_evenly_and_its_phases_follow_each_other()
 
     lines = list(ProfileTraffic(phases, Mapping("d", ["n=%n%,c=%caller%"]), callers=2))
 
-    assert [line.at_us - START_US for line in lines] == [0, 500_000, 1_000_000, 1_500_000, 61_500_000]
-    assert [line.values for line in lines][-2:] == [(None, "3", "1"), (None, "4", "0")]
+    assert [at_us - START_US for at_us, _, _ in lines] == [0, 500_000, 1_000_000, 1_500_000, 61_500_000]
+    assert [values for _, _, values in lines][-2:] == [(None, "3", "1"), (None, "4", "0")]
 
 
 def test_lines_are_put_in_order_within_what_is_held_and_the_rest_is_counted() -> None:
-    lines = [Line(at, number, ()) for number, at in enumerate([5, 3, 4, 9, 8, 1, 10])]
+    lines = [(at, number, ()) for number, at in enumerate([5, 3, 4, 9, 8, 1, 10])]
 
-    in_order = InOrder(lines, held=2)
+    in_order = InOrder(lines, held=2, chunk=1)
 
-    assert [(line.at_us, line.number) for line in in_order] == [(3, 1), (4, 2), (5, 0), (5, 5), (8, 4), (9, 3), (10, 6)]
+    put = [(at_us, number) for out in in_order for at_us, number, _ in out]
+    assert put == [(3, 1), (4, 2), (5, 0), (5, 5), (8, 4), (9, 3), (10, 6)]
     assert in_order.late == 1
 
 
 def test_lines_of_one_moment_stay_as_they_were_written() -> None:
-    lines = [Line(7, number, ()) for number in range(5)]
-    assert list(InOrder(lines, held=3)) == lines
+    lines = [(7, number, ()) for number in range(5)]
+    assert [line for out in InOrder(lines, held=3, chunk=2) for line in out] == lines
 
 
 def test_buckets_become_wider_and_lose_nothing() -> None:

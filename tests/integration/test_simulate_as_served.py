@@ -1,0 +1,121 @@
+"""`simulate` counts on a log what a real server counts that is sent the same requests over gRPC.
+
+A server's clock cannot be turned, so these rules do not hang on it: their windows last a day or a year, and what comes
+back into their buckets comes back after half an hour. Nor do they hang on the order in which a server takes calls that
+are in flight together: of the limits that one call meets, at most one can refuse it. What depends on the moment is
+compared call by call in tests/unit/trial/test_replay.py, where the service's clock can be turned.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from select import select
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench import wire
+from bench.connection import Connection, Target
+from ratelimit_rls.cli import main
+from ratelimit_rls.trial.moments import format_moment
+from tests.launched import Watched
+
+if TYPE_CHECKING:
+    from tests.servers import RedisServer
+
+pytestmark = pytest.mark.slow
+
+LINES = 100_000
+IN_FLIGHT = 64
+RULES = """\
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 40}}
+  - {key: user, value: u1, rate_limit: {unlimited: true}}
+  - {key: path, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 9000}}
+  - {key: log, rate_limit: {unit: day, requests_per_unit: 30, algorithm: sliding_log}}
+  - {key: slide, rate_limit: {unit: year, requests_per_unit: 30, algorithm: sliding_window}}
+  - {key: token, rate_limit: {unit: day, requests_per_unit: 40, algorithm: token_bucket, burst: 20}}
+  - {key: leaky, rate_limit: {unit: day, requests_per_unit: 40, algorithm: leaky_bucket}}
+  - {key: gcra, rate_limit: {unit: day, requests_per_unit: 40, algorithm: gcra, burst: 10}}
+"""
+ALONE = ("log", "slide", "token", "leaky", "gcra", "nothing")
+Fields = dict[str, str]
+
+
+def traffic() -> Iterator[Fields]:
+    drawn = random.Random(3)
+    for _ in range(LINES):
+        caller = f"u{int(drawn.random() ** 2 * 1000)}"
+        if drawn.random() < 0.5:
+            yield {"user": caller, "path": f"/{drawn.randrange(5)}"}
+        else:
+            yield {drawn.choice(ALONE): caller}
+
+
+def simulated(
+    lines: list[Fields], rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> dict[str, object]:
+    now_us = time.time_ns() // 1000
+    log = tmp_path / "access.log"
+    with log.open("w") as written:
+        for number, line in enumerate(lines):
+            written.write(json.dumps({"start_time": format_moment(now_us + 500 * number), **line}) + "\n")
+    described = [word for key in ("user", "path", *ALONE) for word in ("--descriptor", f"{key}=%{key}%")]
+    main(["simulate", str(rules), "--traffic", str(log), "--domain", "edge", *described, "--format", "json"])
+    told: dict[str, object] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def serve(service: Watched, lines: list[Fields]) -> int:
+    """How many of the requests are refused."""
+    messages = (wire.rate_limit_request("edge", [[entry] for entry in line.items()]) for line in lines)
+    calls = map(wire.data, messages)
+    connection = Connection(Target(("127.0.0.1", service.grpc_port)))
+    try:
+        connection.prime(calls, IN_FLIGHT)
+        while connection.answered < len(lines):
+            connection.ask(min(IN_FLIGHT, len(lines) - connection.answered) - connection.in_flight, calls)
+            assert select([connection.socket], [], [], 10)[0], f"no answer after {connection.answered}"
+            connection.receive()
+        return connection.refused
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("where", ["embedded", "redis"])
+def test_the_counts_are_those_of_a_server_that_is_sent_the_same(
+    where: str, any_redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(RULES)
+    lines = list(traffic())
+    told = simulated(lines, rules, tmp_path, capsys)
+    variables = {"RLS_RULES": rules, **({"REDIS_URL": any_redis.address} if where == "redis" else {})}
+
+    with Watched(variables) as service:
+        refused = serve(service, lines)
+        counters = {name: int(number) for name, number in map(_counter, service.debug("/stats").body.splitlines())}
+
+    (rule_set,) = told["rule_sets"]  # type: ignore[misc]
+    assert told["calls"] == LINES
+    assert rule_set["refused"] == refused
+    limited = [rule for rule in rule_set["per_rule"] if rule["rule"] != "edge.user_u1"]
+    assert len(limited) == 7
+    for rule in limited:
+        counted = f"ratelimit.service.rate_limit.{rule['rule']}"
+        over, shadowed = counters[f"{counted}.over_limit"], counters[f"{counted}.shadow_mode"]
+        assert (rule["hits"], rule["refused"], rule["let_pass"]) == (
+            counters[f"{counted}.total_hits"],
+            over - shadowed,
+            shadowed,
+        )
+        assert rule["hits"] > over > 0, f"{rule['rule']} is not put to the test"
+
+
+def _counter(line: str) -> list[str]:
+    return line.split(": ")
