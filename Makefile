@@ -45,8 +45,9 @@ soak: .venv/.stamp ## the same load for an hour, watching memory and errors
 	$(BIN)/python -m bench.soak
 	$(BIN)/python -m bench.simulate_soak
 
-docs: proto ## write docs/reference/ anew from the code it describes
+docs: proto ## write docs/reference/ and docs/pictures/ anew from the code they describe
 	$(BIN)/python docs/reference/generate.py
+	$(BIN)/python docs/pictures/draw.py
 
 GRPC := ratelimit_rls/transport/grpc
 SERVICES := envoy/service/ratelimit/v3/rls envoy/service/auth/v3/external_auth kuadrant/service/ratelimit/v1/service
