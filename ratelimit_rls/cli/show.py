@@ -88,7 +88,6 @@ def _told(node: Node, root: Node) -> str:
 
 
 def _yaml(compiled: Compiled) -> str:
-    import yaml
+    from ratelimit_rls.cli.yaml_text import yaml_text
 
-    written = documents(compiled, with_places=False)
-    return yaml.safe_dump_all(written, sort_keys=False, allow_unicode=True, width=120)
+    return yaml_text(documents(compiled, with_places=False))

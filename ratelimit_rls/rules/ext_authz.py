@@ -42,6 +42,7 @@ MOST_DESCRIPTORS = 32
 MOST_ENTRIES = 16
 MOST_TEMPLATES = 256
 DEEPEST_METADATA = 16
+LONGEST_QUERY_NAME = 256
 
 _WHAT_A_TEMPLATE_IS = (
     "a template is segments between slashes: plain text, '{name}' for any one, and '**' at the end for the rest"
@@ -155,7 +156,7 @@ class _Reader:
                 name = fields.read("header", _header_name)
                 return None if name is None else Header(name)
             case "query":
-                name = fields.read("query", _text)
+                name = fields.read("query", _query_name)
                 return None if name is None else QueryParameter(name)
             case "context":
                 name = fields.read("context", _text)
@@ -259,6 +260,12 @@ def _text(text: str) -> str:
     if not text:
         raise ValueError("is empty, which is as good as no value")
     return text
+
+
+def _query_name(name: str) -> str:
+    if len(name) > LONGEST_QUERY_NAME:
+        raise ValueError(f"is longer than {LONGEST_QUERY_NAME} characters; it is the name of one parameter")
+    return _text(name)
 
 
 def _header_name(name: str) -> str:

@@ -40,7 +40,7 @@ def blamed(decision: Decision) -> Sequence[Status]:
     """What a refused caller has to wait for: the call passes once all of these would. Nothing for a call that passes.
 
     Every refusal, except that of used-up quotas only one must come back, and only if no other is left: it is the one
-    that does so first, and stands before the others.
+    that does so first, and stands before the others. One that the call would never fit into does not come back for it.
     """
     if decision.code is not _OVER_LIMIT:
         return ()
@@ -58,8 +58,13 @@ def blamed(decision: Decision) -> Sequence[Status]:
         elif step.quota_mode:
             quota_passes = True
     if quotas and not quota_passes:
-        return [min(quotas, key=lambda status: status.reset_s), *refusals]
+        return [min(quotas, key=lambda status: (_never_passes(status), status.reset_s)), *refusals]
     return refusals
+
+
+def _never_passes(status: Status) -> bool:
+    """Whether the call costs more than one of the limits ever has, be there a cooldown or not."""
+    return any(reading.retry_us == -1 for reading in status.readings)
 
 
 def retry_after_s(blamed: Sequence[Status]) -> int:

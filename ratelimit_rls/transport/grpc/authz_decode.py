@@ -46,11 +46,11 @@ def _headers(http: Any) -> Mapping[str, str]:
         headers: Mapping[str, str] = http.headers
         return headers
     # With `encode_raw_headers` a name may come several times and a value be anything.
-    joined: dict[str, str] = {}
+    values: dict[str, list[str]] = {}
     for header in raw:
         value = header.raw_value.decode(errors="backslashreplace") or header.value
-        joined[header.key] = f"{joined[header.key]},{value}" if header.key in joined else value
-    return joined
+        values.setdefault(header.key, []).append(value)
+    return {name: ",".join(of_one_name) for name, of_one_name in values.items()}
 
 
 def _metadata(namespaces: Any, wanted: Sequence[MetadataPath]) -> dict[MetadataPath, str]:

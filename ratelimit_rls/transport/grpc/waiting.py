@@ -70,9 +70,7 @@ class WaitingRoom:
         self._reserved = 0
         self._where: dict[Hashable, _Queue] = {}
         self._queues: dict[Hashable, _Queue] = {}
-        self._firsts: list[
-            tuple[float, int, _Queue]
-        ] = []  # a heap of every first slot, and of what was one
+        self._firsts: list[tuple[float, int, _Queue]] = []  # a heap of every first slot, and of what was one
         self._pushed = 0
         self._timer: Timer | None = None
         self._timer_s = 0.0

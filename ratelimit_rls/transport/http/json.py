@@ -37,6 +37,12 @@ _HTTP_STATUS = {
 def json_app(door: RlsDoor, room: WaitingRoom, health: Health) -> Starlette:
     async def should_rate_limit(request: Request) -> Response:
         try:
+            return await answer_to(request)
+        except asyncio.CancelledError:  # by the server, when it stops, of whom it cannot wait for any longer
+            return PlainTextResponse("the server is stopping and cannot answer this call; ask again\n", 503)
+
+    async def answer_to(request: Request) -> Response:
+        try:
             body = await _body(request)
         except ClientDisconnect:
             return _cut_short()

@@ -11,6 +11,7 @@ from grpc import aio
 
 from ratelimit_rls.transport.grpc.door import Answered
 from ratelimit_rls.transport.grpc.messages import RateLimitResponse
+from ratelimit_rls.transport.http import server as http_server
 from ratelimit_rls.transport.http.json import json_app
 from ratelimit_rls.transport.http.server import HttpServer
 from tests.integration.transport.conftest import MOST_HELD, Client, Service, eventually, message
@@ -253,3 +254,25 @@ async def test_a_json_caller_is_answered_when_its_slot_comes(service: Service) -
     finally:
         await server.stop()
     assert stat(service, "held_total") >= 1
+
+
+@pytest.mark.parametrize("transport", ["native"])
+async def test_a_json_caller_that_is_still_held_when_it_stops_is_told_so_and_leaves_its_slot(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "GRACE_S", 0)
+    server = HttpServer(json_app(service.door, service.room, service.health))
+    await server.start("127.0.0.1", 0)
+    body = b'{"domain": "edge", "descriptors": [{"entries": [{"key": "slow", "value": "x"}]}]}'
+    assert await code(client.raw(SLOW)) == OK
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    await eventually(lambda: service.room.held == 1)
+    await server.stop()
+    answered = await reader.read()
+    writer.close()
+    assert answered.startswith(b"HTTP/1.1 503 ")
+    assert answered.endswith(b"\r\n\r\nthe server is stopping and cannot answer this call; ask again\n")
+    assert not any(record.exc_info for record in caplog.records)
+    await eventually(lambda: stat(service, "left_total") == 1 and service.room.held == 0)
+    (await hold_one(client, service)).cancel()

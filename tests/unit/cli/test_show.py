@@ -55,6 +55,9 @@ descriptors:
   - key: "1:30"
     value: ü
     rate_limit: {unlimited: true, name: free}
+  - key: "1e3"
+    value: "a\\Nb"
+    rate_limit: {unit: day, requests_per_unit: 7, name: "12E5"}
 """
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from ratelimit_rls.core.attributes import (
@@ -141,3 +144,35 @@ def test_values_of_any_length_pass_whole() -> None:
     value = "v" * 100_000
     assert Header("x").value(Attributes(headers={"x": value})) == value
     assert QueryParameter("x").value(Attributes(query="&" * 100_000 + f"x={value}")) == value
+
+
+def calls_made(work: Callable[[], object]) -> int:
+    """By the interpreter itself: what is left to the library's C is not counted, and takes no time to speak of."""
+    made = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return made
+
+
+HOSTILE = ["%61&", "&", "+&", "x", "%78%79&", "%", "%zz", "a%61", "ö%61", "%ff"]
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+@pytest.mark.parametrize("before", ["", "x="])
+def test_no_query_costs_more_than_to_run_over_it(before: str, unit: str) -> None:
+    source = QueryParameter("x")
+    assert calls_made(lambda: source.value(Attributes(query=before + unit * 10_000))) < 50
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_no_segment_costs_more_than_to_run_over_it(unit: str) -> None:
+    source = PathSegment(PathTemplate.parse("/{id}"), 0)
+    assert calls_made(lambda: source.value(Attributes(path="/" + unit * 10_000))) < 50

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from hashlib import blake2b
+
 import pytest
 
 from ratelimit_rls.core.keys import LONGEST_TAG_BYTES, encode_tag, storage_key
@@ -34,6 +37,26 @@ def test_a_long_tag_keeps_its_beginning_and_stays_short() -> None:
     assert long.startswith(b"edge/k=xxx")
     assert len(long) < LONGEST_TAG_BYTES
     assert long != encode_tag("edge", [Entry("k", "x" * 10_001)])
+
+
+def test_the_digest_is_of_the_tag_as_it_would_have_been() -> None:
+    """Or what was counted for long values would be forgotten with the next version."""
+    escaped = b"edge/k%3D=" + b"%3D%2F%25a\xc3\xb6%00%7F" * 100
+
+    long = encode_tag("edge", [Entry("k=", "=/%aö\0\x7f" * 100)])
+
+    assert long == escaped[:128] + b"~" + blake2b(escaped, digest_size=20).hexdigest().encode()
+
+
+@pytest.mark.parametrize("unit", ["=", "=a", "ö=", "/={}~% \n\0"])
+def test_no_value_costs_more_than_to_run_over_it(unit: str) -> None:
+    events: list[str] = []
+    sys.setprofile(lambda _frame, event, _argument: events.append(event))
+    try:
+        encode_tag("edge", [Entry("k", unit * 10_000)])
+    finally:
+        sys.setprofile(None)
+    assert len(events) < 100
 
 
 def test_the_key_names_the_algorithm_and_the_window_but_not_the_limit() -> None:

@@ -135,6 +135,7 @@ MISTAKES = {
     entry("{key: a, header: [x]}"): (3, 24, "header: a list is not text"),
     entry("{key: a, headers: x}"): (3, 16, "unknown key 'headers'; did you mean 'header'?"),
     entry("{key: a, query: ''}"): (3, 23, "is empty"),
+    entry(f"{{key: a, query: {'q' * 257}}}"): (3, 23, "is longer than 256 characters; it is the name of one parameter"),
     entry("{key: a, context: ''}"): (3, 25, "is empty"),
     entry("{key: a, value: ''}"): (3, 23, "is empty"),
     entry("{key: a, header: x, default: ''}"): (3, 36, "is empty"),

@@ -241,6 +241,37 @@ def test_of_used_up_quotas_the_first_one_back_is_waited_for(quotas_s: list[int],
     }
 
 
+@pytest.mark.parametrize(
+    ("never_whole_s", "penalty"),
+    [(0, None), (7, None), (0, Reading(2, 90 * SECOND, 3600 * SECOND))],
+    ids=["never used", "used", "in a cooldown"],
+)
+def test_a_quota_that_the_call_never_fits_into_is_not_waited_for(never_whole_s: int, penalty: Reading | None) -> None:
+    """Ten hits: five an hour never have them, and another quota has them back in six minutes."""
+    headers = [Family.RETRY_AFTER, Family.RULE]
+    small = Limit(5, Unit.HOUR, Algorithm.GCRA)
+    watched = {"penalty": PENALTY} if penalty else {}
+    never = Met(
+        rule(small, path="edge.a", headers=headers, quota_mode=True, **watched),
+        [Reading(5, -1, never_whole_s * SECOND), *([penalty] if penalty else [])],
+    )
+    back = Met(
+        rule(Limit(100, Unit.HOUR), path="edge.b", headers=headers, quota_mode=True),
+        [Reading(0, 360 * SECOND, 3600 * SECOND)],
+    )
+    for met in ((never, back), (back, never)):
+        told = dict(Answers(AnswerOptions()).tell(decided(*met)).headers)
+        assert (told["Retry-After"], told["X-RateLimit-Rule"]) == ("360", "edge.b")
+
+
+def test_of_quotas_that_the_call_never_fits_into_the_first_one_whole_again_is_told() -> None:
+    quotas = [
+        Met(rule(path=f"edge.{s}", headers=[Family.RETRY_AFTER], quota_mode=True), [Reading(3, -1, s * SECOND)])
+        for s in (50, 20)
+    ]
+    assert lines(decided(*quotas)) == ["Retry-After: 20"]
+
+
 def test_headers_of_a_refusal_stand_in_place_of_a_family_s_of_the_same_name() -> None:
     headers = (("retry-after", Template.parse("${retry_after}")), ("X-Why", Template.parse("${rule} ü\n${window}")))
     said = rule(headers=[Family.RETRY_AFTER, Family.RULE], deny=Deny(headers=headers))

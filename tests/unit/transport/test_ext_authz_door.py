@@ -299,9 +299,15 @@ def test_decoding_reads_raw_headers_too() -> None:
     headers = request.attributes.request.http.header_map.headers
     for value in (b"192.0.2.1", b"192.0.2.2"):
         headers.add(key="x-forwarded-for", raw_value=value)
+        headers.add(key="x-empty")
     headers.add(key="x-odd", raw_value=b"a\xff")
+    headers.add(key="x-forwarded-for", value="192.0.2.3")
     read = attributes(parse(request.SerializeToString()), ())
-    assert read.headers == {"x-forwarded-for": "192.0.2.1,192.0.2.2", "x-odd": "a\\xff"}
+    assert read.headers == {
+        "x-forwarded-for": "192.0.2.1,192.0.2.2,192.0.2.3",
+        "x-empty": ",",
+        "x-odd": "a\\xff",
+    }
 
 
 def test_a_connection_without_http_and_one_from_a_unix_socket_have_empty_attributes() -> None:

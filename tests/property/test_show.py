@@ -1,0 +1,76 @@
+"""`show --format yaml` writes rules that mean the same, whatever texts they are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from ratelimit_rls.cli.normal_form import documents
+from ratelimit_rls.cli.yaml_text import yaml_text
+from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.load import Source, load
+from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
+
+# The machine may be busy: how long an example takes says nothing here.
+patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+NUMBERS = ["1e3", "12e5", "1E3", "1.e3", "+1.5e-3", ".5", "1_000", "0x1F", "0b1", "0o17", "-.inf", ".nan", "1" * 30]
+WORDS = ["y", "No", "~", "null", "<<", "=", "-", "?", "1:30", "2001-01-01", "---", "...", "&a", "*a", "!!str a", "# a"]
+texts = st.one_of(
+    st.sampled_from(NUMBERS + WORDS + ["\x85", "a\x85b", "a\u2028", "\u2029a", "a\r\nb", "\ufeff", "\x00", "\x7f"]),
+    st.text("0123456789eE.+-_xXobn", max_size=8),
+    st.text("a \n\t\r\x85\u2028:#-'\"\\,[]{}", max_size=12),
+    st.text(max_size=12),
+    st.text("ab ", min_size=120, max_size=200),  # beyond the width of a line
+)
+
+
+def plain(node: YamlNode | None) -> Any:
+    """The values; a scalar as what it was taken for."""
+    if isinstance(node, YamlList):
+        return [plain(item) for item in node.items]
+    if isinstance(node, YamlMap):
+        return {plain(key): plain(value) for key, value in node.fields()}
+    assert isinstance(node, YamlScalar)
+    return node.value
+
+
+@pytest.mark.parametrize("parser", [yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "python"])
+@patiently
+@given(texts, texts, texts)
+def test_every_text_comes_back(parser: type[yaml.SafeLoader], key: str, value: str, inner: str) -> None:
+    document = {"domain": value, key: [value, {inner: key, "a": [inner]}], "number": 5, "part": 0.25, "yes": True}
+    assert plain(load(Source("f", yaml_text([document]).encode()), parser)) == document
+
+
+def escaped(text: str) -> str:
+    """Not a character of it as it stands."""
+    return '"' + "".join(f"\\U{ord(character):08X}" for character in text) + '"'
+
+
+@patiently
+@given(texts.filter(bool), texts.filter(bool), texts, texts, texts)
+@example("edge", "1e3", "12e5", "1E3", "1.e3")
+@example("1e3", "\x85", "a\x85", "\x85a", "a\u2028b")
+def test_rules_written_back_are_the_same_rules(domain: str, key: str, value: str, name: str, told: str) -> None:
+    limit = f"{{unit: minute, requests_per_unit: 5, name: {escaped(name)}}}"
+    told = escaped(told.replace("$", ""))
+    written = (
+        f"domain: {escaped(domain)}\n"
+        f"deny: {{body: {told}}}\n"
+        f"ext_authz: {{descriptors: [{{entries: [{{key: {escaped(key)}, query: {escaped(key)}}}]}}]}}\n"
+        f"descriptors:\n"
+        f"- {{key: {escaped(key)}, value: {escaped(value)}, rate_limit: {limit}, metadata: {{{told}: {told}}}}}\n"
+    )
+    try:
+        before = compile_documents({"f": written.encode()})
+    except RulesError:
+        assume(False)
+    again = compile_documents({"f": yaml_text(documents(before, with_places=False)).encode()})
+    assert documents(again, with_places=False) == documents(before, with_places=False)
+    assert again.tree.mappings == before.tree.mappings
