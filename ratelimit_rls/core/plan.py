@@ -35,7 +35,7 @@ MOST_DESCRIPTORS = 1024
 """In one request. All its limits are decided in one step that nothing may interrupt, so the step must stay short."""
 
 MOST_STATES = 1024
-"""Limits and watchers of one request: for the same reason, and since Lua takes and gives only so many numbers at once."""
+"""Limits and watchers of one request: for the same reason, and since Lua takes only so many numbers at once."""
 
 FEW_HITS = 16
 """Up to here, requests that differ in their hits are taken to be of few kinds. Tokens and bytes make many."""
