@@ -15,11 +15,12 @@ RETRY_AFTER = "retry_after"
 
 
 def fired(decision: Decision) -> dict[str, Any]:
-    """Of a refusal, the rule that refused; nothing at all if no limit applied."""
+    """Of a refusal, the rule that refused; where no limit applied, the first that exempts; nothing if none was met."""
     refusals = blamed(decision)
     status = subject(decision, refusals)
     if status is None:
-        return {}
+        exempting = next((one.slot.rule for one in decision.statuses if one.slot.unlimited and one.slot.rule), None)
+        return {KEY: {"path": exempting.path, "unlimited": True}} if exempting is not None else {}
     words = known_before(decision.outline.domain, status)
     if decision.code is Code.OVER_LIMIT:
         words[RETRY_AFTER] = retry_after_s(refusals)

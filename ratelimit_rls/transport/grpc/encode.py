@@ -56,8 +56,8 @@ class Wording:
     rules_have_metadata: bool = False
     styled: bool = False  # a rule of the call chooses headers
     denies: bool = False  # a rule of the call says how it refuses
-    # Which rule is spoken of, as metadata, by the identity of the step; written when first told. A refusal's ends just
-    # before its `retry_after`.
+    # Which rule is spoken of, as metadata, by the identity of the step (0: no limit applied), written when first told; a
+    # refusal's ends just before its `retry_after`.
     refused_by: dict[int, bytes] = field(default_factory=dict)
     passed_by: dict[int, bytes] = field(default_factory=dict)
 
@@ -123,10 +123,10 @@ class Encoder:
         """`Answers.fired` as a Struct's field."""
         refusals = blamed(decision)
         status = subject(decision, refusals)
-        if status is None or status.slot.watchers:  # how they stand is told, too
+        if status is not None and status.slot.watchers:  # how they stand is told, too
             return struct(self._answers.fired(decision))
-        step = id(status.step)
-        if decision.code is not _OVER_LIMIT:
+        step = 0 if status is None else id(status.step)
+        if status is None or decision.code is not _OVER_LIMIT:
             known = wording.passed_by.get(step)
             if known is None:
                 known = wording.passed_by[step] = struct(self._answers.fired(decision))

@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.model import Algorithm, Decision, Limit, Penalty, Reading, State, Unit, WarnAt
+from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.model import (
+    Algorithm,
+    Decision,
+    Limit,
+    Outline,
+    Penalty,
+    Reading,
+    Rule,
+    Slot,
+    State,
+    Unit,
+    WarnAt,
+)
 from ratelimit_rls.core.style import AnswerStyle, Deny, Family
 from ratelimit_rls.core.template import Template
 from ratelimit_rls.transport.answers import AnswerOptions, Answers
@@ -21,6 +34,7 @@ from tests.unit.transport.decisions import (
     SECOND,
     TO_DAY_US,
     TO_MINUTE_US,
+    WRITTEN,
     Met,
     decided,
     rule,
@@ -287,6 +301,12 @@ def test_nothing_is_said_of_a_call_that_met_no_limit() -> None:
     told = Answers(AnswerOptions(headers_enabled=True)).tell(decided())
     assert told == ((), b"", 200)
     assert Answers(AnswerOptions()).fired(decided()) == {}
+
+
+def test_an_exemption_is_named_where_no_limit_applied() -> None:
+    exempt = Slot(Rule("edge.staff", (), position=WRITTEN), (), 1, unlimited=True)
+    decision = decide(Outline("edge", True, (), (Slot(None, (), 1), exempt)), None)
+    assert Answers(AnswerOptions()).fired(decision) == {"rule": {"path": "edge.staff", "unlimited": True}}
 
 
 names = st.text(max_size=12) | st.sampled_from(["a", 'q"', "b\\", "naïve", "x\r\ny", ""])

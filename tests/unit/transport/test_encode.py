@@ -69,7 +69,8 @@ def decisions(draw: st.DrawFn) -> Decision:
     for _ in range(draw(st.integers(0, 5))):
         said = draw(st.none() | metadata)
         if draw(st.booleans()):
-            slot = Slot(draw(st.none() | st.just(Rule("a.b", (), metadata=said))), (), 1)
+            met = draw(st.none() | st.just(Rule("a.b", (), metadata=said)))
+            slot = Slot(met, (), 1, unlimited=draw(st.booleans()))
             statuses.append(Status(Code.OK, None, draw(uint32), 0, slot))
             continue
         limit, watched = draw(limits), draw(watchers)
