@@ -41,9 +41,12 @@ class Problem:
 
     def __str__(self) -> str:
         kind = f"{self.severity}[{self.code}]" if self.code else self.severity
-        # What a file says may be quoted here, and must not reach a terminal or a log as more than text.
-        message = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in self.message)
-        return f"{self.file}:{self.line}:{self.column}: {kind}: {message}"
+        return f"{self.file}:{self.line}:{self.column}: {kind}: {one_line(self.message)}"
+
+
+def one_line(text: str) -> str:
+    """What a file says may be quoted in messages, and must not reach a terminal or a log as more than text."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 class RulesError(RateLimitRlsError):

@@ -10,7 +10,7 @@ import click
 
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.rules import read, rules_arguments
-from ratelimit_rls.cli.words import counted
+from ratelimit_rls.cli.words import counted, printable
 from ratelimit_rls.errors import Problem, RulesError
 
 _EXAMPLES = """\b
@@ -58,7 +58,7 @@ def check(paths: tuple[Path, ...], merge_domains: bool, strict: bool, form: str)
 def _line(problem: Problem) -> str:
     kind = f"{problem.severity}[{problem.code}]" if problem.code else problem.severity
     colored = click.style(kind, fg="red" if problem.severity == "error" else "yellow")
-    return f"{problem.file}:{problem.line}:{problem.column}: {colored}: {problem.message}"
+    return f"{problem.file}:{problem.line}:{problem.column}: {colored}: {printable(problem.message)}"
 
 
 def _verdict(files: int, rules: int | None, errors: int, warnings: int) -> str:

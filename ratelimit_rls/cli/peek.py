@@ -12,10 +12,9 @@ from ratelimit_rls.cli.counters import Paths, counter_arguments, settings_with, 
 from ratelimit_rls.cli.descriptor import format_descriptor, parse_descriptors
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.rules import load
-from ratelimit_rls.cli.words import limit_words, printable
+from ratelimit_rls.cli.words import limit_words, printable, wait_words
 from ratelimit_rls.core.model import Decision, Descriptor, Purpose, Reading, Request, Status
 from ratelimit_rls.core.plan import Policy
-from ratelimit_rls.core.span import format_span
 
 _EXAMPLES = """\b
 Examples:
@@ -75,7 +74,7 @@ def _text(descriptor: Descriptor, status: Status) -> Iterator[str]:
         yield f"  {limit_words(step.limit)}: {_limit_words(reading)}"
     cooldown_us = _cooldown_us(status)
     if status.violations or cooldown_us:
-        until = f", in a cooldown for {format_span(cooldown_us)}" if cooldown_us else ""
+        until = f", in a cooldown for {wait_words(cooldown_us)}" if cooldown_us else ""
         yield f"  penalty: {status.violations} violation{'s' * (status.violations != 1)} of late{until}"
     if status.state is not None:
         yield f"  state: {status.state.name.lower()}"
@@ -84,8 +83,8 @@ def _text(descriptor: Descriptor, status: Status) -> Iterator[str]:
 def _limit_words(reading: Reading) -> str:
     words = f"{reading.left} left"
     if reading.retry_us > 0:
-        words += f", the next one passes in {format_span(reading.retry_us)}"
-    return f"{words}, unused again in {format_span(reading.reset_us)}" if reading.reset_us else words
+        words += f", the next one passes in {wait_words(reading.retry_us)}"
+    return f"{words}, unused again in {wait_words(reading.reset_us)}" if reading.reset_us else words
 
 
 def _cooldown_us(status: Status) -> int:

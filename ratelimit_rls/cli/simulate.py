@@ -50,6 +50,16 @@ class _Span(click.ParamType[int]):
         return span_us if span_us else self.fail(f"{value!r} is nothing", param, ctx)
 
 
+class _Picture(click.Path):
+    """What it holds is SVG, so that is what its name says: programs go by it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if not str(path).lower().endswith(".svg"):
+            self.fail(f"{value!r} does not end in .svg, and nothing else can be drawn", param, ctx)
+        return path
+
+
 @click.command(epilog=_EXAMPLES)
 @rules_arguments
 @click.option("--against", type=click.Path(exists=True, path_type=Path), help="Other rules, to compare with.")
@@ -68,7 +78,7 @@ class _Span(click.ParamType[int]):
 @click.option("--time", "time_field", metavar="FIELD", help="Field with the moment.  [default: start_time; CSV: time]")
 @click.option("--strict", is_flag=True, help="Stop at the first bad line.")
 @click.option("--bucket", "bucket_us", type=_Span(), help="Of counts over time, at least.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw them as SVG.")
+@click.option("--picture", type=_Picture(dir_okay=False, path_type=Path), help="Draw them as SVG.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 def simulate(paths: tuple[Path, ...], merge_domains: bool, against: Path | None, form: str, **options: Any) -> ExitCode:
     """Replay traffic against rules, on a clock of its own.
@@ -82,11 +92,14 @@ def simulate(paths: tuple[Path, ...], merge_domains: bool, against: Path | None,
 
     mapping = Mapping(options["domain"] or DEFAULT_DOMAIN, options["descriptors"], options["hits"] or DEFAULT_HITS)
     traffic = _traffic(mapping, **options)
-    told, replay = _run(trees, traffic, mapping, options["bucket_us"])
+    told, replay, why_none = _run(trees, traffic, mapping, options["bucket_us"])
     if options["picture"] is not None:
         _draw(options["picture"], replay)
     click.echo(json.dumps(told, indent=2) if form == "json" else "\n".join(text_of(told)))
-    return ExitCode.DONE
+    if why_none is None:
+        return ExitCode.DONE
+    click.echo(f"Error: nothing was replayed: {why_none}", err=True)
+    return ExitCode.BAD
 
 
 def _traffic(
@@ -131,20 +144,24 @@ def _phase(rate: str, length_us: int) -> Phase:
 
 def _run(
     trees: list[tuple[str, Tree]], traffic: Traffic, mapping: Mapping, bucket_us: int | None
-) -> tuple[dict[str, Any], Replay]:
+) -> tuple[dict[str, Any], Replay, str | None]:
+    """What there is to tell, and if nothing was replayed, why."""
+    from ratelimit_rls.trial.absent import Absent
     from ratelimit_rls.trial.order import InOrder
     from ratelimit_rls.trial.replay import Replay
     from ratelimit_rls.trial.report import report
 
     replay = Replay(trees, mapping, traffic.bad, bucket_us)
     in_order = InOrder(traffic)
+    absent = Absent(in_order, mapping)
     began = time.monotonic()
     progress, clear = _progress(traffic, began)
     try:
-        replay.run(in_order, progress)
+        replay.run(absent, progress)
     finally:
         clear()
-    return {**report(replay, traffic, in_order), "took_s": round(time.monotonic() - began, 3)}, replay
+    told = {**report(replay, traffic, in_order), "took_s": round(time.monotonic() - began, 3)}
+    return told, replay, None if replay.calls else absent.why_nothing(traffic.bad)
 
 
 def _progress(traffic: Traffic, began: float) -> tuple[Callable[[int], None], Callable[[], None]]:

@@ -147,6 +147,8 @@ def _marked(these: tuple[str, ...], those: tuple[str, ...], color: str) -> str:
 
 def _told(found: Difference, domain: str) -> Iterator[str]:
     """What the last call of the step was told of each descriptor, and by which rule."""
+    if not found.told:
+        yield f"    domain {domain} · no descriptor comes of this request, so no limit applies"
     for descriptor, status in found.told:
         rule = status.slot.rule
         hits = f" hits {status.slot.hits}" if status.slot.hits != 1 else ""

@@ -49,6 +49,13 @@ def penalty_words(penalty: Penalty) -> str:
     return f"penalty {multipliers} after {penalty.after} within {format_span(penalty.within_us)}"
 
 
+def wait_words(us: int) -> str:
+    """A span that goes by while it is read: from 10 s on in seconds, else in milliseconds. Rounded up, so that nothing
+    is promised too early and what is left is never nothing."""
+    each_us = 1_000_000 if us >= 10_000_000 else 1_000
+    return format_span(-(-us // each_us) * each_us)
+
+
 def style_words(style: AnswerStyle) -> str:
     """e.g. `headers ietf retry-after, jitter 5s`; nothing where all is as by default."""
     words = []

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
+
+_MAPPED_PREFIX = 96
+"""Of ::ffff:0:0/96, which is IPv4 in IPv6's clothes."""
 
 
 class Way(IntEnum):
@@ -40,6 +43,12 @@ class Pattern:
             return self.way, -self.subject.prefixlen
         return self.way, -len(self.subject) if self.way is Way.PREFIX else 0
 
+    def is_same(self, other: Pattern) -> bool:
+        """Whether both say the same. One network can be written in several ways; of the rest, the text is all."""
+        if self.way is Way.CIDR and other.way is Way.CIDR:
+            return bool(self.subject == other.subject)
+        return self.label == other.label
+
     def matches(self, value: str, address: IPv4Address | IPv6Address | None) -> bool:
         """`address` is the value as an address, if it is one."""
         if self.way is Way.CIDR:
@@ -56,3 +65,13 @@ def parse_address(value: str) -> IPv4Address | IPv6Address | None:
     except ValueError:
         return None
     return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
+
+
+def parse_network(text: str) -> IPv4Network | IPv6Network:
+    """Likewise, where all of its addresses are IPv4: else it could meet none. Raises ValueError."""
+    network = ip_network(text)
+    if isinstance(network, IPv6Network) and network.prefixlen >= _MAPPED_PREFIX:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:
+            return IPv4Network((mapped, network.prefixlen - _MAPPED_PREFIX))
+    return network

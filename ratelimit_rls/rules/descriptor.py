@@ -25,7 +25,7 @@ class Level:
 
     def present(self, key: str, value: str, pattern: Pattern | None) -> Node | None:
         if pattern is not None:
-            same = (node for node in self.patterns.get(key, ()) if node.pattern and node.pattern.label == pattern.label)
+            same = (node for node in self.patterns.get(key, ()) if node.pattern and node.pattern.is_same(pattern))
             return next(same, None)
         return self.exact.get((key, value)) if value else self.by_key.get(key)
 

@@ -173,7 +173,7 @@ def _read_match(outer: _Fields, found: Findings) -> MatchDocument | None:
         cidr=fields.text("cidr"),
         prefix=fields.text("prefix"),
         regex=fields.text("regex"),
-        is_broken=fields.is_broken,
+        is_broken=fields.is_broken or any(map(grammar.is_unknown, (key for key, _ in node.fields()))),
     )
 
 
@@ -313,13 +313,14 @@ class _Fields:
                 pairs.extend(node.pairs)
                 last = node
             else:
-                self.refuse(node, go_type, wanted)
+                self.refuse(node, go_type, wanted, is_last=node is self._values[key][-1])
         return last and YamlMap(last.line, last.column, tuple(pairs))
 
-    def refuse(self, node: YamlNode, go_type: str, wanted: str) -> None:
+    def refuse(self, node: YamlNode, go_type: str, wanted: str, is_last: bool = True) -> None:
         self.is_broken = True
-        # The grammar has reported such a scalar already, except where it does not look: metadata and the file itself.
-        if isinstance(node, YamlScalar) and grammar.is_unusable(node) and not go_type.startswith("map["):
+        # The grammar may have reported it already, except where it does not look: metadata, the file itself, and what
+        # is written again later.
+        if is_last and grammar.is_refused(node) and not go_type.startswith("map["):
             return
         text = node.text if isinstance(node, YamlScalar) else None
         self._found.error(node, offences.wrong_type(node.line, tag(node), text, go_type, wanted))

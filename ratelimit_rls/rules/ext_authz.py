@@ -67,9 +67,11 @@ def compile_mapping(node: YamlNode, found: Findings) -> AttributeMapping | None:
 
 
 def _client_ip(fields: Fields, found: Findings) -> ClientIp:
-    depth = _within(fields, "trusted_proxies", 0, MOST_TRUSTED_PROXIES, found) or 0
+    read = _within(fields, "trusted_proxies", 0, MOST_TRUSTED_PROXIES, found)
+    depth = read or 0
     told = fields.value("use_remote_address")
-    if told is not None and not depth:
+    is_wrong = read is None and fields.has("trusted_proxies")  # which was reported
+    if told is not None and not depth and not is_wrong:
         found.error(
             told, "'use_remote_address' says how to read X-Forwarded-For; it needs 'trusted_proxies: 1' or more"
         )

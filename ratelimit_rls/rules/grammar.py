@@ -96,6 +96,9 @@ PLACES: Mapping[str, Mapping[str, str]] = {
 KNOWN = frozenset(key for keys in PLACES.values() for key in keys)
 _NOT_LOOKED_INTO = frozenset(key for keys in PLACES.values() for key in keys if keys[key] in (FREE, STRICT))
 
+_LIST_EXAMPLES = {"descriptors": "- key: user", "limits": "- unit: minute", "replaces": "- name: other"}
+"""An element of each list there is."""
+
 _PLACE_WORDS = {
     "file": "at the top of the file",
     "descriptor": "on a descriptor, beside 'key'",
@@ -122,20 +125,35 @@ def check(node: YamlMap, place: str, found: Findings) -> None:
         values[key.text] = value
     for name, value in values.items():
         if name not in _NOT_LOOKED_INTO:
-            _check_value(value, keys.get(name, LEAF), found)
+            _check_value(name, value, keys.get(name, LEAF), found)
 
 
-def _check_value(value: YamlNode, place: str, found: Findings) -> None:
+def _check_value(name: str, value: YamlNode, place: str, found: Findings) -> None:
     if isinstance(value, YamlMap):
         check(value, place, found)
     elif isinstance(value, YamlList):
+        example = _LIST_EXAMPLES.get(name)
+        is_told = False
         for element in value.items:
             if isinstance(element, YamlMap):
                 check(element, place, found)
-            else:
-                found.error(element, offences.list_of_other_than_maps(excerpt(element)))
+            elif example or not is_told:  # where no list belongs, it is told once
+                found.error(element, offences.list_of_other_than_maps(excerpt(element), example))
+                is_told = True
     elif is_unusable(value):
         found.error(value, offences.unusable_scalar(value.text))
+
+
+def is_refused(node: YamlNode) -> bool:
+    """Whether `check` has reported the value itself, so that it need not be told that it is of the wrong type."""
+    if isinstance(node, YamlList):
+        return any(not isinstance(element, YamlMap) for element in node.items)
+    return isinstance(node, YamlScalar) and is_unusable(node)
+
+
+def is_unknown(key: YamlNode) -> bool:
+    """Whether `check` reports it as an error, wherever it stands."""
+    return not isinstance(key, YamlScalar) or key.kind is not Kind.STRING or key.text not in KNOWN
 
 
 def is_unusable(scalar: YamlScalar) -> bool:

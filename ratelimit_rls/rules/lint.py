@@ -2,20 +2,23 @@
 
     unreachable     another descriptor always answers first       no-effect   a key that changes nothing where it is
     zero-limit      every request is refused                      replaces    the name of no rate_limit
+    unmapped        ext_authz makes what no descriptor meets
 
 (`misplaced` and `duplicate-key` are found by the grammar, while the text is at hand.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from ratelimit_rls.core.model import Position
-from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard
+from ratelimit_rls.core.attributes import Fixed, MappedEntry
+from ratelimit_rls.core.model import Entry, Position
+from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard, find
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument
 from ratelimit_rls.rules.limit import is_unlimited
+from ratelimit_rls.rules.node import YamlList, YamlMap, YamlScalar
 from ratelimit_rls.rules.rule import Action
 
 MOST_COMPARED = 500
@@ -36,6 +39,7 @@ def lint(tree: Tree, documents: Iterable[Document]) -> Iterator[Problem]:
         known = names.setdefault(_domain(document), set())
         known.update(limit.name.value for limit in _limits(document) if limit.name)
     for document in documents:
+        yield from _mapped_to_nothing(document, tree)
         for descriptor in _descriptors(document):
             yield from _without_effect(descriptor)
             yield from _refusing_everything(descriptor)
@@ -96,6 +100,10 @@ def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
             written = getattr(descriptor, key)
             if written is not None:
                 yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+    if _is_allowed(descriptor) and any(not is_unlimited(limit) for limit in descriptor.rate_limits):
+        for name, limited in (("rate_limit", descriptor.rate_limit), ("limits", descriptor.limits)):
+            if limited is not None:
+                yield _warning(limited.position, "no-effect", offences.limit_beside_allow(name))
     for limit in descriptor.rate_limits:
         if is_unlimited(limit):
             for key in _NEEDS_COUNTER:
@@ -105,11 +113,16 @@ def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
 
 
 def _allows_everything(descriptor: DescriptorDocument) -> bool:
-    is_allowed = descriptor.action is not None and descriptor.action.value == Action.ALLOW.value
-    return is_allowed or any(is_unlimited(limit) for limit in descriptor.rate_limits)
+    return _is_allowed(descriptor) or any(is_unlimited(limit) for limit in descriptor.rate_limits)
+
+
+def _is_allowed(descriptor: DescriptorDocument) -> bool:
+    return descriptor.action is not None and descriptor.action.value == Action.ALLOW.value
 
 
 def _refusing_everything(descriptor: DescriptorDocument) -> Iterator[Problem]:
+    if _is_allowed(descriptor):
+        return
     for limit in descriptor.rate_limits:
         if is_unlimited(limit):
             continue
@@ -124,6 +137,43 @@ def _replacing_nobody(descriptor: DescriptorDocument, names: set[str]) -> Iterat
         for replaced in limit.replaces:
             if replaced.value not in names:
                 yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
+
+
+def _mapped_to_nothing(document: Document, tree: Tree) -> Iterator[Problem]:
+    written, mapping = document.ext_authz, tree.mappings.get(_domain(document))
+    if written is None or mapping is None or not isinstance(written.value, YamlMap):
+        return
+    root = tree.domains[_domain(document)]
+    fields = {key.text: value for key, value in written.value.fields() if isinstance(key, YamlScalar)}
+    nodes = fields["descriptors"]
+    assert isinstance(nodes, YamlList)  # what has compiled is one, with a descriptor for each of its elements
+    for node, descriptor in zip(nodes.items, mapping.descriptors, strict=True):
+        if not _is_met(root, descriptor.entries):
+            keys = ", ".join(entry.key for entry in descriptor.entries)
+            message = f"no rule of this domain is met by a descriptor of {keys}: it is made for nothing"
+            yield _warning(Position(written.position.file, node.line, node.column), "unmapped", message)
+
+
+def _is_met(node: Node, entries: Sequence[MappedEntry]) -> bool:
+    """Whether the entries can lead to a rule, or to a descriptor that is there only to be exempt from others."""
+    if not entries:
+        return node.rule is not None or next(node.children(), None) is None
+    first, *others = entries
+    return any(_is_met(child, others) for child in _children_met(node, first))
+
+
+def _children_met(node: Node, entry: MappedEntry) -> Iterator[Node]:
+    """What values a request brings is not known, so any value of the key will do; but a fixed value is."""
+    if isinstance(entry.source, Fixed):
+        child, _ = find(node, Entry(entry.key, entry.source.text))
+        if child is not None:
+            yield child
+        return
+    if entry.key in node.by_key:
+        yield node.by_key[entry.key]
+    yield from node.patterns.get(entry.key, ())
+    yield from (wildcard.node for wildcard in node.wildcards if wildcard.key.matches(entry.key))
+    yield from (child for (key, _), child in node.exact.items() if key == entry.key)
 
 
 def _domain(document: Document) -> str:

@@ -12,6 +12,7 @@ from zoneinfo import available_timezones
 
 from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Charge, Limit, Penalty, Position, Unit
 from ratelimit_rls.core.style import Family
+from ratelimit_rls.errors import one_line
 
 UNITS = ("second", "minute", "hour", "day", "week", "month", "year")
 ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm)
@@ -102,11 +103,10 @@ def unknown_key(key: str, here: Iterable[str], elsewhere: Iterable[str]) -> str:
     return f"config error, unknown key '{_cut(key)}'{hint}"
 
 
-def list_of_other_than_maps(element: str) -> str:
-    return (
-        f"config error, yaml file contains list of type other than map: {element}; "
-        "each element is a mapping, e.g. '- key: user'"
-    )
+def list_of_other_than_maps(element: str, example: str | None) -> str:
+    """Without an example, where no list of anything would be right."""
+    right = f"each element is a mapping, e.g. '{example}'" if example else "no list belongs here"
+    return f"config error, yaml file contains list of type other than map: {element}; {right}"
 
 
 def unusable_scalar(text: str) -> str:
@@ -164,7 +164,7 @@ def duplicate_descriptor(path: str, first: Position) -> str:
 def share_without_wildcard(label: str) -> str:
     return (
         f"share_threshold can only be used with wildcard values (containing '*'), but found key '{label}'; "
-        "without a wildcard there is one counter per value, or one for the one value"
+        "or with 'match': without either there is one counter per value, or one for the one value"
     )
 
 
@@ -444,6 +444,10 @@ def empty_prefix() -> str:
     return "an empty prefix matches every value; drop 'match' to do that"
 
 
+def empty_regex() -> str:
+    return "an empty regex matches the empty value alone; write one that says which values, or drop 'match' to meet all"
+
+
 def bad_regex(text: str, why: str) -> str:
     return f"regex '{_cut(text)}' cannot be used: {why}; it is RE2 syntax, without back-references and look-around"
 
@@ -457,6 +461,10 @@ def no_effect_without_limit(key: str) -> str:
 
 def no_effect_when_unlimited(key: str) -> str:
     return f"'{key}' has no effect when unlimited"
+
+
+def limit_beside_allow(key: str) -> str:
+    return f"'{key}' has no effect beside 'action: allow', which lets everything pass uncounted; drop one of them"
 
 
 def refuses_everything(is_written: bool) -> str:
@@ -485,4 +493,5 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    """What a file says, as it can be quoted: short, and on one line."""
+    return one_line(text if len(text) <= 60 else text[:57] + "...")

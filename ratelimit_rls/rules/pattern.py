@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
-
 import re2
 
-from ratelimit_rls.core.pattern import Pattern, Way
+from ratelimit_rls.core.pattern import Pattern, Way, parse_network
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.document import DescriptorDocument
 from ratelimit_rls.rules.grammar import Findings
@@ -34,13 +32,15 @@ def compile_pattern(document: DescriptorDocument, found: Findings) -> Pattern | 
     text = written.value
     if way == "cidr":
         try:
-            return Pattern(Way.CIDR, text, ip_network(text))
+            return Pattern(Way.CIDR, text, parse_network(text))
         except ValueError as error:
             found.error(written.position, offences.bad_cidr(text, str(error)))
     elif way == "prefix":
         if text:
             return Pattern(Way.PREFIX, text, text)
         found.error(written.position, offences.empty_prefix())
+    elif not text:
+        found.error(written.position, offences.empty_regex())
     else:
         try:
             return Pattern(Way.REGEX, text, re2.compile(text, _OPTIONS))

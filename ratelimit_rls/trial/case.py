@@ -30,7 +30,7 @@ class CaseStep:
 
     position: Position
     at_us: int  # the moment itself, not since the start
-    descriptors: tuple[Descriptor, ...]
+    descriptors: tuple[Descriptor, ...]  # none: nothing comes of the request, and no limit applies
     times: int
     every_us: int  # between two of these times
     passes: int  # how many of them are expected to pass

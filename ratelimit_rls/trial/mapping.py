@@ -47,6 +47,10 @@ class Mapping:
         optional = {"hits"}
         return tuple(name for name in self._names if name not in optional)
 
+    def place(self, name: str) -> int:
+        """Of the field among the values of a line."""
+        return self._names.index(name)
+
     def values(self, fields: Fields[str, Any]) -> Values:
         found = []
         for name, path in self._paths:

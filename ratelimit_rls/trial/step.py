@@ -3,18 +3,21 @@
 {at: 1s, descriptor: {user: alice}, times: 3, every: 1s, hits: 2, expect: ok, remaining: 4, rule: demo.user}
 {descriptors: [{user: alice}, {path: /}], hits: [1, 0], expect: over_limit, statuses: [{expect: ok}, {…}]}
 {descriptor: {user: alice}, expect: {ok: 5, over_limit: 2}, delay: 10ms, state: warning, violations: 1}
+{request: {path: /users/7, peer: 192.0.2.1}, expect: ok, statuses: [{…}, {…}]}
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ratelimit_rls.core.model import MAX_HITS, Code, Descriptor, Entry, State
 from ratelimit_rls.core.span import parse_span
+from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.rules.fields import Fields, whole
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.trial.attributes import read_descriptors
 from ratelimit_rls.trial.case import NEVER_US, CaseStep, Expected
 from ratelimit_rls.trial.moments import parse_moment
 
@@ -24,6 +27,7 @@ _STEP_KEYS = (
     "at",
     "descriptor",
     "descriptors",
+    "request",
     "times",
     "every",
     "hits",
@@ -42,16 +46,24 @@ _CODES = {"ok": Code.OK, "over_limit": Code.OVER_LIMIT}
 _STATES = {state.name.lower(): state for state in State}
 
 
-def read_step(node: YamlNode, start_us: int, before_us: int, found: Findings) -> CaseStep | None:
+class Setting(NamedTuple):
+    """What a step has from its test."""
+
+    start_us: int
+    domain: str
+    tree: Tree | None  # None: it has no rules or no domain, which is reported
+
+
+def read_step(node: YamlNode, setting: Setting, before_us: int, found: Findings) -> CaseStep | None:
     """None if it cannot be read, which is then reported; `before_us` is the moment of the step above."""
     fields = Fields(node, _STEP_KEYS, found)
     if not isinstance(node, YamlMap):
         return None
-    at_us = fields.read("at", lambda text: _at(text, start_us))
+    at_us = fields.read("at", lambda text: _at(text, setting.start_us))
     passes, times = _expect(fields, found)
-    descriptors = _descriptors(fields, found)
-    statuses = _statuses(fields, len(descriptors), found)
-    if not descriptors:
+    descriptors = _descriptors(fields, setting, found)
+    statuses = _statuses(fields, descriptors, found)
+    if descriptors is None:
         return None
     return CaseStep(
         position=found.position(node),
@@ -117,17 +129,33 @@ def _one_of(known: Mapping[str, T], text: str) -> T:
     return found
 
 
-def _descriptors(fields: Fields, found: Findings) -> tuple[Descriptor, ...]:
+def _descriptors(fields: Fields, setting: Setting, found: Findings) -> tuple[Descriptor, ...] | None:
+    """None if they cannot be told. None at all (an empty tuple) can only come of a request."""
+    written = [key for key in ("descriptor", "descriptors", "request") if fields.has(key)]
+    if len(written) != 1:
+        found.error(
+            fields.node,
+            "a step has either 'descriptor: {user: alice}' or 'descriptors: [{…}, {…}]' "
+            "or, for ext_authz, 'request: {path: /}'",
+        )
+        return None
+    request = fields.value("request")
+    if request is not None:
+        for key in ("hits", "refund"):
+            beside = fields.value(key)
+            if beside is not None:
+                found.error(beside, f"'{key}' beside 'request'; the mapping, 'ext_authz' in the rules, says the hits")
+        return read_descriptors(request, setting.domain, setting.tree, found)
+    if fields.has("descriptors"):
+        fields.required_list("descriptors", "descriptors: [{user: alice}, {path: /}]")
     one = fields.value("descriptor")
-    if (one is None) == (not fields.has("descriptors")):
-        found.error(fields.node, "a step has either 'descriptor: {user: alice}' or 'descriptors: [{…}, {…}]'")
-        return ()
     nodes = (one,) if one is not None else fields.items("descriptors")
     hits = _hits(fields, len(nodes), found)
     refund = fields.truth("refund")
-    return tuple(
+    descriptors = tuple(
         Descriptor(_entries(node, found), hits=own, is_refund=refund) for node, own in zip(nodes, hits, strict=True)
     )
+    return descriptors or None
 
 
 def _entries(node: YamlNode, found: Findings) -> tuple[Entry, ...]:
@@ -161,19 +189,30 @@ def _hits(fields: Fields, descriptors: int, found: Findings) -> tuple[int | None
     return hits
 
 
-def _statuses(fields: Fields, descriptors: int, found: Findings) -> tuple[Expected, ...]:
+def _statuses(fields: Fields, descriptors: tuple[Descriptor, ...] | None, found: Findings) -> tuple[Expected, ...]:
     node = fields.value("statuses")
     here = [key for key in _TOLD_KEYS if fields.has(key)]
+    came = f" ({_shown(descriptors)})" if descriptors is not None and fields.has("request") else ""
     if node is None:
-        if here and descriptors > 1:
-            found.error(fields.node, f"'{here[0]}' of which descriptor? Write 'statuses: [{{…}}, {{…}}]', one for each")
+        if here and descriptors is not None and len(descriptors) != 1:
+            found.error(
+                fields.node, f"'{here[0]}' of which descriptor{came}? Write 'statuses: [{{…}}, {{…}}]', one for each"
+            )
         return (_expected(fields),) if here else ()
     nodes = fields.items("statuses")
     if here:
         found.error(fields.node, f"'{here[0]}' beside 'statuses'; write it there")
-    elif len(nodes) != descriptors:
-        found.error(node, f"statuses: {len(nodes)} for {descriptors} descriptors; write one for each, or {{}}")
+    elif descriptors is not None and len(nodes) != len(descriptors):
+        found.error(
+            node, f"statuses: {len(nodes)} for {len(descriptors)} descriptors{came}; write one for each, or {{}}"
+        )
     return tuple(_status(item, found) for item in nodes)
+
+
+def _shown(descriptors: tuple[Descriptor, ...]) -> str:
+    """What came of a request, which the test does not say."""
+    shown = (", ".join(f"{key}={value}" for key, value in descriptor.entries) for descriptor in descriptors)
+    return "; ".join(shown) or "none comes of this request"
 
 
 def _status(node: YamlNode, found: Findings) -> Expected:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.fields import Fields
@@ -23,7 +24,7 @@ from ratelimit_rls.rules.node import YamlList, YamlScalar, excerpt
 from ratelimit_rls.rules.sources.files import RulesFiles
 from ratelimit_rls.trial.case import Case, CaseStep, Suite
 from ratelimit_rls.trial.moments import START_US, parse_moment
-from ratelimit_rls.trial.step import read_step
+from ratelimit_rls.trial.step import Setting, read_step
 
 ENDINGS = (".test.yaml", ".test.yml")
 
@@ -64,14 +65,23 @@ def read_suite(file: Path) -> Suite:
         raise RulesError([Problem(source.name, 1, 1, "the file is empty; write 'descriptors:' and 'tests:'")])
     fields = Fields(root, _SUITE_KEYS, found)
     rules = _rules(fields, file, found)
+    tree = _tree(rules, fields.truth("merge_domains"), found) if not found.errors else None
     start_us = fields.read("start", parse_moment)
     domain = fields.text("domain")
     fields.required_list("tests", "tests: [{name: …, steps: […]}]")
-    cases = [_case(Fields(node, _CASE_KEYS, found), domain, start_us, found) for node in fields.items("tests")]
-    if found.errors:
+    cases = [_case(Fields(node, _CASE_KEYS, found), domain, start_us, tree, found) for node in fields.items("tests")]
+    if found.errors or tree is None:
         raise RulesError(set(found.errors))
-    compiled = compile_documents(rules, merge_domains=fields.truth("merge_domains"))
-    return Suite(source.name, tuple(Path(rule.name) for rule in rules), compiled.tree, tuple(cases))
+    return Suite(source.name, tuple(Path(rule.name) for rule in rules), tree, tuple(cases))
+
+
+def _tree(rules: Sequence[Source], merge_domains: bool, found: Findings) -> Tree | None:
+    """None if the rules are wrong, which is told together with what is wrong in the tests."""
+    try:
+        return compile_documents(rules, merge_domains=merge_domains).tree
+    except RulesError as refused:
+        found.errors += refused.problems
+        return None
 
 
 def _rules(fields: Fields, file: Path, found: Findings) -> list[Source]:
@@ -91,7 +101,7 @@ def _rules(fields: Fields, file: Path, found: Findings) -> list[Source]:
     return list(sources.values())
 
 
-def _case(fields: Fields, domain: str | None, start_us: int | None, found: Findings) -> Case:
+def _case(fields: Fields, domain: str | None, start_us: int | None, tree: Tree | None, found: Findings) -> Case:
     own = fields.read("start", parse_moment)
     start_us = own if own is not None else start_us if start_us is not None else START_US
     fields.required("name", "name: <what is shown>")
@@ -99,8 +109,9 @@ def _case(fields: Fields, domain: str | None, start_us: int | None, found: Findi
     domain = fields.text("domain") or domain
     if not domain and not fields.has("domain"):
         fields.required("domain", "domain: <as Envoy's filter sends it>")
+    setting = Setting(start_us, domain or "", tree if domain else None)
     steps: list[CaseStep] = []
     for node in fields.items("steps"):
-        step = read_step(node, start_us, steps[-1].at_us if steps else start_us, found)
+        step = read_step(node, setting, steps[-1].at_us if steps else start_us, found)
         steps += [step] if step else []
     return Case(found.position(fields.node), fields.text("name") or "", domain or "", start_us, tuple(steps))

@@ -69,8 +69,9 @@ def _windows(telling: Telling) -> Iterator[Line]:
     labels = telling.vocabulary.labels(status.slot)
     for label, step, reading in zip(labels, status.slot.steps, status.readings, strict=True):
         told = cooldown or reading  # until its end none of the windows lets anything pass
-        yield f"X-RateLimit-Limit-{label}", str(step.limit.requests_per_unit)
-        yield f"X-RateLimit-Remaining-{label}", str(remaining(told) if told.allowed else 0)
+        limit = step.limit.requests_per_unit
+        yield f"X-RateLimit-Limit-{label}", str(limit)
+        yield f"X-RateLimit-Remaining-{label}", str(min(remaining(told), limit) if told.allowed else 0)
         yield f"X-RateLimit-Reset-{label}", moment(now_us + until_us(told))
 
 

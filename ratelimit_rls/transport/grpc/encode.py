@@ -56,8 +56,8 @@ class Wording:
     rules_have_metadata: bool = False
     styled: bool = False  # a rule of the call chooses headers
     denies: bool = False  # a rule of the call says how it refuses
-    # Which rule is spoken of, as metadata, by the identity of the step (0: no limit applied), written when first told; a
-    # refusal's ends just before its `retry_after`.
+    # Which rule is spoken of, as metadata, by the identity of the step (0: no limit applied), written when first told;
+    # a refusal's ends just before its `retry_after`.
     refused_by: dict[int, bytes] = field(default_factory=dict)
     passed_by: dict[int, bytes] = field(default_factory=dict)
 

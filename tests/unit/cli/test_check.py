@@ -36,6 +36,25 @@ def test_every_error_has_a_line_with_its_place_and_the_verdict_comes_last(run: R
     assert ended.err == ""
 
 
+def test_a_limit_beside_allow_fails_where_warnings_do(run: Run, rules: Path) -> None:
+    Path("odd.yaml").write_text(
+        "domain: odd\ndescriptors: [{key: a, action: allow, rate_limit: {unit: day, requests_per_unit: 1}}]"
+    )
+    ended = run("check", "odd.yaml", "--strict")
+    assert (ended.code, ended.out.count("warning[no-effect]: 'rate_limit'")) == (ExitCode.WARNINGS, 1)
+
+
+def test_what_a_file_says_stays_on_the_line_that_quotes_it(run: Run, rules: Path) -> None:
+    Path("bad.yaml").write_text(
+        'domain: edge\ndescriptors:\n  - {key: "a\\nb"}\n  - {key: "a\\nb"}\n'
+        '  - {key: c, deny: {body: x, content_type: "a\\r\\nb"}}\n  - {key: d, answer: "\\e[31m"}\n'
+    )
+    *problems, _ = run("check", "bad.yaml").out.splitlines()
+    assert [line.split(":")[1] for line in problems] == ["4", "5", "6"]
+    for line, quoted in zip(problems, (r"'edge.a\nb'", r"'a\r\nb'", r"\x1b[31m"), strict=True):
+        assert quoted in line
+
+
 def test_warnings_fail_only_when_asked_to(run: Run, rules: Path) -> None:
     Path("odd.yaml").write_text(ODD)
     ended = run("check", ".")

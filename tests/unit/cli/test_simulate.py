@@ -97,6 +97,8 @@ WRONG = {
     "alone": ("--rate", "1/s"),
     "length": ("--rate", "1/s", "--for", "long"),
     "start": (*PROFILE, "--start", "soon"),
+    "picture": (*PROFILE, "--picture", "out.png"),
+    "picture without an ending": (*PROFILE, "--picture", "svg"),
 }
 
 
@@ -104,6 +106,47 @@ WRONG = {
 def test_traffic_that_cannot_be_is_wrong_usage(run: Run, rules: Path, arguments: tuple[str, ...]) -> None:
     ended = run("simulate", rules, *arguments)
     assert (ended.code, ended.out) == (ExitCode.USAGE, "")
+    assert not any(Path(name).exists() for name in ("out.png", "svg"))
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "why"),
+    [
+        (("--domain", "edge", "--descriptor", "user=%x_usr%,path=%path%"), "no line has %x_usr%;"),
+        (("--descriptor", "user=%x_usr%"), "no line has %domain%, %x_usr%;"),
+        (("--domain", "edge"), "no line has %descriptor%;"),
+        (("--domain", "edge", "--time", "when"), "no line could be read; line 1: no moment in 'when'"),
+    ],
+)
+def test_a_log_of_which_nothing_comes_is_told_with_what_is_missing(
+    run: Run, rules: Path, log: Path, descriptor: tuple[str, ...], why: str
+) -> None:
+    for form in ("text", "json"):
+        ended = run("simulate", rules, "--traffic", log, *descriptor, "--format", form)
+        assert ended.code == ExitCode.BAD
+        assert ended.err.startswith(f"Error: nothing was replayed: {why}")
+        assert ended.out.startswith("0 requests" if form == "text" else '{\n  "calls": 0')
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("", "there is no line of traffic"),
+        ("\x00\x01\nelse\n", "no line could be read; line 1: not JSON"),
+        ('{"start_time": 1, "a": "x"}\n{"start_time": 1, "b": "y"}\n', "no line has all the fields of a descriptor"),
+        ('{"start_time": 1, "a": "x", "b": "y", "hits": "many"}\n', "no line makes sense; line 1: hits 'many'"),
+    ],
+)
+def test_a_file_that_is_no_traffic_is_told(run: Run, rules: Path, lines: str, why: str) -> None:
+    Path("some.log").write_text(lines)
+    ended = run("simulate", rules, "--traffic", "some.log", "--domain", "edge", "--descriptor", "a=%a%,b=%b%")
+    assert ended.code == ExitCode.BAD
+    assert ended.err.startswith(f"Error: nothing was replayed: {why}")
+
+
+def test_a_profile_without_the_field_is_told(run: Run, rules: Path) -> None:
+    ended = run("simulate", rules, *PROFILE[:-1], "user=%callr%")
+    assert (ended.code, ended.err.count("no line has %callr%")) == (ExitCode.BAD, 1)
 
 
 def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, rules: Path) -> None:

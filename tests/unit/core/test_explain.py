@@ -59,6 +59,23 @@ def test_a_value_that_is_not_there_is_told_apart_from_a_key_without_values() -> 
     assert _told(level.met) == (Way.WILDCARD, "/v2/*", Outcome.MET, "api.yaml:8:5")
 
 
+def test_patterns_that_would_be_met_too_are_told_as_not_tried() -> None:
+    limit = "rate_limit: {unit: day, requests_per_unit: 1}"
+    ways = ("prefix: /a", "prefix: /a/b", "prefix: /b", "regex: /a/.*", "regex: /b/.*")
+    rules = "domain: edge\ndescriptors:\n" + "".join(f"- {{key: path, match: {{{way}}}, {limit}}}\n" for way in ways)
+    tree = compile_documents({"f.yaml": rules.encode()}).tree
+
+    (level,) = explain(tree, "edge", Descriptor((Entry("path", "/a/b/c"),))).levels
+
+    assert [(attempt.pattern, attempt.outcome) for attempt in level.attempts[1:-1]] == [
+        ("/a/b", Outcome.MET),
+        ("/a", Outcome.NOT_TRIED),
+        ("/b", Outcome.DIFFERENT),
+        ("/a/.*", Outcome.NOT_TRIED),
+        ("/b/.*", Outcome.DIFFERENT),
+    ]
+
+
 CONCLUSIONS = [
     ([("path", "/v2/x")], "rule edge.path_/v2/*"),
     ([("path", "else")], "rule edge.path_*: unlimited"),

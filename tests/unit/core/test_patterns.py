@@ -61,6 +61,47 @@ def test_values_have_counters_of_their_own_unless_they_share_one() -> None:
     assert shared.metric_path == "d.office_cidr(192.168.0.0/16)"
 
 
+@pytest.mark.parametrize(
+    ("network", "value", "is_met"),
+    [
+        ("::ffff:10.0.0.0/104", "10.1.2.3", True),
+        ("::ffff:10.0.0.0/104", "::ffff:10.1.2.3", True),
+        ("::FFFF:a00:0/104", "10.1.2.3", True),
+        ("::ffff:10.0.0.0/104", "11.1.2.3", False),
+        ("::ffff:10.1.2.3", "10.1.2.3", True),
+        ("::ffff:0:0/96", "192.0.2.1", True),  # all of IPv4
+        ("::ffff:0:0/96", "2001:db8::1", False),
+        ("::fffe:0:0/95", "192.0.2.1", False),  # more than IPv4 is IPv6
+        ("::/0", "192.0.2.1", False),
+        ("::fffe:a00:0/104", "10.1.2.3", False),
+    ],
+)
+def test_a_network_in_ipv6_s_clothes_meets_ipv4(network: str, value: str, is_met: bool) -> None:
+    limit = "rate_limit: {unit: day, requests_per_unit: 1}"
+    rules = f"domain: d\ndescriptors: [{{key: ip, match: {{cidr: '{network}'}}, {limit}}}]"
+    root = compile_documents({"f": rules.encode()}).tree.domains["d"]
+
+    rule = match_descriptor(root, Descriptor((Entry("ip", value),))).rule
+
+    assert (rule is not None) == is_met
+    assert [node.label for node in root.patterns["ip"]] == [f"ip_cidr({network})"]  # shown as it is written
+
+
+def test_the_longer_network_is_first_whatever_it_wears() -> None:
+    rules = """
+    domain: d
+    descriptors:
+      - {key: ip, match: {cidr: "::ffff:10.0.0.0/104"}, rate_limit: {unit: day, requests_per_unit: 8}}
+      - {key: ip, match: {cidr: 10.1.0.0/16}, rate_limit: {unit: day, requests_per_unit: 16}}
+    """
+    root = compile_documents({"f": rules.encode()}).tree.domains["d"]
+
+    rule = match_descriptor(root, Descriptor((Entry("ip", "10.1.2.3"),))).rule
+
+    assert rule is not None
+    assert rule.limits[0].requests_per_unit == 16
+
+
 def test_a_hostile_value_meets_an_expression_in_linear_time() -> None:
     rules = (
         "domain: d\ndescriptors: [{key: k, match: {regex: '(a*)*b'}, rate_limit: {unit: day, requests_per_unit: 1}}]"

@@ -27,6 +27,8 @@ from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.ext_authz import MOST_DESCRIPTORS, MOST_ENTRIES, MOST_TEMPLATES, compile_mapping
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.load import Source, load
+from ratelimit_rls.trial.play import play_suite
+from ratelimit_rls.trial.suite import read_suite
 
 FULL = """\
 trusted_proxies: 2
@@ -115,6 +117,8 @@ MISTAKES = {
     CLIENT + "trusted_proxies: 17": (2, 18, "trusted_proxies: 17 is more than 16"),
     CLIENT + "trusted_proxies: one": (2, 18, "trusted_proxies: one is not a whole number"),
     CLIENT + "trusted_proxies: '1'": (2, 18, "trusted_proxies: 1 is not a whole number"),
+    CLIENT + "trusted_proxies: 99\nuse_remote_address: true": (2, 18, "trusted_proxies: 99 is more than 16"),
+    CLIENT + "trusted_proxies: 0\nuse_remote_address: true": (3, 21, "it needs 'trusted_proxies: 1' or more"),
     CLIENT + "ipv6_prefix: 0": (2, 14, "ipv6_prefix: 0 is not a whole number from 1 on"),
     CLIENT + "ipv6_prefix: 129": (2, 14, "ipv6_prefix: 129 is more than 128"),
     CLIENT + "trusted_proxies: 1": (1, 1, "needs 'use_remote_address: true' or 'false' beside it"),
@@ -208,12 +212,13 @@ def test_what_is_done_for_every_request_is_bounded() -> None:
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "ext_authz.md").read_text()
+EXAMPLES = dict(re.findall(r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", PAGE, re.DOTALL))
 
 
 @pytest.mark.parametrize(
     "document",
     [
-        *(text for _, text in re.findall(r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)),
+        EXAMPLES["edge.yaml"],
         (REPOSITORY / "envoy" / "ext-authz-only" / "rules.yaml").read_text(),
     ],
     ids=["page", "sandbox"],
@@ -222,3 +227,13 @@ def test_what_is_documented_loads_without_a_warning(document: str) -> None:
     compiled = compile_documents({"edge.yaml": document.encode()})
     assert compiled.warnings == ()
     assert set(compiled.tree.mappings) == {"edge"}
+
+
+async def test_the_documented_mapping_does_what_the_page_says(tmp_path: Path) -> None:
+    for name, text in EXAMPLES.items():
+        (tmp_path / name).write_text(text)
+
+    (outcome,) = await play_suite(read_suite(tmp_path / "edge.test.yaml"))
+
+    assert outcome.differences == ()
+    assert len(outcome.met) == 4

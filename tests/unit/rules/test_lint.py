@@ -126,7 +126,21 @@ def test_what_needs_refusals_is_pointed_out_where_everything_passes(key: str, be
     text = f"domain: d\ndescriptors:\n  - key: k\n    {key}\n    {beside}\n"
 
     name, _, _ = key.partition(":")
-    assert _warnings(text) == [(4, "no-effect", f"'{name}' has no effect when unlimited")]
+    assert (4, "no-effect", f"'{name}' has no effect when unlimited") in _warnings(text)
+
+
+@pytest.mark.parametrize("limits", [LIMIT, "limits: [{unit: day, requests_per_unit: 0}]"])
+def test_a_limit_beside_allow_is_pointed_out(limits: str) -> None:
+    text = f"domain: d\ndescriptors:\n  - key: k\n    action: allow\n    {limits}\n"
+
+    name, _, _ = limits.partition(":")
+    message = f"'{name}' has no effect beside 'action: allow', which lets everything pass uncounted; drop one of them"
+    assert _warnings(text) == [(5, "no-effect", message)]
+
+
+@pytest.mark.parametrize("limits", ["rate_limit: {unlimited: true}", "descriptors: []"])
+def test_what_passes_anyway_may_stand_beside_allow(limits: str) -> None:
+    assert _warnings(f"domain: d\ndescriptors:\n  - key: k\n    action: allow\n    {limits}\n") == []
 
 
 def test_replacing_a_name_that_nobody_has_is_pointed_out() -> None:
@@ -137,3 +151,54 @@ def test_replacing_a_name_that_nobody_has_is_pointed_out() -> None:
     )
 
     assert _warnings(text) == [(6, "replaces", "replaces 'two', but no rate_limit of this domain has that name")]
+
+
+# What ext_authz makes, the rules beside it, and whether one of them can be met.
+MAPPED = {
+    "its key": ("{key: user, header: x-user}", f"{{key: user, {LIMIT}}}", True),
+    "no such key": ("{key: usr, header: x-user}", f"{{key: user, {LIMIT}}}", False),
+    "some value of its key": ("{key: user, header: x-user}", f"{{key: user, value: a, {LIMIT}}}", True),
+    "a pattern of its key": ("{key: user, header: x-user}", f"{{key: user, match: {{prefix: a}}, {LIMIT}}}", True),
+    "a wildcard key": ("{key: user, header: x-user}", f"{{key: us*, {LIMIT}}}", True),
+    "another wildcard key": ("{key: path, from: path}", f"{{key: us*, {LIMIT}}}", False),
+    "a fixed value": ("{key: kind, value: a}", f"{{key: kind, value: a, {LIMIT}}}", True),
+    "another fixed value": ("{key: kind, value: b}", f"{{key: kind, value: a, {LIMIT}}}", False),
+    "a wildcard of a fixed value": ("{key: kind, value: ab}", f"{{key: kind, value: a*, {LIMIT}}}", True),
+    "an exemption": ("{key: user, header: x-user}", "{key: user}", True),
+    "what ends above the rule": ("{key: user, header: x}", f"{{key: user, descriptors: [{{key: b, {LIMIT}}}]}}", False),
+    "two levels": (
+        "{key: user, header: x}, {key: b, query: q}",
+        f"{{key: user, descriptors: [{{key: b, {LIMIT}}}]}}",
+        True,
+    ),
+    "the levels the other way round": (
+        "{key: b, query: q}, {key: user, header: x}",
+        f"{{key: user, descriptors: [{{key: b, {LIMIT}}}]}}",
+        False,
+    ),
+    "an entry too many": ("{key: user, header: x}, {key: b, query: q}", f"{{key: user, {LIMIT}}}", False),
+}
+
+
+@pytest.mark.parametrize(("entries", "rule", "is_met"), MAPPED.values(), ids=MAPPED.keys())
+def test_what_ext_authz_makes_for_nothing_is_pointed_out(entries: str, rule: str, is_met: bool) -> None:
+    text = (
+        "domain: d\next_authz:\n  descriptors:\n    - entries: [{key: fine, from: path}]\n"
+        f"    - entries: [{entries}]\ndescriptors:\n  - {{key: fine, {LIMIT}}}\n  - {rule}\n"
+    )
+
+    assert [(line, code) for line, code, _ in _warnings(text)] == ([] if is_met else [(5, "unmapped")])
+
+
+def test_the_keys_of_what_is_made_for_nothing_are_told() -> None:
+    text = "domain: d\next_authz: {descriptors: [{entries: [{key: a, from: path}, {key: b, from: host}]}]}\n"
+
+    message = "no rule of this domain is met by a descriptor of a, b: it is made for nothing"
+    assert _warnings(text) == [(2, "unmapped", message)]
+
+
+def test_a_merged_domain_is_looked_at_as_a_whole() -> None:
+    mapping = b"domain: d\next_authz: {descriptors: [{entries: [{key: a, from: path}]}]}\n"
+    rules = f"domain: d\ndescriptors: [{{key: a, {LIMIT}}}]\n".encode()
+
+    assert compile_documents({"a.yaml": mapping, "b.yaml": rules}, merge_domains=True).warnings == ()

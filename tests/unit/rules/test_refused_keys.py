@@ -64,7 +64,7 @@ BESIDE_A_LIMIT = {
     f"deny: {{body: {'ü' * 8193}}}": "4:18 body: longer than 16 KiB",
     "deny: {format: json, content_type: text/html}": "4:40 content_type has no meaning without 'body'",
     "deny: {body: sorry, content_type: html}": "4:39 content_type: 'html' is not a media type",
-    'deny: {body: sorry, content_type: "text/html\\r\\nx: y"}': "4:39 content_type: 'text/html\r\nx: y' is not a",
+    'deny: {body: sorry, content_type: "text/html\\r\\nx: y"}': "4:39 content_type: 'text/html\\r\\nx: y' is not a",
     "deny: {status: 200}": "4:20 status: 200 is not a refusal; it is a whole number from 400 to 599",
     "deny: {status: '429'}": "4:20 status: 429 is not a refusal; it is a whole number from 400 to 599, without quotes",
     "deny: {headers: [x-a]}": "4:21 headers: a list is not a mapping of names to texts",

@@ -119,6 +119,13 @@ def test_every_window_has_its_own_headers() -> None:
     ]
 
 
+def test_a_window_s_remaining_is_never_above_its_limit_though_a_burst_is() -> None:
+    bucket = Limit(1000, Unit.MINUTE, Algorithm.TOKEN_BUCKET, burst=1500)
+    for left, told in ((1499, 1000), (7, 7)):
+        passed = lines(decided(Met(rule(bucket, headers=[Family.WINDOWS]), [Reading(left, 0, 60_000)])))
+        assert passed[:2] == ["X-RateLimit-Limit-Minute: 1000", f"X-RateLimit-Remaining-Minute: {told}"]
+
+
 def test_ietf_lists_every_limit_of_the_call_and_on_a_refusal_those_that_refuse() -> None:
     passed, refused = both(Family.IETF)
     policy = 'RateLimit-Policy: "edge.user:minute";q=1000;w=60, "edge.user:day";q=100000;w=86400'

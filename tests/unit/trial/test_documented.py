@@ -30,5 +30,5 @@ def test_a_command_prints_what_the_page_shows(
 
 
 def test_the_page_has_examples() -> None:
-    assert len(FILES) == 6
-    assert len(COMMANDS) == 5
+    assert len(FILES) == 8
+    assert len(COMMANDS) == 6

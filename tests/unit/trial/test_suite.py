@@ -81,6 +81,7 @@ STEPS = {
     "{descriptor: {user: a}, expect: ok, expect: ok}": "6:9 'expect' is written twice",
     "{expect: ok}": "6:9 a step has either 'descriptor",
     "{descriptor: {user: a}, descriptors: [{user: a}], expect: ok}": "6:9 a step has either 'descriptor",
+    "{descriptors: [], expect: ok}": "6:23 'descriptors' is empty",
     "{descriptor: alice, expect: ok}": "6:22 alice is not a descriptor",
     "{descriptor: {user: [a]}, expect: ok}": "6:29 a list is not the value of an entry",
     "{at: soon, descriptor: {user: a}, expect: ok}": "6:14 at: soon is not a duration",
@@ -101,6 +102,8 @@ STEPS = {
     "{descriptor: {user: a}, expect: ok, delay: 10}": "6:52 delay: 10 is not a duration",
     "{descriptors: [{user: a}, {user: b}], expect: ok, state: normal}": "6:9 'state' of which descriptor?",
     "{descriptors: [{user: a}], expect: ok, statuses: [{delay: 1s}]}": "6:60 config error, unknown key 'delay'",
+    "{descriptor: {user: a}, request: {path: /}, expect: ok}": "6:9 a step has either 'descriptor",
+    "{request: {path: /}, expect: ok}": "6:19 the rules of domain 'edge' have no 'ext_authz'",
     "seven": "6:9 seven is not a mapping",
 }
 
