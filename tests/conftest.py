@@ -16,7 +16,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "e2e", "chaos")))
 
 
-@pytest.fixture(scope="session", params=REDIS_IDS)
+def of_every_run(name: str) -> object:
+    """The wheels' servers are; one that the machine happens to have is more of the same, and for `make test`."""
+    return pytest.param(name, marks=pytest.mark.slow) if name == "redis-on-path" else name
+
+
+@pytest.fixture(scope="session", params=map(of_every_run, REDIS_IDS))
 def _running_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     binary = redis_binaries().get(request.param)
     if binary is None:

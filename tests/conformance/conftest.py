@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import of_every_run
 from tests.servers import RedisServer, redis_binaries
 from tests.stores import EMBEDDED, STORE_IDS, StoreUnderTest, embedded_store, redis_store
 
 
-@pytest.fixture(scope="module", params=STORE_IDS)
+@pytest.fixture(scope="module", params=map(of_every_run, STORE_IDS))
 def _store(request: pytest.FixtureRequest) -> Iterator[tuple[StoreUnderTest, RedisServer | None]]:
     if request.param == EMBEDDED:
         with embedded_store() as store:

@@ -34,6 +34,7 @@ def replace(path: Path, text: str) -> None:
     path.with_suffix(".new").rename(path)
 
 
+@pytest.mark.slow
 def test_a_bad_update_under_load_fails_no_call_and_is_there_to_be_seen(rules: Path) -> None:
     with Watched({"RLS_RULES": rules}) as service, Steady(service.grpc_address, HIT) as load:
         before = service.debug("/rlconfig")

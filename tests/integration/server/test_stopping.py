@@ -26,6 +26,7 @@ def serving(rules: Path, **variables: object) -> Watched:
     return Watched({"RLS_RULES": rules, **variables})
 
 
+@pytest.mark.slow
 @both_transports
 def test_after_sigterm_health_warns_and_every_call_is_answered(transport: str, rules: Path) -> None:
     with (

@@ -16,6 +16,7 @@ def test_the_verdict_wants_every_line_and_memory_within_its_bound_that_stands_st
     assert Record(10, 2, 10, 1.0, [MOST_BYTES + 1, MOST_BYTES + 1]).well
 
 
+@pytest.mark.slow
 def test_every_line_of_a_short_log_is_replayed_and_progress_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,6 +219,7 @@ MANY_KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "number"), [("hits", 5_000), ("limits in the request", 6), ("huge domains", 6)])
 def test_what_a_planner_and_those_who_ask_it_keep_is_bounded(
     kind: str, number: int, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ratelimit_rls.core.model import Algorithm, Answer, Plan, Unit
 from ratelimit_rls.store.embedded import EmbeddedStore
 from tests.stores import START_US, call, step
@@ -39,6 +41,7 @@ def test_state_stays_within_the_budget_whatever_clients_send() -> None:
     assert size.evicted == 20_000 - size.keys
 
 
+@pytest.mark.slow
 def test_the_estimate_of_memory_is_not_below_the_truth() -> None:
     kept = Clocked(2**30)
     kept.ask(call(step("first")))

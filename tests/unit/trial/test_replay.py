@@ -87,7 +87,7 @@ async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
     return refused, metrics
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.slow)])
 async def test_the_counts_are_those_of_the_service_fed_the_same_requests(count: int) -> None:
     lines = traffic(count)
     replay = replayed(lines, RULES)
