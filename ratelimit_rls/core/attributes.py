@@ -37,6 +37,19 @@ class Attributes(NamedTuple):
     metadata: Mapping[MetadataPath, str] = {}  # only what the mapping asks for
 
 
+def metadata_text(value: str | bool | float) -> str:
+    """A value of metadata as an entry has it: a text, true or false, or a number as JSON writes it.
+
+    Every number is a double in Envoy's message, so whole ones are written without a point.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    number = float(value)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
 class Source(Protocol):
     def value(self, attributes: Attributes) -> str | None:
         """None or empty: there is none."""

@@ -149,8 +149,7 @@ def _mapped_to_nothing(document: Document, tree: Tree) -> Iterator[Problem]:
     assert isinstance(nodes, YamlList)  # what has compiled is one, with a descriptor for each of its elements
     for node, descriptor in zip(nodes.items, mapping.descriptors, strict=True):
         if not _is_met(root, descriptor.entries):
-            keys = ", ".join(entry.key for entry in descriptor.entries)
-            message = f"no rule of this domain is met by a descriptor of {keys}: it is made for nothing"
+            message = offences.mapped_to_nothing(entry.key for entry in descriptor.entries)
             yield _warning(Position(written.position.file, node.line, node.column), "unmapped", message)
 
 

@@ -1,4 +1,6 @@
-"""Every sentence a rules file can be refused or questioned with: one function, one message.
+"""Every sentence that limits and answers can be refused or questioned with: one function, one message.
+
+(A mapping's own stand where it is read, in ext_authz.py; those of any strict mapping in fields.py.)
 
 A message that the reference has contains its sentence word for word, so that whoever searches for it finds it; then
 comes what would be right. The place is added by the Problem that carries the message.
@@ -478,6 +480,10 @@ def unreachable(what: str, by: str, at: Position) -> str:
 
 def replaces_nobody(name: str) -> str:
     return f"replaces '{_cut(name)}', but no rate_limit of this domain has that name"
+
+
+def mapped_to_nothing(keys: Iterable[str]) -> str:
+    return f"no rule of this domain is met by a descriptor of {', '.join(keys)}: it is made for nothing"
 
 
 # -- wording ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ratelimit_rls.core.attributes import Attributes, MetadataPath
+from ratelimit_rls.core.attributes import Attributes, MetadataPath, metadata_text
 from ratelimit_rls.core.client_ip import canonical
 from ratelimit_rls.core.model import Descriptor
 from ratelimit_rls.core.tree import Tree
@@ -120,17 +120,10 @@ def _metadata(node: YamlNode | None, wanted: Sequence[MetadataPath], found: Find
 
 
 def _value(node: YamlNode | None) -> str | None:
-    """As it is read of Envoy's message, where every number is a double: whole ones are written without a point."""
-    if not isinstance(node, YamlScalar):
+    """As it is read of Envoy's message."""
+    if not isinstance(node, YamlScalar) or node.kind is Kind.NULL:
         return None
-    match node.value:
-        case bool(truth):
-            return "true" if truth else "false"
-        case int() | float() as number:
-            number = float(number)
-            return str(int(number)) if number.is_integer() else repr(number)
-        case _:
-            return node.text if node.kind is Kind.STRING else None
+    return metadata_text(node.text if node.kind is Kind.STRING or node.value is None else node.value)
 
 
 def _inside(node: YamlNode | None, what: str, found: Findings) -> Mapping[str, YamlNode]:

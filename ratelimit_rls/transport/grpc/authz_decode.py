@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from ratelimit_rls.core.attributes import Attributes, MetadataPath
+from ratelimit_rls.core.attributes import Attributes, MetadataPath, metadata_text
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.transport.grpc.messages import CheckRequest
 
@@ -65,7 +65,7 @@ def _metadata(namespaces: Any, wanted: Sequence[MetadataPath]) -> dict[MetadataP
 
 
 def _text(struct: Any, keys: Sequence[str]) -> str | None:
-    """What the keys lead to, if it is one value: a text, a number as JSON writes it, or true or false."""
+    """What the keys lead to, if it is one value."""
     *outer, last = keys
     for key in outer:
         if key not in struct.fields:
@@ -74,13 +74,5 @@ def _text(struct: Any, keys: Sequence[str]) -> str | None:
     if last not in struct.fields:
         return None
     value = struct.fields[last]
-    match value.WhichOneof("kind"):
-        case "string_value":
-            return str(value.string_value)
-        case "bool_value":
-            return "true" if value.bool_value else "false"
-        case "number_value":
-            number = value.number_value
-            return str(int(number)) if number.is_integer() else repr(number)
-        case _:
-            return None
+    kind = value.WhichOneof("kind")
+    return metadata_text(getattr(value, kind)) if kind in ("string_value", "bool_value", "number_value") else None
