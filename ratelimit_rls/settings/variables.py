@@ -54,7 +54,7 @@ class GrpcSettings(BaseModel):
     rls_workers: Positive = Field(1, description="Processes that share the gRPC port; more than one needs Redis.")
     rls_grpc_io_threads: Positive = Field(1, description="Threads of the native transport that read and write.")
     rls_max_concurrent_streams: Positive = Field(1024, description="Calls in flight on one connection, at most.")
-    rls_plan_cache_bytes: Count = Field(128 << 20, description="Memory for what was worked out per request; 0: none.")
+    rls_plan_cache_bytes: Count = Field(160 << 20, description="Memory for what was worked out per request; 0: none.")
     rls_max_held_calls: Count = Field(10_000, description="Calls that `action: throttle` may hold at once; 0: none.")
     rls_deadline_margin: Duration = Field(
         timedelta(milliseconds=3), description="A held call is answered this long before its caller's deadline."
