@@ -70,8 +70,9 @@ class RateLimiter:
         `waits_us` says how long each caller can be held where the rules throttle (None: as long as they like). What
         would wait longer is refused.
         """
-        asked = [call.prepared for call in calls if call.prepared is not None]
-        if waits_us is not None:
+        if waits_us is None:
+            asked = [call.prepared for call in calls if call.prepared is not None]
+        else:
             asked = [
                 call.prepared if wait_us is None else call.prepared.within(wait_us)
                 for call, wait_us in zip(calls, waits_us, strict=True)

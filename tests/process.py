@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -36,7 +37,7 @@ def free_port() -> int:
                 return port
 
 
-class Process:
+class Process(ABC):
     """A child process with its log in a file, started until it answers and stopped for certain."""
 
     def __init__(self, name: str) -> None:
@@ -47,17 +48,17 @@ class Process:
         self._child: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
 
+    @abstractmethod
     def command(self) -> Sequence[str | Path]:
         """The command line of a fresh start."""
-        raise NotImplementedError
 
     def environment(self) -> Mapping[str, str] | None:
         """The whole environment of the child, or None for ours."""
         return None
 
+    @abstractmethod
     def ready(self) -> bool:
         """Whether the server answers."""
-        raise NotImplementedError
 
     def start(self) -> Self:
         """Starts the process and returns once it answers."""

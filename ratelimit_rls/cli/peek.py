@@ -72,9 +72,8 @@ def _text(descriptor: Descriptor, status: Status) -> Iterator[str]:
     yield f"  rule {printable(status.slot.rule.path)}"
     for step, reading in zip(status.slot.steps, status.readings, strict=True):
         yield f"  {limit_words(step.limit)}: {_limit_words(reading)}"
-    cooldown_us = _cooldown_us(status)
-    if status.violations or cooldown_us:
-        until = f", in a cooldown for {wait_words(cooldown_us)}" if cooldown_us else ""
+    if status.violations:
+        until = f", in a cooldown for {wait_words(status.cooldown.retry_us)}" if status.cooldown else ""
         yield f"  penalty: {status.violations} violation{'s' * (status.violations != 1)} of late{until}"
     if status.state is not None:
         yield f"  state: {status.state.name.lower()}"
@@ -85,12 +84,6 @@ def _limit_words(reading: Reading) -> str:
     if reading.retry_us > 0:
         words += f", the next one passes in {wait_words(reading.retry_us)}"
     return f"{words}, unused again in {wait_words(reading.reset_us)}" if reading.reset_us else words
-
-
-def _cooldown_us(status: Status) -> int:
-    """Of a penalty: a refusal that is none of the limits'."""
-    reading = status.reading
-    return reading.retry_us if reading is not None and reading not in status.readings else 0
 
 
 def _json(descriptor: Descriptor, status: Status) -> dict[str, Any]:
@@ -104,6 +97,6 @@ def _json(descriptor: Descriptor, status: Status) -> dict[str, Any]:
             for step, reading in zip(status.slot.steps, status.readings, strict=True)
         ],
         "violations": status.violations,
-        "cooldown_us": _cooldown_us(status),
+        "cooldown_us": status.cooldown.retry_us if status.cooldown else 0,
         "state": status.state.name.lower() if status.state is not None else None,
     }

@@ -81,9 +81,10 @@ def _watched(slot: Slot, readings: tuple[Reading, ...], watched: Sequence[Readin
             continue
         status = status._replace(violations=number)
         if retry_us > 0:  # never shorter than what the limits ask for
-            in_cooldown = Reading(0, retry_us, reset_us)
-            seconds = _seconds(retry_us)
-            status = status._replace(code=Code.OVER_LIMIT, remaining=0, reset_s=seconds, reading=in_cooldown)
+            cooldown = Reading(0, retry_us, reset_us)
+            status = status._replace(
+                code=Code.OVER_LIMIT, remaining=0, reset_s=_seconds(retry_us), reading=cooldown, cooldown=cooldown
+            )
     return status
 
 

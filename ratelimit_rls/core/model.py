@@ -311,6 +311,7 @@ class Status(NamedTuple):
     readings: tuple[Reading, ...] = ()  # of every limit of the descriptor, in the order of `slot.steps`
     state: State | None = None  # with `warn_at`
     violations: int = 0  # with `penalty`: how many of late
+    cooldown: Reading | None = None  # a penalty that refuses, and not the limits alone; `reading` then is the same
 
 
 class Decision(NamedTuple):

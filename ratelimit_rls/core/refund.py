@@ -20,9 +20,9 @@ def refund(decision: Decision) -> Refund | None:
     charged = list(_charged(decision))
     if not charged:
         return None
-    steps = tuple(replace(step, cost=-step.cost, max_delay_us=0) for _, step in charged)
+    steps = tuple(replace(step, cost=-step.cost) for _, step in charged)
     slots = tuple(Slot(None, (step,), 0) for step in steps)
-    outline = replace(decision.outline, steps=steps, slots=slots, can_wait=False)
+    outline = replace(decision.outline, steps=steps, slots=slots)
     return Refund(outline, tuple(number for number, _ in charged), decision.now_us)
 
 

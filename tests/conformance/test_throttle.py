@@ -90,11 +90,12 @@ def test_a_slot_given_back_is_the_next_callers(store: StoreUnderTest, algorithm:
 
 
 def left_beside(store: StoreUnderTest, beside: Asked, later_us: int) -> int:
-    """What is left of a limit beside a queue when a held caller was charged to both, and has left."""
+    """What is left of a limit beside a queue when a held caller, charged to both, left after somebody else came."""
     plan = queue(Algorithm.GCRA, beside)
     _, held = store.spend(plan, plan)
     assert held.readings[0].wait_us
     store.now_us += later_us
+    store.ask(beside)
     store.give_back(plan, held)
     return store.spend(queue(Algorithm.GCRA, beside, cost=0, beside_cost=0))[0].readings[1].left
 
@@ -104,15 +105,23 @@ def test_what_was_charged_to_a_window_is_given_back_while_the_window_lasts(
     store: StoreUnderTest, windowed: Algorithm
 ) -> None:
     beside = step("w", 10, unit=Unit.SECOND, algorithm=windowed)
-    assert left_beside(store, beside, later_us=999 * MS) == 9
+    assert left_beside(store, beside, later_us=999 * MS) == 8
     store.now_us += 10_000 * MS - 999 * MS
     after = left_beside(store, beside, later_us=1000 * MS)
-    assert after == (10 if windowed is Algorithm.FIXED_WINDOW else 8)  # those two have not slid out
+    assert after == (9 if windowed is Algorithm.FIXED_WINDOW else 7)  # of three, two have not slid out
 
 
 def test_what_was_charged_to_a_log_is_not_given_back(store: StoreUnderTest) -> None:
     """The log would forget its newest entry, which is not the one that was charged."""
-    assert left_beside(store, step("log", 10, algorithm=Algorithm.SLIDING_LOG), later_us=0) == 8
+    assert left_beside(store, step("log", 10, algorithm=Algorithm.SLIDING_LOG), later_us=0) == 7
+
+
+def test_a_limit_that_gives_nothing_back_does_not_stand_in_the_way_of_one_that_does(store: StoreUnderTest) -> None:
+    full = step("log", 2, algorithm=Algorithm.SLIDING_LOG)
+    plan = queue(Algorithm.GCRA, full)
+    _, held = store.spend(plan, plan)
+    store.give_back(plan, held)
+    assert waits_ms(store, queue(Algorithm.GCRA), 1) == [10]
 
 
 def test_what_was_not_charged_is_not_given_back(store: StoreUnderTest) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ratelimit_rls.core.style import BodyFormat, Deny
 from ratelimit_rls.core.template import Hole
-from ratelimit_rls.transport.answers.subject import cools_down, refusing
+from ratelimit_rls.transport.answers.subject import refusing
 from ratelimit_rls.transport.answers.telling import Telling
 from ratelimit_rls.transport.answers.words import moment, seconds, used, window
 
@@ -77,7 +77,7 @@ def _json(deny: Deny, telling: Telling, request_id: str) -> dict[str, Any]:
 
 def _problem(deny: Deny, telling: Telling) -> dict[str, Any]:
     """The two problem types of draft-11 that a refusal can be, with their registered titles."""
-    cooldown = cools_down(telling.status)
+    cooldown = telling.status.cooldown is not None
     names = telling.vocabulary.policies.names
     wait_s = telling.retry_after_s
     return {
@@ -105,7 +105,7 @@ def _escape(content_type: str) -> Callable[[str], str]:
 
 
 def _reason(telling: Telling) -> str:
-    if cools_down(telling.status):
+    if telling.status.cooldown is not None:
         return "too many violations"
     limit = telling.step.limit
     unit = limit.unit.name.lower()

@@ -8,7 +8,7 @@ from ratelimit_rls.core.model import Reading, State, Status, Step
 from ratelimit_rls.core.style import Family
 from ratelimit_rls.transport.answers import structured
 from ratelimit_rls.transport.answers.options import AnswerOptions
-from ratelimit_rls.transport.answers.subject import cools_down, refusing, spoken_of
+from ratelimit_rls.transport.answers.subject import refusing, spoken_of
 from ratelimit_rls.transport.answers.telling import Telling
 from ratelimit_rls.transport.answers.words import moment, remaining, seconds, until_us, visible
 
@@ -65,10 +65,9 @@ def _three(telling: Telling, reset: int) -> Lines:
 
 def _windows(telling: Telling) -> Iterator[Line]:
     status, now_us = telling.status, telling.decision.now_us
-    cooldown = status.reading if cools_down(status) else None
     labels = telling.vocabulary.labels(status.slot)
     for label, step, reading in zip(labels, status.slot.steps, status.readings, strict=True):
-        told = cooldown or reading  # until its end none of the windows lets anything pass
+        told = status.cooldown or reading  # until its end none of the windows lets anything pass
         limit = step.limit.requests_per_unit
         yield f"X-RateLimit-Limit-{label}", str(limit)
         yield f"X-RateLimit-Remaining-{label}", str(min(remaining(told), limit) if told.allowed else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ratelimit_rls.core.model import Code, Decision, Penalty, Reading, Status, Step
+from ratelimit_rls.core.model import Code, Decision, Reading, Status, Step
 
 _OVER_LIMIT = Code.OVER_LIMIT  # every refusal asks for it several times
 
@@ -76,17 +76,10 @@ def retry_after_s(blamed: Sequence[Status]) -> int:
     return longest_s
 
 
-def cools_down(status: Status) -> bool:
-    """Whether a penalty refuses, and not the limits alone: then the reading told is none of theirs."""
-    if status.code is not _OVER_LIMIT or not any(isinstance(watcher, Penalty) for watcher in status.slot.watchers):
-        return False
-    return all(status.reading is not reading for reading in status.readings)
-
-
 def refusing(blamed: Iterable[Status]) -> Iterator[tuple[Step, Reading]]:
     """The limits that refuse, and for how long; during a cooldown all of the descriptor's, for as long as it lasts."""
     for status in blamed:
-        cooldown = status.reading if cools_down(status) else None
+        cooldown = status.cooldown
         for step, reading in zip(status.slot.steps, status.readings, strict=True):
             if not step.shadow_mode and (cooldown is not None or not reading.allowed):
                 yield step, cooldown or reading

@@ -155,6 +155,27 @@ async def test_what_is_not_ours_counts_as_nothing_and_harms_nobody_else(
     assert [answer.readings[0].left for answer in answers if isinstance(answer, Answer)] == [2, 2]
 
 
+@pytest.mark.parametrize("text", ["{fraction}", "{huge}"])
+async def test_a_number_that_we_would_not_have_written_counts_as_nothing(any_redis: RedisServer, text: str) -> None:
+    """Though it names the present window: a part of a hit, or more of them than a state can hold."""
+    index = int(time.time() // 60) % 65536
+    numbers = {"fraction": f"{5 * 65536 + index}.25", "huge": str(2**53 + index + index % 2)}
+    poisoned = step("poisoned")
+    any_redis.cli("SET", poisoned.key, text.format(**numbers))
+    async with connected(at(any_redis)) as store:
+        assert await left(store, "poisoned") == 3
+
+
+async def test_what_cannot_be_forgotten_in_time_is_said_not_to_be(any_redis: RedisServer) -> None:
+    async with connected(at(any_redis), timeout_s=0.1) as store:
+        any_redis.pause()
+        try:
+            with pytest.raises(StoreTimeout):
+                await store.forget([b"k"])
+        finally:
+            any_redis.resume()
+
+
 @pytest.mark.parametrize("text", ["garbage", "nan", "inf", "1e400", "5 1", "5 1 ", "0 2 5", "-1"])
 async def test_a_watchers_state_that_is_not_ours_counts_as_nothing(any_redis: RedisServer, text: str) -> None:
     plan = watched_call(Watched((step("k", 9),), (Penalty(1_000_000, 1, (2,)), WarnAt(800))))

@@ -117,6 +117,7 @@ def test_what_watchers_say_is_told_beside_the_limits() -> None:
     (status,) = decision.statuses
     assert (status.code, status.remaining, status.violations, status.state) == (Code.OK, 1, 2, State.WARNING)
     assert status.readings == (Reading(1, 0, 500_000),)
+    assert status.cooldown is None
 
 
 def test_a_cooldown_is_a_refusal_by_its_limit_for_as_long_as_it_lasts() -> None:
@@ -127,7 +128,7 @@ def test_a_cooldown_is_a_refusal_by_its_limit_for_as_long_as_it_lasts() -> None:
     assert decision.code is Code.OVER_LIMIT
     assert (status.code, status.remaining, status.reset_s, status.state) == (Code.OVER_LIMIT, 0, 3, State.THROTTLED)
     assert status.step is decision.outline.steps[0]
-    assert status.reading == Reading(0, 2_500_000, 9_000_000)
+    assert status.reading == status.cooldown == Reading(0, 2_500_000, 9_000_000)
 
 
 def test_a_call_is_held_until_the_last_of_its_slots() -> None:

@@ -34,7 +34,6 @@ def _owed(descriptors: tuple[Descriptor, ...], *readings: Reading) -> dict[int, 
     if owed is None:
         return {}
     assert owed.charged_at_us == 1_000
-    assert not owed.outline.can_wait
     return {number: step.cost for number, step in zip(owed.numbers, owed.outline.steps, strict=True)}
 
 

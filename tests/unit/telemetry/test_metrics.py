@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Slot, Step, Unit
+from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Slot, State, Step, Unit, WarnAt
 from ratelimit_rls.telemetry.metrics import MOST_PATHS, OTHER, LimitCounters, Metrics, near_limit
 
 LIMIT = 20  # near above 16
@@ -66,6 +66,22 @@ def test_a_refund_is_counted_apart() -> None:
     counters = counted(5, -3)
 
     assert (counters.total_negative_hits, counters.total_hits) == (3, 0)
+
+
+def test_calls_in_the_states_of_warn_at_are_counted_and_told_of_where_there_are_any() -> None:
+    metrics = Metrics()
+    step = Step(Limit(LIMIT, Unit.MINUTE), 1, Charge.ADMITTED)
+    outline = Outline("d", True, (step,), (Slot(None, (step,), 1, "d.k", watchers=(WarnAt(800),)),))
+    counters = metrics.limit("d.k")
+    metrics.limit("d.other")
+    for state in (State.NORMAL, State.WARNING, State.WARNING, State.THROTTLED):
+        refused = state is State.THROTTLED
+        reading = Reading(0, 1 if refused else 0, 1)
+        metrics.record(decide(outline, Answer(refused, 0, (reading, Reading(state, 0, 0)))), (counters,))
+
+    told = {name: count for name, count in metrics.names() if ".state_" in name}
+    prefix = "ratelimit.service.rate_limit.d.k"
+    assert told == {f"{prefix}.state_warning": 2, f"{prefix}.state_throttled": 1}
 
 
 def test_the_near_limit_is_computed_in_single_precision() -> None:

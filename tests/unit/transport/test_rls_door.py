@@ -49,8 +49,8 @@ def limiter() -> Limiter:
     return Limiter()
 
 
-def ask(user: str, domain: str = "edge") -> bytes:
-    request = RateLimitRequest(domain=domain)
+def ask(user: str, domain: str = "edge", hits: int = 0) -> bytes:
+    request = RateLimitRequest(domain=domain, hits_addend=hits)
     request.descriptors.add().entries.add(key="user", value=user)
     return bytes(request.SerializeToString())
 
@@ -123,6 +123,12 @@ async def test_refusals_are_not_remembered(limiter: Limiter) -> None:
 
 def known(limiter: Limiter, message: bytes) -> Known[Wording]:
     return Known(limiter.prepare(decode(message)), Wording(()))
+
+
+def test_what_a_request_brought_weighs_in_the_cache(limiter: Limiter) -> None:
+    """Of hits that few others have, a whole kind of request is kept with it."""
+    light, heavy = (weight_bytes(message, known(limiter, message)) for message in (ask("a"), ask("a", hits=70_000)))
+    assert heavy - light > 1_000
 
 
 def test_the_cache_stays_within_its_bytes_and_still_hits_when_more_come_round_than_fit(limiter: Limiter) -> None:
