@@ -11,7 +11,7 @@ import click
 
 from ratelimit_rls.cli.descriptor import descriptor_options, format_descriptor, parse_descriptors
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.normal_form import deny_form, penalty_form, style_form
+from ratelimit_rls.cli.normal_form import deny_form, hot_form, penalty_form, style_form
 from ratelimit_rls.cli.rules import load, rules_arguments
 from ratelimit_rls.cli.words import deny_words, printable, rule_words, style_words
 from ratelimit_rls.core.explain import Attempt, Explanation, Outcome
@@ -137,6 +137,8 @@ def _json(told: Explanation, planned: _Planned) -> dict[str, Any]:
         "max_delay": format_span(rule.max_delay_us) if rule and rule.max_delay_us else None,
         "penalty": penalty_form(rule.penalty) if rule and rule.penalty else None,
         "warn_at": rule.warn_at.permille / 1000 if rule and rule.warn_at else None,
+        "hot": hot_form(rule.hot) if rule and rule.hot else None,
+        "on_store_failure": rule.on_store_failure.value if rule and rule.on_store_failure else None,
         "answer": style_form(rule.style) if rule else None,
         "deny": deny_form(rule.deny) if rule and rule.deny else None,
         "replaced": _replaced(planned.slot),

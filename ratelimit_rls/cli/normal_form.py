@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratelimit_rls.core.model import Algorithm, Charge, Limit, Penalty, Rule
+from ratelimit_rls.core.keys import ShardBy
+from ratelimit_rls.core.model import Algorithm, Charge, Hot, Limit, OnStoreFailure, Penalty, Rule
 from ratelimit_rls.core.span import format_span
 from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 from ratelimit_rls.core.tree import Node
@@ -41,17 +42,23 @@ def _place(node: Node) -> tuple[str, int, int]:
 
 def _domain(root: Node, mapping: YamlNode | None, *, with_places: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {"domain": root.key}
+    if root.shard_by is not ShardBy.DESCRIPTOR:
+        shown["shard_by"] = root.shard_by.value
+    if root.on_store_failure is not None:
+        shown["on_store_failure"] = root.on_store_failure.value
     if root.style != PLAIN:
         shown["answer"] = style_form(root.style)
     if root.deny is not None:
         shown["deny"] = deny_form(root.deny)
     if mapping is not None:
         shown["ext_authz"] = _as_written(mapping)
-    descriptors = [_descriptor(node, root, with_places=with_places) for node in in_file_order(root)]
+    above = root.on_store_failure
+    descriptors = [_descriptor(node, root, above, with_places=with_places) for node in in_file_order(root)]
     return {**shown, "descriptors": descriptors} if descriptors else shown
 
 
-def _descriptor(node: Node, root: Node, *, with_places: bool) -> dict[str, Any]:
+def _descriptor(node: Node, root: Node, above: OnStoreFailure | None, *, with_places: bool) -> dict[str, Any]:
+    """`above` is the `on_store_failure` that what is written above hands down."""
     shown: dict[str, Any] = {"key": node.key}
     if node.value:
         shown["value"] = node.value
@@ -63,8 +70,11 @@ def _descriptor(node: Node, root: Node, *, with_places: bool) -> dict[str, Any]:
         if with_places:
             shown["path"] = node.rule.path
         shown.update(_rule(node.rule, root))
+        if node.rule.on_store_failure not in (None, above):
+            above = node.rule.on_store_failure
+            shown["on_store_failure"] = above.value
     shown.update({name: True for name in ("share_threshold", "value_to_metric") if getattr(node, name)})
-    descriptors = [_descriptor(child, root, with_places=with_places) for child in in_file_order(node)]
+    descriptors = [_descriptor(child, root, above, with_places=with_places) for child in in_file_order(node)]
     return {**shown, "descriptors": descriptors} if descriptors else shown
 
 
@@ -85,6 +95,8 @@ def _rule(rule: Rule, root: Node) -> dict[str, Any]:
         shown["warn_at"] = rule.warn_at.permille / 1000
     if rule.penalty:
         shown["penalty"] = penalty_form(rule.penalty)
+    if rule.hot:
+        shown["hot"] = hot_form(rule.hot)
     if rule.style != root.style:
         shown["answer"] = style_form(rule.style)
     if rule.deny is not None and rule.deny != root.deny:
@@ -115,6 +127,10 @@ def penalty_form(penalty: Penalty) -> dict[str, Any]:
         "after": penalty.after,
         "multipliers": list(penalty.multipliers),
     }
+
+
+def hot_form(hot: Hot) -> dict[str, Any]:
+    return {"lease": format_span(hot.lease_us)}
 
 
 def style_form(style: AnswerStyle) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import click
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.normal_form import documents, in_file_order
 from ratelimit_rls.cli.rules import load, rules_arguments
-from ratelimit_rls.cli.words import deny_words, node_words, printable, rule_words, style_words
+from ratelimit_rls.cli.words import deny_words, domain_words, node_words, printable, rule_words, style_words
 from ratelimit_rls.core.tree import Node
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _drawn(root: Node, *, mapped: bool) -> Iterator[str]:
     name = node_words(root)
     rows = list(_rows(root, ""))
     width = max([len(name), *(len(text) for text, _ in rows)])
-    of_domain = ", ".join(filter(None, (style_words(root.style), deny_words(root.deny), "ext_authz" if mapped else "")))
+    of_domain = ", ".join(filter(None, (domain_words(root), "ext_authz" if mapped else "")))
     yield f"{click.style(name, bold=True)}{' ' * (width - len(name))}  {of_domain}".rstrip()
     for text, node in rows:
         yield f"{text:<{width}}  {_told(node, root)}".rstrip()

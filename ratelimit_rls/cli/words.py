@@ -5,6 +5,7 @@ Whatever a file or a request says is printed on one line: what could move the cu
 
 from __future__ import annotations
 
+from ratelimit_rls.core.keys import ShardBy
 from ratelimit_rls.core.model import Limit, Penalty, Rule
 from ratelimit_rls.core.span import format_span
 from ratelimit_rls.core.style import AnswerStyle, BodyFormat, Deny
@@ -37,6 +38,10 @@ def rule_words(rule: Rule) -> str:
         words.append(penalty_words(rule.penalty))
     if rule.warn_at:
         words.append(f"warn at {rule.warn_at.permille / 10:g} %")
+    if rule.hot:
+        words.append(f"leases of {format_span(rule.hot.lease_us)}")
+    if rule.on_store_failure:
+        words.append(f"on store failure {rule.on_store_failure.value}")
     words.extend(f"name {limit.name}" for limit in rule.limits if limit.name)
     if rule.replaces:
         words.append(f"replaces {' '.join(sorted(rule.replaces))}")
@@ -54,6 +59,16 @@ def wait_words(us: int) -> str:
     is promised too early and what is left is never nothing."""
     each_us = 1_000_000 if us >= 10_000_000 else 1_000
     return format_span(-(-us // each_us) * each_us)
+
+
+def domain_words(root: Node) -> str:
+    """What is said of the whole domain, and not as by default."""
+    words = [style_words(root.style), deny_words(root.deny)]
+    if root.on_store_failure:
+        words.append(f"on store failure {root.on_store_failure.value}")
+    if root.shard_by is not ShardBy.DESCRIPTOR:
+        words.append(f"shard by {root.shard_by.value}")
+    return ", ".join(filter(None, words))
 
 
 def style_words(style: AnswerStyle) -> str:

@@ -47,12 +47,13 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
 def _match_override(root: Node, descriptor: Descriptor) -> Match:
     """A limit in the request replaces the tree altogether: no shadow, no name, no exemption (reference behaviour).
 
-    What is told of it is worded as the domain says.
+    What is told of it, and what happens to it without a store, is as the domain says.
     """
     assert descriptor.limit is not None
     path = ".".join([root.key, *(_label(entry.key, entry.value) for entry in descriptor.entries)])
     limit = Limit(descriptor.limit.requests_per_unit, descriptor.limit.unit)
-    return Match(Rule(path=path, limits=(limit,), style=root.style, deny=root.deny), descriptor.entries, path)
+    rule = Rule(path=path, limits=(limit,), style=root.style, deny=root.deny, on_store_failure=root.on_store_failure)
+    return Match(rule, descriptor.entries, path)
 
 
 def _metric_path(domain: str, rule: Rule, walked: list[tuple[Entry, Node, bool]]) -> str:

@@ -74,6 +74,15 @@ class Charge(Enum):
     ADMITTED = "admitted"  # hits count only if the whole call passes
 
 
+class OnStoreFailure(Enum):
+    """What a call is told when the store did not answer. Where the rules of a call differ, the first of these holds."""
+
+    DENY = "deny"
+    ERROR = "error"  # no answer at all: Envoy's own `failure_mode_deny` decides
+    LOCAL = "local"  # decided in this process, by its share of the limit
+    ALLOW = "allow"
+
+
 class Code(IntEnum):
     """RateLimitResponse.Code."""
 
@@ -183,6 +192,13 @@ Watcher = Penalty | WarnAt
 """What looks at how a descriptor's limits fare, and keeps a state of its own beside theirs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """A counter that is moved so often that each process takes hits in advance (store/leases.py)."""
+
+    lease_us: int
+
+
 class State(IntEnum):
     """How a descriptor with `warn_at` stands, numbered as in lua/warning.lua."""
 
@@ -209,6 +225,8 @@ class Rule:
     warn_at: WarnAt | None = None
     style: AnswerStyle = PLAIN
     deny: Deny | None = None
+    on_store_failure: OnStoreFailure | None = None  # None: as the process is set
+    hot: Hot | None = None
 
     @property
     def unlimited(self) -> bool:
@@ -265,6 +283,7 @@ class Outline:
     own_bytes: int = 0  # its weight, if the request brought some of it (limits, hits, names of metrics): few share it
     purpose: Purpose = Purpose.DECIDE
     can_wait: bool = False  # an answer may have to be held
+    on_store_failure: OnStoreFailure = OnStoreFailure.ERROR
 
 
 class Plan(NamedTuple):
@@ -297,6 +316,9 @@ class Answer(NamedTuple):
     refused: bool  # the call's verdict, on which the spending hung
     now_us: int  # the store's clock when it decided
     readings: tuple[Reading, ...]  # one per key of the plan
+    granted: int = 0  # of a plan that takes as many hits as there are: how many it took
+    remembered: bool = False  # a refusal that still held, so that the store was not asked
+    again: bool = False  # of a call that counts once: this was told before, and nothing was charged now
 
 
 class Status(NamedTuple):
@@ -324,3 +346,5 @@ class Decision(NamedTuple):
     now_us: int = 0
     wait_us: int = 0  # above 0: admitted, and to be answered after so long
     held_by: int = -1  # then: the number of the plan's key whose slot is waited for
+    without_store: OnStoreFailure | None = None  # the store did not answer, and this is what was done instead
+    remembered: bool = False  # a refusal that still held, so that the store was not asked

@@ -18,6 +18,7 @@ from ratelimit_rls.core.model import (
     Descriptor,
     Limit,
     Match,
+    OnStoreFailure,
     Outline,
     Plan,
     Purpose,
@@ -76,6 +77,7 @@ class Policy:
     quota_mode: bool = False
     shadow_mode: bool = False
     override_charge: Charge = Charge.ALWAYS  # who pays for limits that arrive in the request
+    on_store_failure: OnStoreFailure = OnStoreFailure.ERROR  # of rules that do not say it
 
 
 class Planner:
@@ -92,10 +94,13 @@ class Planner:
         check(request)
         matches = match(self._tree, request)
         outline = self._outline(request, matches)
+        if not outline.steps:
+            return Plan(outline, ())
+        shard_by = self._tree.domains[request.domain].shard_by
         keys: list[bytes] = []
         for found, slot in zip(matches, outline.slots, strict=True):
             if slot.steps:
-                tag = encode_tag(request.domain, found.entries)
+                tag = encode_tag(request.domain, found.entries, shard_by)
                 keys += [storage_key(self._policy.key_prefix, tag, step.limit) for step in slot.steps]
                 keys += [watcher_key(self._policy.key_prefix, tag, watcher) for watcher in slot.watchers]
         return Plan(outline, tuple(keys))
@@ -147,6 +152,7 @@ class Planner:
             own_bytes=_weight_bytes(slots) + brought_bytes if is_own else 0,
             purpose=request.purpose,
             can_wait=any(step.max_delay_us and step.cost > 0 for step in steps),
+            on_store_failure=self._on_store_failure(request, slots),
         )
 
     def _slot(self, request: Request, descriptor: Descriptor, found: Match, replaced: frozenset[str]) -> Slot:
@@ -184,6 +190,23 @@ class Planner:
             yield rule.penalty
         if rule.warn_at is not None:
             yield rule.warn_at
+
+    def _on_store_failure(self, request: Request, slots: Sequence[Slot]) -> OnStoreFailure:
+        """The first, in the order of the enum, of what the rules say that the store would have been asked about."""
+        said = {self._slot_on_store_failure(request, slot) for slot in slots if slot.steps}
+        return next((policy for policy in OnStoreFailure if policy in said), self._policy.on_store_failure)
+
+    def _slot_on_store_failure(self, request: Request, slot: Slot) -> OnStoreFailure:
+        """What the store could not have refused is not refused for want of one: limits on trial, what has happened
+        already, and what is given back."""
+        said = slot.rule.on_store_failure if slot.rule else None
+        policy = said or self._policy.on_store_failure
+        if policy is not OnStoreFailure.DENY:
+            return policy
+        on_trial = self._policy.shadow_mode or all(step.shadow_mode for step in slot.steps)
+        gives_back = all(step.cost < 0 for step in slot.steps)
+        is_refused = not on_trial and not gives_back and request.purpose is not Purpose.REPORT
+        return policy if is_refused else OnStoreFailure.ALLOW
 
     def _refusals_hold(self, request: Request) -> bool:
         """Where a refusal need not hold, or comes after the fact, nobody is made to wait for it, or penalised."""

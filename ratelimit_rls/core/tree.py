@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ratelimit_rls.core.attributes import AttributeMapping
-from ratelimit_rls.core.model import Entry, Position, Rule
+from ratelimit_rls.core.keys import ShardBy
+from ratelimit_rls.core.model import Entry, OnStoreFailure, Position, Rule
 from ratelimit_rls.core.pattern import Pattern, parse_address
 from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 
@@ -70,6 +71,8 @@ class Node:
     position: Position | None = None
     style: AnswerStyle = PLAIN  # of a domain: of limits that arrive in requests, since each rule has its own
     deny: Deny | None = None  # likewise
+    on_store_failure: OnStoreFailure | None = None  # likewise
+    shard_by: ShardBy = ShardBy.DESCRIPTOR  # of a domain
     exact: Mapping[tuple[str, str], Node] = field(default_factory=dict)
     wildcards: tuple[Wildcard, ...] = ()  # in file order
     patterns: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # by key, in the order they are tried

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ratelimit_rls.core.attributes import AttributeMapping
-from ratelimit_rls.core.model import Charge, Position
+from ratelimit_rls.core.keys import ShardBy
+from ratelimit_rls.core.model import Charge, OnStoreFailure, Position
 from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 from ratelimit_rls.core.tree import Node, Tree
 from ratelimit_rls.errors import Problem, RulesError
@@ -21,10 +22,11 @@ from ratelimit_rls.rules.deny import compile_deny
 from ratelimit_rls.rules.descriptor import Level, add_descriptor
 from ratelimit_rls.rules.document import Document, Written, read_document
 from ratelimit_rls.rules.ext_authz import compile_mapping
-from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, Findings
 from ratelimit_rls.rules.load import Source, load
 from ratelimit_rls.rules.node import YamlNode
-from ratelimit_rls.rules.rule import Inherited, read_charge
+from ratelimit_rls.rules.rule import Inherited
+from ratelimit_rls.rules.word import Words, read_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,10 @@ class _Domain:
     name: str
     position: Position
     parts: list[_Part] = field(default_factory=list)
-    charge: Written[str] | None = None
+    words: dict[str, Written[str]] = field(default_factory=dict)  # `charge` and the like, as first written
+    charge: Charge | None = None
+    on_store_failure: OnStoreFailure | None = None
+    shard_by: ShardBy | None = None
     blocks: dict[str, Written[YamlNode]] = field(default_factory=dict)  # `answer` and the like, as first written
     style: AnswerStyle = PLAIN
     deny: Deny | None = None
@@ -101,7 +106,10 @@ class _Domain:
         """What is said of the whole domain is read wherever it stands, and counts where it stands first."""
         self.parts.append(part)
         document, found = part.document, part.found
-        self._take_charge(document.charge, found)
+        self.charge = self._word("charge", document.charge, Charge, found) or self.charge
+        on_failure = self._word("on_store_failure", document.on_store_failure, OnStoreFailure, found)
+        self.on_store_failure = on_failure or self.on_store_failure
+        self.shard_by = self._word("shard_by", document.shard_by, ShardBy, found) or self.shard_by
         style, deny = compile_style(document.answer, found), compile_deny(document.deny, found)
         mapping = compile_mapping(document.ext_authz.value, found) if document.ext_authz else None
         if self._is_first("answer", document.answer, found) and style is not None:
@@ -111,14 +119,14 @@ class _Domain:
         if self._is_first("ext_authz", document.ext_authz, found):
             self.mapping = mapping
 
-    def _take_charge(self, charge: Written[str] | None, found: Findings) -> None:
-        if charge is None:
-            return
-        read_charge(charge, found)
-        if self.charge is None:
-            self.charge = charge
-        elif self.charge.value != charge.value:
-            found.error(charge.position, offences.charge_conflict(self.name, self.charge.position))
+    def _word(self, key: str, written: Written[str] | None, words: type[Words], found: Findings) -> Words | None:
+        """Files may repeat it, and must not differ in it."""
+        if written is not None:
+            first = self.words.setdefault(key, written)
+            if first.value != written.value:
+                of_rules = key in DESCRIPTOR_KEYS
+                found.error(written.position, offences.word_conflict(key, self.name, first.position, of_rules=of_rules))
+        return read_word(key, written, words, found)
 
     def _is_first(self, key: str, written: Written[YamlNode] | None, found: Findings) -> bool:
         if written is None:
@@ -157,9 +165,15 @@ def _domains(parts: Iterable[_Part], merge_domains: bool) -> list[_Domain]:
 
 def _build(domain: _Domain, default: Charge) -> Node:
     level = Level()
-    charge = Charge(domain.charge.value) if domain.charge and domain.charge.value in offences.CHARGES else None
-    inherited = Inherited(charge, default, domain.style, domain.deny)
+    inherited = Inherited(domain.charge, default, domain.style, domain.deny, domain.on_store_failure)
     for part in domain.parts:
         for document in part.document.descriptors:
             add_descriptor(level, domain.name, document, part.found, inherited)
-    return level.node(domain.name, position=domain.position, style=domain.style, deny=domain.deny)
+    return level.node(
+        domain.name,
+        position=domain.position,
+        style=domain.style,
+        deny=domain.deny,
+        on_store_failure=domain.on_store_failure,
+        shard_by=domain.shard_by or ShardBy.DESCRIPTOR,
+    )

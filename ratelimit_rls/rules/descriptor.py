@@ -75,6 +75,7 @@ def add_descriptor(
     if share_threshold and key and WILDCARD not in label and document.match is None:
         assert document.share_threshold is not None
         found.error(document.share_threshold.position, offences.share_without_wildcard(label))
+    inherited = inherited.below(document, found)
     rule = compile_rule(path, document, found, inherited)
     below = Level()
     for child in document.descriptors:

@@ -72,6 +72,8 @@ class DescriptorDocument:
     max_delay: Written[str] | None = None
     warn_at: Written[YamlNode] | None = None
     penalty: Written[YamlNode] | None = None
+    hot: Written[YamlNode] | None = None
+    on_store_failure: Written[str] | None = None
     answer: Written[YamlNode] | None = None
     deny: Written[YamlNode] | None = None
     enabled: Written[bool] | None = None
@@ -97,6 +99,8 @@ class Document:
     domain: Written[str] | None = None
     descriptors: tuple[DescriptorDocument, ...] = ()
     charge: Written[str] | None = None
+    on_store_failure: Written[str] | None = None
+    shard_by: Written[str] | None = None
     answer: Written[YamlNode] | None = None
     deny: Written[YamlNode] | None = None
     ext_authz: Written[YamlNode] | None = None
@@ -118,6 +122,8 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
         domain=fields.text("domain"),
         descriptors=fields.maps("descriptors", "[]config.YamlDescriptor", _read_descriptor),
         charge=fields.text("charge"),
+        on_store_failure=fields.text("on_store_failure"),
+        shard_by=fields.text("shard_by"),
         answer=fields.node("answer"),
         deny=fields.node("deny"),
         ext_authz=fields.node("ext_authz"),
@@ -140,6 +146,8 @@ def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
         max_delay=fields.text("max_delay"),
         warn_at=fields.node("warn_at"),
         penalty=fields.node("penalty"),
+        hot=fields.node("hot"),
+        on_store_failure=fields.text("on_store_failure"),
         answer=fields.node("answer"),
         deny=fields.node("deny"),
         enabled=fields.truth("enabled"),

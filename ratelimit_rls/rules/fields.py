@@ -7,7 +7,7 @@ forgiven. All is reported to the findings of the file, with its place, and readi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ratelimit_rls.rules import offences
@@ -21,9 +21,13 @@ T = TypeVar("T")
 class Fields:
     """The values of one mapping. Null is the same as absent."""
 
-    def __init__(self, node: YamlNode, keys: tuple[str, ...], found: Findings) -> None:
+    def __init__(
+        self, node: YamlNode, keys: tuple[str, ...], found: Findings, refused: Mapping[str, str] | None = None
+    ) -> None:
+        """`refused` are keys that somebody may well try, each with the sentence that says what to do instead."""
         self.node = node
         self._found = found
+        self._refused = refused or {}
         self._values: dict[str, YamlNode] = {}
         if not isinstance(node, YamlMap):
             found.error(node, f"{excerpt(node)} is not a mapping; its keys are {', '.join(keys)}")
@@ -35,7 +39,9 @@ class Fields:
             found.error(node, f"'{name}' is written twice")
 
     def _add(self, key: YamlNode, value: YamlNode, keys: tuple[str, ...]) -> None:
-        if not isinstance(key, YamlScalar) or key.text not in keys:
+        if isinstance(key, YamlScalar) and key.text in self._refused:
+            self._found.error(key, self._refused[key.text])
+        elif not isinstance(key, YamlScalar) or key.text not in keys:
             self._found.error(key, offences.unknown_key(excerpt(key), keys, ()))
         elif not is_null(value):
             self._values[key.text] = value

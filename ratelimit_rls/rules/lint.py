@@ -26,7 +26,7 @@ MOST_COMPARED = 500
 a different problem."""
 
 _NEEDS_REFUSALS = ("penalty", "warn_at", "answer", "deny")
-_NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata", *_NEEDS_REFUSALS)
+_NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata", "hot", *_NEEDS_REFUSALS)
 _NEEDS_COUNTER = ("unit", "requests_per_unit", "algorithm", "burst", "unit_multiplier", "calendar", "timezone")
 
 
@@ -100,6 +100,9 @@ def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
             written = getattr(descriptor, key)
             if written is not None:
                 yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+    failure = descriptor.on_store_failure
+    if failure is not None and not any(map(_is_counted, _and_below(descriptor))):
+        yield _warning(failure.position, "no-effect", offences.no_effect_without_store("on_store_failure"))
     if _is_allowed(descriptor) and any(not is_unlimited(limit) for limit in descriptor.rate_limits):
         for name, limited in (("rate_limit", descriptor.rate_limit), ("limits", descriptor.limits)):
             if limited is not None:
@@ -110,6 +113,10 @@ def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
                 written = getattr(limit, key)
                 if written is not None:
                     yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+
+
+def _is_counted(descriptor: DescriptorDocument) -> bool:
+    return bool(descriptor.rate_limits) and not _allows_everything(descriptor)
 
 
 def _allows_everything(descriptor: DescriptorDocument) -> bool:
@@ -184,7 +191,12 @@ def _limits(document: Document) -> Iterator[RateLimitDocument]:
 
 
 def _descriptors(document: Document) -> Iterator[DescriptorDocument]:
-    waiting = list(document.descriptors)
+    for descriptor in document.descriptors:
+        yield from _and_below(descriptor)
+
+
+def _and_below(descriptor: DescriptorDocument) -> Iterator[DescriptorDocument]:
+    waiting = [descriptor]
     while waiting:
         descriptor = waiting.pop()
         yield descriptor

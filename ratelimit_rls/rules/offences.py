@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from zoneinfo import available_timezones
 
-from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Charge, Limit, Penalty, Position, Unit
+from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Limit, Penalty, Position, Unit
+from ratelimit_rls.core.span import format_span
 from ratelimit_rls.core.style import Family
 from ratelimit_rls.errors import one_line
 
 UNITS = ("second", "minute", "hour", "day", "week", "month", "year")
 ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm)
-CHARGES = tuple(charge.value for charge in Charge)
 BURSTY = tuple(algorithm.value for algorithm in Algorithm if algorithm.has_burst)
 
 LONGEST_SLIDING_LOG = 10_000
@@ -147,8 +147,10 @@ def duplicate_domain(domain: str, first: Position) -> str:
     )
 
 
-def charge_conflict(domain: str, first: Position) -> str:
-    return f"domain '{domain}' has another charge at {first}; a domain has one, and a rule may have its own"
+def word_conflict(key: str, domain: str, first: Position, *, of_rules: bool) -> str:
+    """`of_rules`: whether a rule may say it too."""
+    right = "and a rule may have its own" if of_rules else "the same in all its files"
+    return f"domain '{_cut(domain)}' has another {key} at {first}; a domain has one, {right}"
 
 
 def said_twice(key: str, domain: str, first: Position) -> str:
@@ -192,10 +194,6 @@ def replaces_itself() -> str:
 
 def unknown_algorithm(name: str) -> str:
     return f"algorithm '{_cut(name)}' is not one of {', '.join(ALGORITHMS)}{_did_you_mean(name.lower(), ALGORITHMS)}"
-
-
-def unknown_charge(name: str) -> str:
-    return f"charge '{_cut(name)}' is not one of {', '.join(CHARGES)}{_did_you_mean(name.lower(), CHARGES)}"
 
 
 def burst_without_bucket(algorithm: Algorithm) -> str:
@@ -273,8 +271,8 @@ def same_window_twice(limit: Limit) -> str:
     )
 
 
-def unknown_action(name: str, actions: Iterable[str]) -> str:
-    return f"action '{_cut(name)}' is not one of {', '.join(actions)}{_did_you_mean(name.lower(), actions)}"
+def unknown_word(key: str, word: str, known: Iterable[str]) -> str:
+    return f"{key} '{_cut(word)}' is not one of {', '.join(known)}{_did_you_mean(word.lower(), known)}"
 
 
 # -- throttle, penalty, warn_at --------------------------------------------------------------------------------------
@@ -339,6 +337,48 @@ def bad_warn_at(shown: str) -> str:
         f"warn_at: {shown} is not a part of the limit; it is a number above 0.1 and below 1, "
         "with at most three decimals and without quotes, e.g. 0.8"
     )
+
+
+# -- hot -------------------------------------------------------------------------------------------------------------
+
+
+def no_split() -> str:
+    return (
+        "'split' is not needed: leases spare the one node that counts a hot key as well as several counters would, "
+        "and keep one that is exact; use 'lease'"
+    )
+
+
+def lease_too_long(lease_us: int, window_us: int) -> str:
+    return (
+        f"lease: {format_span(lease_us)} is more than half of a window of {format_span(window_us)}, so that it could "
+        f"outlive it; at most {format_span(window_us // 2)}, or a longer window"
+    )
+
+
+def hot_with(what: str) -> str:
+    return (
+        f"{what} with hot, where hits are taken before anybody asks, so that who is refused, and when, is not known "
+        "to the store; drop one of them"
+    )
+
+
+def hot_with_charge() -> str:
+    return (
+        "charge: always with hot, where hits are taken before anybody asks, so that none can be counted of who is "
+        "refused; drop 'charge', it is admitted"
+    )
+
+
+def hot_in_charging_domain() -> str:
+    return (
+        "hot in a domain with charge: always, where what is refused counts too, and a lease knows nothing of it; "
+        "write 'charge: admitted' beside it, or drop it"
+    )
+
+
+def hot_without_limit(what: str) -> str:
+    return f"{what} with hot, where nothing is counted that could be taken in advance; drop one of them"
 
 
 # -- answer and deny --------------------------------------------------------------------------------------------------
@@ -463,6 +503,10 @@ def no_effect_without_limit(key: str) -> str:
 
 def no_effect_when_unlimited(key: str) -> str:
     return f"'{key}' has no effect when unlimited"
+
+
+def no_effect_without_store(key: str) -> str:
+    return f"'{key}' has no effect where nothing is counted, neither on this descriptor nor below it"
 
 
 def limit_beside_allow(key: str) -> str:

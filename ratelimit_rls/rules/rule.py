@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from ratelimit_rls.core.model import Charge, Limit, Rule
+from ratelimit_rls.core.model import Charge, Limit, OnStoreFailure, Rule
 from ratelimit_rls.core.span import span_within
 from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 from ratelimit_rls.rules import offences
@@ -14,8 +14,10 @@ from ratelimit_rls.rules.answer import compile_style
 from ratelimit_rls.rules.deny import compile_deny
 from ratelimit_rls.rules.document import DescriptorDocument, Written
 from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.rules.hot import compile_hot
 from ratelimit_rls.rules.limit import compile_limits, is_unlimited
 from ratelimit_rls.rules.watchers import compile_penalty, compile_warn_at
+from ratelimit_rls.rules.word import read_word
 
 _MAX_DELAY = span_within(1_000, 60_000_000)
 DEFAULT_MAX_DELAY_US = 1_000_000
@@ -32,18 +34,24 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a rule takes from its domain and the settings where it says nothing itself."""
+    """What a rule takes from its domain, the descriptors above it and the settings where it says nothing itself."""
 
     charge: Charge | None = None  # the domain's
     default_charge: Charge = Charge.ALWAYS  # of rules in the reference's grammar alone
     style: AnswerStyle = PLAIN
     deny: Deny | None = None
+    on_store_failure: OnStoreFailure | None = None  # the one thing that descriptors hand down, too
+
+    def below(self, document: DescriptorDocument, found: Findings) -> Inherited:
+        """What holds for `document` itself and everything below it."""
+        own = read_word("on_store_failure", document.on_store_failure, OnStoreFailure, found)
+        return self if own is None else replace(self, on_store_failure=own)
 
 
 def compile_rule(path: str, document: DescriptorDocument, found: Findings, inherited: Inherited) -> Rule | None:
     """None where nothing is limited. What is switched off is still read, so that switching it on holds no surprise."""
-    charge = read_charge(document.charge, found)
-    action = _action(document, found)
+    charge = read_word("charge", document.charge, Charge, found)
+    action = read_word("action", document.action, Action, found) if document.action else Action.REJECT
     if document.limits is not None and document.rate_limit is not None:
         found.error(document.limits.position, offences.limits_beside_rate_limit())
     limits = compile_limits(document, found, is_queue=action is Action.THROTTLE)
@@ -51,17 +59,21 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
     penalty = compile_penalty(document.penalty, found)
     _check_penalty(document, action, found)
     warn_at = compile_warn_at(document.warn_at, found)
+    hot = compile_hot(document.hot, limits, found)
+    _check_hot(document, action, charge, inherited, found)
     style = compile_style(document.answer, found)
     deny = compile_deny(document.deny, found)
     written = document.rate_limits
     if action is not Action.ALLOW and (not written or (document.enabled and not document.enabled.value)):
         return None
-    is_ours = penalty or document.limits is not None or any(limit.uses_new_key for limit in written)
+    is_ours = penalty or hot or document.limits is not None or any(limit.uses_new_key for limit in written)
+    if action is Action.ALLOW:
+        limits = ()
     if action is Action.THROTTLE:
         charge = Charge.ADMITTED
     return Rule(
         path=path,
-        limits=() if action is Action.ALLOW else limits,
+        limits=limits,
         replaces=frozenset(replaced.value for limit in written for replaced in limit.replaces),
         charge=charge or inherited.charge or (Charge.ADMITTED if is_ours else inherited.default_charge),
         shadow_mode=is_on(document.shadow_mode) or action is Action.LOG_ONLY,
@@ -74,32 +86,13 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
         warn_at=warn_at,
         style=style or inherited.style,
         deny=deny or inherited.deny,
+        on_store_failure=inherited.on_store_failure if limits else None,
+        hot=hot,
     )
 
 
 def is_on(written: Written[bool] | None) -> bool:
     return written is not None and written.value
-
-
-def read_charge(written: Written[str] | None, found: Findings) -> Charge | None:
-    if written is None:
-        return None
-    if written.value not in offences.CHARGES:
-        found.error(written.position, offences.unknown_charge(written.value))
-        return None
-    return Charge(written.value)
-
-
-def _action(document: DescriptorDocument, found: Findings) -> Action | None:
-    """None after an error."""
-    written = document.action
-    if written is None:
-        return Action.REJECT
-    names = [action.value for action in Action]
-    if written.value not in names:
-        found.error(written.position, offences.unknown_action(written.value, names))
-        return None
-    return Action(written.value)
 
 
 def _max_delay_us(
@@ -146,6 +139,29 @@ def _check_penalty(document: DescriptorDocument, action: Action | None, found: F
         found.error(document.penalty.position, offences.penalty_with(mode))
     if action is Action.LOG_ONLY:
         found.error(document.penalty.position, offences.penalty_with("action: log_only"))
+
+
+def _check_hot(
+    document: DescriptorDocument, action: Action | None, charge: Charge | None, inherited: Inherited, found: Findings
+) -> None:
+    if document.hot is None:
+        return
+    if document.charge is not None and charge is Charge.ALWAYS:
+        found.error(document.charge.position, offences.hot_with_charge())
+    elif document.charge is None and inherited.charge is Charge.ALWAYS:
+        found.error(document.hot.position, offences.hot_in_charging_domain())
+    for mode, switch in _modes(document):
+        found.error(switch.position, offences.hot_with(mode))
+    if document.action is not None and action in (Action.THROTTLE, Action.LOG_ONLY):
+        found.error(document.action.position, offences.hot_with(f"action: {document.action.value}"))
+    elif document.action is not None and action is Action.ALLOW:
+        found.error(document.action.position, offences.hot_without_limit("action: allow"))
+    for key, watcher in (("penalty", document.penalty), ("warn_at", document.warn_at)):
+        if watcher is not None:
+            found.error(watcher.position, offences.hot_with(key))
+    unlimited = document.rate_limit.unlimited if document.rate_limit else None
+    if unlimited is not None and unlimited.value:
+        found.error(unlimited.position, offences.hot_without_limit("unlimited"))
 
 
 def _modes(document: DescriptorDocument) -> Iterator[tuple[str, Written[bool]]]:

@@ -1,55 +1,96 @@
-"""No two descriptors share a counter."""
+"""No two descriptors share a counter, however a domain is sharded."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.keys import encode_tag, storage_key
-from ratelimit_rls.core.model import Algorithm, Entry, Limit, Unit
+from ratelimit_rls.core.keys import ShardBy, encode_tag, storage_key, watcher_key
+from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt, Watcher
 
 # The machine may be busy: how long an example takes says nothing here.
 patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 # What the encoding itself is made of, so that it gets every chance to be confused, and anything else now and then.
-texts = st.one_of(st.text("ab/=%{}~_2F:", max_size=6), st.text(max_size=6))
-descriptors = st.tuples(texts, st.lists(st.builds(Entry, texts, texts), max_size=4).map(tuple))
+texts = st.one_of(
+    st.text("ab/=%{}~_23AF:", max_size=6), st.text(max_size=6), st.sampled_from(["a:gcra:60", ":penalty"])
+)
+Tagged = tuple[str, tuple[Entry, ...], ShardBy]
+tagged = st.tuples(texts, st.lists(st.builds(Entry, texts, texts), max_size=4).map(tuple), st.sampled_from(ShardBy))
 limits = st.builds(
     Limit, st.integers(0, 2**32 - 1), st.sampled_from([unit for unit in Unit if unit]), st.sampled_from(Algorithm)
 )
+watchers = st.sampled_from([Penalty(1, 1, (1,)), WarnAt(800)])
+states = limits | watchers
+
+
+def key(tag: bytes, state: Limit | Watcher) -> bytes:
+    return storage_key("", tag, state) if isinstance(state, Limit) else watcher_key("", tag, state)
+
+
+def kind(state: Limit | Watcher) -> object:
+    return (state.algorithm, state.unit) if isinstance(state, Limit) else state
 
 
 @patiently
-@given(descriptors, descriptors)
-def test_different_descriptors_have_different_tags(
-    one: tuple[str, tuple[Entry, ...]], other: tuple[str, tuple[Entry, ...]]
-) -> None:
+@given(tagged, tagged)
+def test_different_descriptors_have_different_tags(one: Tagged, other: Tagged) -> None:
     assert (encode_tag(*one) == encode_tag(*other)) == (one == other)
 
 
 @patiently
-@given(descriptors, limits, descriptors, limits)
-def test_different_counters_have_different_keys(
-    one: tuple[str, tuple[Entry, ...]], limit: Limit, other: tuple[str, tuple[Entry, ...]], other_limit: Limit
+@given(tagged, states, tagged, states)
+def test_different_states_have_different_keys(
+    one: Tagged, state: Limit | Watcher, other: Tagged, other_state: Limit | Watcher
 ) -> None:
-    same = (one, limit.algorithm, limit.unit) == (other, other_limit.algorithm, other_limit.unit)
+    same = (one, kind(state)) == (other, kind(other_state))
 
-    keys = storage_key("", encode_tag(*one), limit), storage_key("", encode_tag(*other), other_limit)
-
-    assert (keys[0] == keys[1]) == same
+    assert (key(encode_tag(*one), state) == key(encode_tag(*other), other_state)) == same
 
 
 @patiently
-@given(st.text(min_size=400, max_size=700), st.integers(0, 399))
-def test_long_values_that_differ_in_one_place_have_different_tags(value: str, at: int) -> None:
-    changed = value[:at] + ("a" if value[at] != "a" else "b") + value[at + 1 :]
-
-    assert encode_tag("d", [Entry("k", value)]) != encode_tag("d", [Entry("k", changed)])
-
-
-@patiently
-@given(descriptors)
-def test_a_tag_never_breaks_out_of_its_braces_or_its_line(one: tuple[str, tuple[Entry, ...]]) -> None:
+@given(tagged, texts)
+def test_a_tag_ends_where_everybody_can_see_it(one: Tagged, behind: str) -> None:
+    """So no two keys are the same, whatever is ever put behind the colon."""
     tag = encode_tag(*one)
 
-    assert not set(tag) & set(b"{} \n\r\0")
+    braced, _, rest = (tag + b":" + behind.encode()).partition(b"}")
+    assert braced + b"}" + rest.partition(b":")[0] == tag
+
+
+@patiently
+@given(st.text(min_size=400, max_size=700), st.integers(0, 399), st.sampled_from(ShardBy))
+def test_long_values_that_differ_in_one_place_have_different_tags(value: str, at: int, shard_by: ShardBy) -> None:
+    changed = value[:at] + ("a" if value[at] != "a" else "b") + value[at + 1 :]
+
+    assert encode_tag("d", [Entry("k", value)], shard_by) != encode_tag("d", [Entry("k", changed)], shard_by)
+
+
+@patiently
+@given(st.lists(st.integers(0, 700), min_size=2, max_size=2, unique=True), texts, st.sampled_from(ShardBy))
+def test_a_domain_and_a_value_of_any_length_are_told_apart(lengths: list[int], value: str, shard_by: ShardBy) -> None:
+    """What one of them has more than the other is not made up for by the other."""
+    short, long = sorted(lengths)
+
+    one = encode_tag("a" * short, [Entry("k", "a" * long + value)], shard_by)
+    other = encode_tag("a" * long, [Entry("k", "a" * short + value)], shard_by)
+
+    assert one != other
+
+
+@patiently
+@given(tagged)
+def test_a_tag_never_breaks_out_of_its_braces_or_its_line(one: Tagged) -> None:
+    tag = encode_tag(*one)
+
+    assert tag.startswith(b"{")
+    assert (tag.count(b"{"), tag.count(b"}")) == (1, 1)
+    assert not set(tag) & set(b" \n\r\0")
+
+
+@patiently
+@given(texts.filter(bool), st.lists(st.builds(Entry, texts, texts | st.just("a" * 600)), max_size=3))
+def test_by_domain_what_is_in_the_braces_is_the_domain_s_alone(domain: str, entries: list[Entry]) -> None:
+    braced, _, _ = encode_tag(domain, entries, ShardBy.DOMAIN).partition(b"}")
+
+    assert braced + b"}" == encode_tag(domain, [])

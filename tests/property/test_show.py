@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from ratelimit_rls.cli.normal_form import documents
 from ratelimit_rls.cli.yaml_text import yaml_text
+from ratelimit_rls.core.model import OnStoreFailure
+from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.load import Source, load
@@ -74,3 +77,42 @@ def test_rules_written_back_are_the_same_rules(domain: str, key: str, value: str
     again = compile_documents({"f": yaml_text(documents(before, with_places=False)).encode()})
     assert documents(again, with_places=False) == documents(before, with_places=False)
     assert again.tree.mappings == before.tree.mappings
+
+
+words = st.none() | st.sampled_from([policy.value for policy in OnStoreFailure])
+limits = st.none() | st.sampled_from([{"unlimited": True}, {"unit": "minute", "requests_per_unit": 5}])
+
+
+@st.composite
+def levels(draw: st.DrawFn, depth: int = 3) -> list[dict[str, Any]]:
+    """Descriptors of one level, each with what it hands down and what is below it."""
+    level: list[dict[str, Any]] = []
+    for key in draw(st.lists(st.sampled_from("abc"), unique=True, max_size=3 if depth else 0)):
+        limit, lease, word = draw(limits), draw(st.sampled_from([None, "1ms", "10s"])), draw(words)
+        descriptor: dict[str, Any] = {"key": key, "rate_limit": limit, "on_store_failure": word}
+        if lease and limit and "unit" in limit:
+            descriptor["hot"] = {"lease": lease}
+        below = draw(levels(depth - 1))
+        written = {name: value for name, value in descriptor.items() if value is not None}
+        level.append({**written, "descriptors": below} if below else written)
+    return level
+
+
+def meaning(tree: Tree) -> list[object]:
+    """Apart from where it stands."""
+    (root,) = tree.domains.values()
+    return [root.on_store_failure, root.shard_by, *(replace(rule, position=None) for rule in tree.rules())]
+
+
+@pytest.mark.slow
+@patiently
+@given(words, st.sampled_from(["descriptor", "domain"]), levels())
+def test_what_is_handed_down_arrives_where_it_did(word: str | None, shard_by: str, level: list[dict[str, Any]]) -> None:
+    of_domain = {"domain": "d", "shard_by": shard_by, **({"on_store_failure": word} if word else {})}
+    before = compile_documents({"f": yaml_text([{**of_domain, "descriptors": level}]).encode()})
+
+    written = documents(before, with_places=False)
+
+    again = compile_documents({"f": yaml_text(written).encode()})
+    assert meaning(again.tree) == meaning(before.tree)
+    assert documents(again, with_places=False) == written

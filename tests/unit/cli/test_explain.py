@@ -66,6 +66,35 @@ def test_what_watches_a_descriptor_and_how_it_is_answered_is_told(run: Run, rule
     assert descriptor["watcher_keys"] == ["rl:{edge/user=a}:penalty", "rl:{edge/user=a}:warning"]
 
 
+HOT = """\
+domain: edge
+shard_by: domain
+descriptors:
+  - key: user
+    on_store_failure: deny
+    descriptors:
+      - key: key
+        hot: {lease: 100ms}
+        rate_limit: {unit: minute, requests_per_unit: 10}
+"""
+
+
+def test_leases_failures_and_shards_are_told(run: Run, rules: Path) -> None:
+    rules.write_text(HOT)
+    asked = ("explain", rules, "--domain", "edge", "--entry", "user=a", "--entry", "key=b")
+    assert run(*asked).out.splitlines()[-2:] == [
+        "limit 10/minute fixed_window, charge admitted, leases of 100ms, on store failure deny",
+        "counter rl:{edge}/user=a/key=b:fixed_window:60",
+    ]
+
+    (told,) = json.loads(run(*asked, "--format", "json").out)["descriptors"]
+    assert (told["hot"], told["on_store_failure"]) == ({"lease": "100ms"}, "deny")
+    assert told["storage_keys"] == ["rl:{edge}/user=a/key=b:fixed_window:60"]
+
+    (told,) = json.loads(run(*asked[:-2], "--format", "json").out)["descriptors"]
+    assert (told["hot"], told["on_store_failure"]) == (None, None)
+
+
 def test_control_characters_are_told_escaped(run: Run, rules: Path) -> None:
     ended = run("explain", rules, "--domain", "ed\nge", "--entry", "color=a\nb\x1b[31m")
     assert ended.out.splitlines() == [

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 RICH = """\
 domain: rich
 charge: admitted
+shard_by: domain
+on_store_failure: local
 answer: {headers: [ietf, retry-after], retry_jitter: 5s}
 deny: {body: "a $${ and ${retry_after} s", content_type: text/html, headers: {x-a: "${rule}"}, status: 503}
 ext_authz:
@@ -58,12 +60,25 @@ descriptors:
   - key: "1e3"
     value: "a\\Nb"
     rate_limit: {unit: day, requests_per_unit: 7, name: "12E5"}
+  - key: crowd
+    hot: {lease: 1.5s}
+    on_store_failure: deny
+    rate_limit: {unit: minute, requests_per_unit: 7}
+    descriptors:
+      - key: again
+        on_store_failure: local
+        rate_limit: {unit: minute, requests_per_unit: 7}
+      - key: likewise
+        rate_limit: {unit: minute, requests_per_unit: 7}
 """
 
 
 def without_places(tree: Tree) -> list[object]:
     """Everything rules mean, apart from where they stand. Who pays where nobody does is of no interest."""
-    of_domains = [(root.key, root.style, root.deny, tree.mappings.get(root.key)) for root in tree.domains.values()]
+    of_domains = [
+        (root.key, root.style, root.deny, root.on_store_failure, root.shard_by, tree.mappings.get(root.key))
+        for root in tree.domains.values()
+    ]
     rules = [
         replace(rule, position=None, charge=rule.charge if rule.limits else Charge.ALWAYS) for rule in tree.rules()
     ]
@@ -88,16 +103,22 @@ def test_what_is_not_as_by_default_is_told_with_the_rule_and_once_for_the_domain
     told = run("show", rules).out.splitlines()
     assert told[0].split(maxsplit=1) == [
         "rich",
-        "headers ietf retry-after, jitter 5s, deny 503 text/html, 1 header, ext_authz",
+        "headers ietf retry-after, jitter 5s, deny 503 text/html, 1 header, on store failure local, shard by domain, "
+        "ext_authz",
     ]
     assert told[1].endswith(
-        "● 30/minute leaky_bucket, burst 1, charge admitted, throttle up to 250ms, headers as by default, deny 429"
-        "  api.yaml:10:5"
+        "● 30/minute leaky_bucket, burst 1, charge admitted, throttle up to 250ms, on store failure local, "
+        "headers as by default, deny 429  api.yaml:12:5"
     )
     assert told[2].endswith(
         "● 30/minute fixed_window, charge always, penalty x1 x2 x4 x8 after 3 within 90s, warn at 85.5 %, "
-        "headers none, deny 429 problem+json  api.yaml:16:5"
+        "on store failure local, headers none, deny 429 problem+json  api.yaml:18:5"
     )
+    assert [line.partition("● ")[2].partition("  ")[0] for line in told[-3:]] == [
+        "7/minute fixed_window, charge admitted, leases of 1500ms, on store failure deny",
+        "7/minute fixed_window, charge admitted, on store failure local",
+        "7/minute fixed_window, charge admitted, on store failure deny",
+    ]
     assert not any("headers" in line for line in told[3:])
 
 
@@ -119,6 +140,18 @@ def test_the_yaml_means_the_same_as_what_it_was_made_from(run: Run, rules: Path)
         assert len(before.tree.rules()) > 2
         rules.write_text(written)
         assert run("show", "--format", "yaml", rules).out == written
+
+
+def test_what_is_handed_down_is_written_once(run: Run, rules: Path) -> None:
+    rules.write_text(RICH)
+    (domain,) = json.loads(run("show", "--format", "json", rules).out)["domains"]
+    assert (domain["shard_by"], domain["on_store_failure"]) == ("domain", "local")
+    *others, crowd = domain["descriptors"]
+    assert not any("on_store_failure" in descriptor for descriptor in others)
+    assert (crowd["hot"], crowd["on_store_failure"]) == ({"lease": "1500ms"}, "deny")
+    again, likewise = crowd["descriptors"]
+    assert again["on_store_failure"] == "local"
+    assert "on_store_failure" not in likewise
 
 
 def test_json_has_paths_and_places(run: Run, rules: Path) -> None:

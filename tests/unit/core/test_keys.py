@@ -5,26 +5,36 @@ from hashlib import blake2b
 
 import pytest
 
-from ratelimit_rls.core.keys import LONGEST_TAG_BYTES, encode_tag, storage_key
-from ratelimit_rls.core.model import Algorithm, Entry, Limit, Unit
+from ratelimit_rls.core.keys import LONGEST_TAG_BYTES, ShardBy, encode_tag, storage_key, watcher_key
+from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt
 
+# The domain, the entries, the tag of each form.
 TAGS = {
-    "plain": ("edge", [("plan", "free"), ("user", "alice")], b"edge/plan=free/user=alice"),
-    "empty value": ("edge", [("user", "")], b"edge/user="),
-    "no entries": ("edge", [], b"edge"),
-    "separators": ("a/b", [("c=d", "e/f")], b"a%2Fb/c%3Dd=e%2Ff"),
-    "the hash tag's braces": ("edge", [("k", "{x}")], b"edge/k=%7Bx%7D"),
-    "the escape and the mark of a digest": ("edge", [("k", "%~")], b"edge/k=%25%7E"),
-    "what would break a line": ("edge", [("k", "a b\n\0")], b"edge/k=a%20b%0A%00"),
-    "other scripts as they are": ("edge", [("k", "é")], "edge/k=é".encode()),
+    "plain": (
+        "edge",
+        [("plan", "free"), ("user", "alice")],
+        b"{edge/plan=free/user=alice}",
+        b"{edge}/plan=free/user=alice",
+    ),
+    "empty value": ("edge", [("user", "")], b"{edge/user=}", b"{edge}/user="),
+    "no entries": ("edge", [], b"{edge}", b"{edge}/"),
+    "separators": ("a/b", [("c=d", "e/f")], b"{a%2Fb/c%3Dd=e%2Ff}", b"{a%2Fb}/c%3Dd=e%2Ff"),
+    "colons, which end a tag behind its braces": ("a:b", [("c:", "::1")], b"{a:b/c:=::1}", b"{a:b}/c%3A=%3A%3A1"),
+    "the hash tag's braces": ("{e}", [("k", "{x}")], b"{%7Be%7D/k=%7Bx%7D}", b"{%7Be%7D}/k=%7Bx%7D"),
+    "the escape and the mark of a digest": ("edge", [("k", "%~")], b"{edge/k=%25%7E}", b"{edge}/k=%25%7E"),
+    "what would break a line": ("edge", [("k", "a b\n\0")], b"{edge/k=a%20b%0A%00}", b"{edge}/k=a%20b%0A%00"),
+    "other scripts as they are": ("edge", [("k", "é")], "{edge/k=é}".encode(), "{edge}/k=é".encode()),
 }
 
 
-@pytest.mark.parametrize(("domain", "entries", "tag"), TAGS.values(), ids=TAGS.keys())
+@pytest.mark.parametrize(("domain", "entries", "by_descriptor", "by_domain"), TAGS.values(), ids=TAGS.keys())
 def test_a_tag_is_readable_and_escapes_only_what_it_must(
-    domain: str, entries: list[tuple[str, str]], tag: bytes
+    domain: str, entries: list[tuple[str, str]], by_descriptor: bytes, by_domain: bytes
 ) -> None:
-    assert encode_tag(domain, [Entry(*entry) for entry in entries]) == tag
+    of = [Entry(*entry) for entry in entries]
+
+    assert encode_tag(domain, of) == encode_tag(domain, of, ShardBy.DESCRIPTOR) == by_descriptor
+    assert encode_tag(domain, of, ShardBy.DOMAIN) == by_domain
 
 
 def test_descriptors_that_the_reference_confuses_have_different_tags() -> None:
@@ -34,9 +44,25 @@ def test_descriptors_that_the_reference_confuses_have_different_tags() -> None:
 def test_a_long_tag_keeps_its_beginning_and_stays_short() -> None:
     long = encode_tag("edge", [Entry("k", "x" * 10_000)])
 
-    assert long.startswith(b"edge/k=xxx")
+    assert long.startswith(b"{edge/k=xxx")
     assert len(long) < LONGEST_TAG_BYTES
     assert long != encode_tag("edge", [Entry("k", "x" * 10_001)])
+
+
+def test_however_long_the_entries_the_domain_alone_decides_the_slot() -> None:
+    for domain in ("edge", "d" * LONGEST_TAG_BYTES, "d" * (LONGEST_TAG_BYTES + 1), "{" * 10_000):
+        tags = [encode_tag(domain, [Entry("k", "x" * length)], ShardBy.DOMAIN) for length in (1, 400, 10_000, 10_001)]
+
+        assert len({tag.partition(b"}")[0] for tag in tags}) == 1
+        assert len(set(tags)) == len(tags)
+        assert all(len(tag) < 2 * LONGEST_TAG_BYTES for tag in tags)
+    assert encode_tag("edge", [Entry("k", "x" * 10_000)], ShardBy.DOMAIN).startswith(b"{edge}/k=xxx")
+
+
+def test_long_domains_that_begin_alike_are_on_slots_of_their_own() -> None:
+    one, other = (encode_tag("d" * length, [], ShardBy.DOMAIN).partition(b"}")[0] for length in (10_000, 10_001))
+
+    assert one != other
 
 
 def test_the_digest_is_of_the_tag_as_it_would_have_been() -> None:
@@ -45,23 +71,32 @@ def test_the_digest_is_of_the_tag_as_it_would_have_been() -> None:
 
     long = encode_tag("edge", [Entry("k=", "=/%aö\0\x7f" * 100)])
 
-    assert long == escaped[:128] + b"~" + blake2b(escaped, digest_size=20).hexdigest().encode()
+    digest = blake2b(escaped, digest_size=20).hexdigest().encode()
+    assert long == b"{" + escaped[:128] + b"~" + digest + b"}"
+    by_domain = encode_tag("edge", [Entry("k=", "=/%aö\0\x7f" * 100)], ShardBy.DOMAIN)
+    assert by_domain == b"{edge}/" + escaped[5:133] + b"~" + digest
 
 
-@pytest.mark.parametrize("unit", ["=", "=a", "ö=", "/={}~% \n\0"])
-def test_no_value_costs_more_than_to_run_over_it(unit: str) -> None:
+@pytest.mark.parametrize("shard_by", ShardBy)
+@pytest.mark.parametrize("unit", ["=", "=a", "ö=", ":", "/={}~% \n\0"])
+def test_no_value_costs_more_than_to_run_over_it(unit: str, shard_by: ShardBy) -> None:
     events: list[str] = []
     sys.setprofile(lambda _frame, event, _argument: events.append(event))
     try:
-        encode_tag("edge", [Entry("k", unit * 10_000)])
+        encode_tag("edge", [Entry("k", unit * 10_000)], shard_by)
     finally:
         sys.setprofile(None)
     assert len(events) < 100
 
 
 def test_the_key_names_the_algorithm_and_the_window_but_not_the_limit() -> None:
-    one = storage_key("", b"t", Limit(5, Unit.HOUR, Algorithm.GCRA, 9))
+    one = storage_key("", b"{t}", Limit(5, Unit.HOUR, Algorithm.GCRA, 9))
 
     assert one == b"rl:{t}:gcra:3600"
-    assert storage_key("", b"t", Limit(6, Unit.HOUR, Algorithm.GCRA, 1)) == one
-    assert storage_key("p:", b"t", Limit(5, Unit.HOUR)) == b"p:rl:{t}:fixed_window:3600"
+    assert storage_key("", b"{t}", Limit(6, Unit.HOUR, Algorithm.GCRA, 1)) == one
+    assert storage_key("p:", b"{t}/k=", Limit(5, Unit.HOUR)) == b"p:rl:{t}/k=:fixed_window:3600"
+
+
+def test_watchers_stand_beside_the_counters() -> None:
+    assert watcher_key("p:", b"{t}", Penalty(1, 1, (1,))) == b"p:rl:{t}:penalty"
+    assert watcher_key("", b"{t}/k=", WarnAt(800)) == b"rl:{t}/k=:warning"

@@ -10,6 +10,7 @@ from ratelimit_rls.core.model import (
     Charge,
     Descriptor,
     Entry,
+    OnStoreFailure,
     Outline,
     Override,
     Penalty,
@@ -363,3 +364,107 @@ def test_what_is_kept_of_many_kinds_is_what_it_is_said_to_weigh() -> None:
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < sum(outline.own_bytes for outline in outlines)
+
+
+FAILING = """
+domain: d
+descriptors:
+  - {key: silent, rate_limit: {unit: minute, requests_per_unit: 5, name: silent}}
+  - {key: allow, on_store_failure: allow, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: local, on_store_failure: local, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: error, on_store_failure: error, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: deny, on_store_failure: deny, rate_limit: {unit: minute, requests_per_unit: 5, name: denied}}
+  - {key: trial, on_store_failure: deny, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: trial_error, on_store_failure: error, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: quota, on_store_failure: deny, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - key: instead
+    on_store_failure: local
+    rate_limit: {unit: minute, requests_per_unit: 5, replaces: [{name: denied}, {name: silent}]}
+  - {key: exempt, rate_limit: {unlimited: true}}
+"""
+FAILING_TREE = compile_documents({"f.yaml": FAILING.encode()}).tree
+DENY, ERROR, LOCAL, ALLOW = OnStoreFailure
+
+
+def _on_failure(*keys: str, policy: Policy | None = None, purpose: Purpose = Purpose.DECIDE) -> OnStoreFailure:
+    request = _request(*keys)._replace(purpose=purpose)
+    return Planner(FAILING_TREE, policy or Policy()).plan(request).outline.on_store_failure
+
+
+PRECEDENCE = [
+    (["allow"], ALLOW),
+    (["allow", "local"], LOCAL),
+    (["local", "error", "allow"], ERROR),
+    (["allow", "local", "error", "deny"], DENY),
+    (["deny", "allow"], DENY),
+    (["allow", "exempt", "unknown"], ALLOW),  # who does not need the store has no say
+    (["instead", "deny", "silent"], LOCAL),  # nor who is replaced
+    (["trial"], ALLOW),
+    (["trial", "local"], LOCAL),
+    (["trial", "deny"], DENY),
+    (["trial_error"], ERROR),
+    (["quota"], DENY),
+]
+
+
+@pytest.mark.parametrize(("keys", "told"), PRECEDENCE)
+def test_of_what_the_rules_of_a_call_say_without_a_store_the_strictest_holds(
+    keys: list[str], told: OnStoreFailure
+) -> None:
+    assert _on_failure(*keys) is _on_failure(*reversed(keys)) is told
+
+
+@pytest.mark.parametrize("set_to", OnStoreFailure)
+def test_rules_that_do_not_say_it_are_as_the_process_is_set(set_to: OnStoreFailure) -> None:
+    policy = Policy(on_store_failure=set_to)
+
+    assert _on_failure("silent", policy=policy) is set_to
+    assert _on_failure("allow", "silent", policy=policy) is set_to
+    assert _on_failure("silent", "deny", policy=policy) is DENY
+    assert _on_failure("allow", policy=policy) is ALLOW
+
+
+def test_the_default_is_an_error() -> None:
+    assert _on_failure("silent") is ERROR
+
+
+@pytest.mark.parametrize("policy", [Policy(shadow_mode=True), Policy(shadow_mode=True, on_store_failure=DENY)])
+def test_under_the_global_shadow_mode_nobody_is_refused_for_want_of_a_store(policy: Policy) -> None:
+    assert _on_failure("deny", policy=policy) is ALLOW
+    assert _on_failure("deny", "local", policy=policy) is LOCAL
+    assert _on_failure("error", policy=policy) is ERROR
+
+
+def test_the_global_quota_mode_changes_nothing_of_it() -> None:
+    assert _on_failure("deny", "allow", policy=Policy(quota_mode=True)) is DENY
+
+
+def test_what_has_happened_or_is_given_back_is_not_refused_for_want_of_a_store() -> None:
+    assert _on_failure("deny", purpose=Purpose.REPORT) is ALLOW
+    assert _on_failure("error", "deny", purpose=Purpose.REPORT) is ERROR
+    assert _on_failure("deny", purpose=Purpose.LOOK) is DENY
+    refund = _request(_descriptor("deny", hits=2, is_refund=True))
+    assert Planner(FAILING_TREE, Policy()).plan(refund).outline.on_store_failure is ALLOW
+    mixed = _request(_descriptor("deny", hits=2, is_refund=True), _descriptor("deny"))
+    assert Planner(FAILING_TREE, Policy()).plan(mixed).outline.on_store_failure is DENY
+
+
+def test_by_domain_all_keys_of_a_call_are_on_one_slot() -> None:
+    tree = compile_documents({"f.yaml": b"shard_by: domain" + WATCHED.encode()}).tree
+
+    keys = Planner(tree, Policy(key_prefix="p:")).plan(_request("client", "plain")).keys
+
+    assert keys == (
+        b"p:rl:{d}/client=v:gcra:1",
+        b"p:rl:{d}/client=v:fixed_window:86400",
+        b"p:rl:{d}/client=v:penalty",
+        b"p:rl:{d}/client=v:warning",
+        b"p:rl:{d}/plain=v:fixed_window:60",
+    )
+
+
+def test_a_limit_that_the_request_brings_is_counted_where_its_domain_s_are() -> None:
+    tree = compile_documents({"f.yaml": b"shard_by: domain" + RULES.encode()}).tree
+    request = _request(_descriptor("any", limit=Override(5, Unit.HOUR)))
+
+    assert Planner(tree, Policy()).plan(request).keys == (b"rl:{d}/any=v:fixed_window:3600",)

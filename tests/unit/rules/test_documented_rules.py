@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.model import Algorithm, Unit
+from ratelimit_rls.core.keys import ShardBy
+from ratelimit_rls.core.model import Algorithm, OnStoreFailure, Unit
 from ratelimit_rls.core.style import BodyFormat, Family
 from ratelimit_rls.core.template import Hole
 from ratelimit_rls.rules import ext_authz
@@ -17,6 +18,7 @@ from ratelimit_rls.rules.answer import ANSWER_KEYS
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.deny import DENY_KEYS
 from ratelimit_rls.rules.grammar import PLACES
+from ratelimit_rls.rules.hot import HOT_KEYS
 from ratelimit_rls.rules.load import Source, load
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.rules.rule import Action
@@ -85,6 +87,7 @@ INSIDE = {
 KEYS = {
     **{place: set(keys) for place, keys in PLACES.items()},
     "penalty": set(PENALTY_KEYS),
+    "hot": set(HOT_KEYS),
     "answer": set(ANSWER_KEYS),
     "deny": set(DENY_KEYS),
     "ext_authz": set(ext_authz.MAPPING_KEYS),
@@ -105,6 +108,8 @@ def test_every_key_of_the_grammar_has_an_example() -> None:
 WORDS = [
     *(action.value for action in Action),
     *(algorithm.value for algorithm in Algorithm),
+    *(policy.value for policy in OnStoreFailure),
+    *(shard_by.value for shard_by in ShardBy),
     *(family.value for family in Family),
     *(body.value for body in BodyFormat if body is not BodyFormat.TEXT),
     *(f"${{{hole.value}}}" for hole in Hole),

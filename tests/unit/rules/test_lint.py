@@ -34,6 +34,18 @@ MISPLACED = {
         "domain: d\ndescriptors:\n  - key: k\n    ext_authz: {anything: 1.5}",
         "'ext_authz' has no effect here; it belongs at the top of the file",
     ),
+    "shard_by on a descriptor": (
+        "domain: d\ndescriptors:\n  - key: k\n    shard_by: domain",
+        "'shard_by' has no effect here; it belongs at the top of the file",
+    ),
+    "on_store_failure under rate_limit": (
+        f"domain: d\ndescriptors:\n  - key: k\n    {LIMIT[:-1]}, on_store_failure: deny}}",
+        "'on_store_failure' has no effect here; it belongs at the top of the file or on a descriptor, beside 'key'",
+    ),
+    "hot under rate_limit": (
+        f"domain: d\ndescriptors:\n  - key: k\n    {LIMIT[:-1]}, hot: {{lease: 1s}}}}",
+        "'hot' has no effect here; it belongs on a descriptor, beside 'key'",
+    ),
     "name on a descriptor": (
         "domain: d\ndescriptors:\n  - key: k\n    name: e",
         "'name' has no effect here; it belongs inside 'rate_limit' or inside 'replaces'",
@@ -105,6 +117,7 @@ def test_a_limit_of_zero_is_pointed_out_written_or_not() -> None:
     [
         *("shadow_mode: true", "quota_mode: true", "detailed_metric: true", "charge: always", "metadata: {a: 1}"),
         *("penalty: {}", "warn_at: 0.8", "answer: {headers: []}", "deny: {status: 503}"),
+        *("hot: {lease: 100ms}", "on_store_failure: deny"),
     ],
 )
 def test_what_needs_a_limit_is_pointed_out_where_there_is_none(key: str) -> None:
@@ -127,6 +140,23 @@ def test_what_needs_refusals_is_pointed_out_where_everything_passes(key: str, be
 
     name, _, _ = key.partition(":")
     assert (4, "no-effect", f"'{name}' has no effect when unlimited") in _warnings(text)
+
+
+NOTHING_COUNTED = {
+    "unlimited": ("rate_limit: {unlimited: true}", False),
+    "action: allow": ("action: allow", False),
+    "nothing below either": ("descriptors: [{key: a}, {key: b, rate_limit: {unlimited: true}}]", False),
+    "a limit below": (f"descriptors: [{{key: a}}, {{key: b, descriptors: [{{key: c, {LIMIT}}}]}}]", True),
+    "a limit below what is allowed": (f"action: allow\n    descriptors: [{{key: b, {LIMIT}}}]", True),
+}
+
+
+@pytest.mark.parametrize(("beside", "has_effect"), NOTHING_COUNTED.values(), ids=NOTHING_COUNTED.keys())
+def test_what_needs_the_store_is_pointed_out_where_nothing_is_counted(beside: str, has_effect: bool) -> None:
+    found = _warnings(f"domain: d\ndescriptors:\n  - key: k\n    on_store_failure: deny\n    {beside}\n")
+
+    message = "'on_store_failure' has no effect where nothing is counted, neither on this descriptor nor below it"
+    assert found == ([] if has_effect else [(4, "no-effect", message)])
 
 
 @pytest.mark.parametrize("limits", [LIMIT, "limits: [{unit: day, requests_per_unit: 0}]"])

@@ -44,6 +44,24 @@ BESIDE_A_LIMIT = {
     "warn_at: 0.8001": "4:14 warn_at: 0.8001 is not a part of the limit",
     "warn_at: .nan": "4:14 warn_at: .nan is not a part of the limit",
     "warn_at: [0.8]": "4:14 warn_at: a list is not a part of the limit",
+    "on_store_failure: refuse": "4:23 on_store_failure 'refuse' is not one of deny, error, local, allow",
+    "on_store_failure: Alow": "4:23 on_store_failure 'Alow' is not one of deny, error, local, allow; did you mean "
+    "'allow'?",
+    "on_store_failure: ''": "4:23 on_store_failure '' is not one of deny, error, local, allow",
+    "on_store_failure: [deny]": "4:24 config error, yaml file contains list of type other than map: deny; no list",
+    "hot: 100ms": "4:10 100ms is not a mapping; its keys are lease",
+    "hot: true": "4:10 true is not a mapping; its keys are lease",
+    "hot: {}": "4:10 'lease' is missing; write 'lease: 100ms'",
+    "hot: {lease: }": "4:10 'lease' is missing; write 'lease: 100ms'",
+    "hot: {leases: 1s}": "4:11 config error, unknown key 'leases'; did you mean 'lease'?",
+    "hot: {lease: 1s, lease: 1s}": "4:10 'lease' is written twice",
+    "hot: {lease: 999us}": "4:18 lease: 999us is not between 1ms and 10s",
+    "hot: {lease: 10001ms}": "4:18 lease: 10001ms is not between 1ms and 10s",
+    "hot: {lease: 100}": "4:18 lease: 100 is not a duration; use a number with a unit",
+    "hot: {lease: [1s]}": "4:18 lease: a list is not text",
+    "hot: {split: 4}": "4:11 'split' is not needed: leases spare the one node",
+    "hot: {lease: 1s, split: 4}": "4:22 'split' is not needed: leases spare the one node that counts a hot key as well "
+    "as several counters would, and keep one that is exact; use 'lease'",
     "max_delay: 200ms": "4:16 max_delay has no meaning without 'action: throttle'",
     "answer: ietf": "4:13 ietf is not a mapping; its keys are headers, retry_jitter",
     "answer: {headers: ietf}": "4:23 headers: ietf is not a list",
@@ -105,7 +123,30 @@ def test_a_domain_s_answer_and_deny_are_read_as_strictly(written: str) -> None:
     assert problem.startswith(f"2:{int(column) - 4} {sentence}")
 
 
+@pytest.mark.parametrize("key", ["on_store_failure", "shard_by", "charge"])
+def test_a_domain_s_words_are_read_as_strictly(key: str) -> None:
+    (problem,) = problems(f"domain: edge\n{key}: domaine\n")
+
+    assert problem.startswith(f"2:{len(key) + 3} {key} 'domaine' is not one of ")
+    assert problem.endswith("; did you mean 'domain'?") == (key == "shard_by")
+
+
+HOT = "hot: {lease: 100ms}"
+TAKEN_BEFORE = "with hot, where hits are taken before anybody asks, so that who is refused, and when, is not known"
+
 CONTRADICTIONS = {
+    (HOT, "charge: always", LIMIT): "5:13 charge: always with hot, where hits are taken before anybody asks",
+    (HOT, "shadow_mode: true", LIMIT): f"5:18 shadow_mode {TAKEN_BEFORE}",
+    (HOT, "quota_mode: true", LIMIT): f"5:17 quota_mode {TAKEN_BEFORE}",
+    (HOT, "action: log_only", LIMIT): f"5:13 action: log_only {TAKEN_BEFORE}",
+    (HOT, "action: throttle", BUCKET): f"5:13 action: throttle {TAKEN_BEFORE}",
+    (HOT, "action: allow"): "5:13 action: allow with hot, where nothing is counted that could be taken in advance",
+    (HOT, "penalty: {}", LIMIT): f"5:14 penalty {TAKEN_BEFORE}",
+    (HOT, "warn_at: 0.8", LIMIT): f"5:14 warn_at {TAKEN_BEFORE}",
+    (HOT, "rate_limit: {unlimited: true}"): "5:29 unlimited with hot, where nothing is counted that could be taken",
+    (HOT, "enabled: false", "warn_at: 0.8", LIMIT): f"6:14 warn_at {TAKEN_BEFORE}",
+    ("hot: {lease: 501ms}", "rate_limit: {unit: second, requests_per_unit: 5}"): "4:18 lease: 501ms is more than half "
+    "of a window of 1s, so that it could outlive it; at most 500ms, or a longer window",
     ("penalty: {}", "quota_mode: true", LIMIT): "4:14 penalty with quota_mode, which refuses nobody by itself",
     ("penalty: {}", "shadow_mode: true", LIMIT): "4:14 penalty with shadow_mode",
     ("penalty: {}", "action: log_only", LIMIT): "4:14 penalty with action: log_only",
@@ -134,7 +175,19 @@ def test_keys_that_contradict_each_other_are_refused(lines: tuple[str, ...]) -> 
     assert problem.startswith(CONTRADICTIONS[lines])
 
 
+def test_a_lease_in_a_domain_that_charges_always_is_refused_where_it_stands() -> None:
+    (problem,) = problems(f"charge: always\n{HEAD}    {HOT}\n    {LIMIT}\n")
+
+    assert problem.startswith("5:10 hot in a domain with charge: always, where what is refused counts too")
+    assert "write 'charge: admitted' beside it" in problem
+
+
 ONCE = {
+    "a lease that is too long is not missing": ("hot: {lease: 11s}", LIMIT),
+    "nor compared with a limit that cannot be read": ("hot: {lease: 5s}", "rate_limit: {unit: fortnight}"),
+    "an unknown charge is not a wrong one": (HOT, "charge: alway", LIMIT),
+    "an unknown action neither": (HOT, "action: throttl", LIMIT),
+    "unlimited among limits is told by itself": (HOT, "limits: [{unlimited: true}]"),
     "an unknown action does not make max_delay wrong": ("action: thrott", "max_delay: 1s", BUCKET),
     "a limit that cannot be read may have been a queue": ("action: throttle", "rate_limit: {unit: fortnight}"),
     "so may one that is no mapping": ("action: throttle", "rate_limit: 5"),

@@ -23,7 +23,6 @@ EXPECTED = {
     # the grammar
     "key_not_text": (4, 5, "config error, key is not of type string: y", "in quotes"),
     "unknown_key": (4, 5, "config error, unknown key 'ratelimit'", "did you mean 'rate_limit'?"),
-    "later_key": (4, 5, "config error, unknown key 'hot'", ""),
     # several limits, and other windows
     "no_limits": (4, 13, "'limits' is an empty list", "at least one"),
     "limits_beside_rate_limit": (5, 13, "'limits' and 'rate_limit' on one descriptor", "under 'limits'"),

@@ -81,7 +81,7 @@ async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
             for key, value in descriptor.entries:
                 added.entries.add(key=key, value=value)
         now[0] = at_us
-        (answer,) = await door.answer([message.SerializeToString()], [None])
+        answer = await door.check(message.SerializeToString())
         assert isinstance(answer, bytes)
         refused += RateLimitResponse.FromString(answer).overall_code == RateLimitResponse.OVER_LIMIT
     return refused, metrics

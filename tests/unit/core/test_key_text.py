@@ -1,0 +1,58 @@
+"""Keys read back: whatever was written into one, in both forms of a tag."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_rls.core.key_text import parse_key
+from ratelimit_rls.core.keys import ShardBy, encode_tag, storage_key, watcher_key
+from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt
+
+GCRA = Limit(10, Unit.MINUTE, Algorithm.GCRA, burst=5)
+BERLIN = Limit(10, Unit.MONTH, timezone="Europe/Berlin")
+
+ENTRIES = [
+    (Entry("user", "alice"),),
+    (Entry("plan", "free"), Entry("user", "a/b=c{d}~e%2Fgcra:60:penalty")),
+    (Entry("a=b/c", ""), Entry("ip", "2001:db8::1")),
+    (Entry("user", "\r\nrl:{edge}:gcra:60 *?[x]\\"),),
+    (Entry("用户", "愛"),),
+]
+
+
+@pytest.mark.parametrize("shard_by", ShardBy)
+@pytest.mark.parametrize("entries", ENTRIES)
+@pytest.mark.parametrize("domain", ["edge", "e:d/g}e*"])
+def test_whose_state_it_is(domain: str, entries: tuple[Entry, ...], shard_by: ShardBy) -> None:
+    tag = encode_tag(domain, entries, shard_by)
+    states = {
+        "gcra:60": storage_key("p:", tag, GCRA),
+        "fixed_window:month@Europe/Berlin": storage_key("p:", tag, BERLIN),
+        "penalty": watcher_key("p:", tag, Penalty(1, 1, (1,))),
+        "warning": watcher_key("p:", tag, WarnAt(800)),
+    }
+    for state, key in states.items():
+        for prefix in ("p:", None):
+            assert parse_key(key.decode(), prefix) == (domain, entries, False, state)
+        assert parse_key(key.decode(), "q:") is None
+
+
+@pytest.mark.parametrize("shard_by", ShardBy)
+def test_of_a_long_one_the_beginning_is_known(shard_by: ShardBy) -> None:
+    tag = encode_tag("edge", [Entry("plan", "free"), Entry("user", "x" * 600)], shard_by)
+    text = parse_key(storage_key("", tag, GCRA).decode(), "")
+    assert text is not None
+    assert text.is_cut
+    assert (text.domain, text.entries[0]) == ("edge", ("plan", "free"))
+    assert text.entries[1].value != "x" * 600
+    assert ("x" * 600).startswith(text.entries[1].value)
+    assert text.descriptor.startswith("plan=free,user=xxx")
+    assert text.descriptor.endswith("x…")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "rl:", "rl:{edge", "rl:{edge/user=a}:once:00", "rl:{edge}:once:00", "rl:{edge/user=a}:gcra:60:x", "session:7"],
+)
+def test_what_is_no_counter(key: str) -> None:
+    assert parse_key(key) is None
