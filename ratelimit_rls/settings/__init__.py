@@ -19,9 +19,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.settings import catalogue, later, refusals, variables
-from ratelimit_rls.settings.redis_address import RedisAddress, parse_redis_address
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers, RedisTls
+from ratelimit_rls.settings.redis_servers import Family, parse_redis_servers
 
-__all__ = ["RedisAddress", "Settings"]
+__all__ = ["RedisAddress", "RedisServers", "Settings"]
 
 
 class _Environment(PydanticBaseSettingsSource):
@@ -41,10 +42,13 @@ class Settings(
     variables.GrpcSettings,
     variables.HttpSettings,
     variables.StoreSettings,
+    variables.RedisSettings,
+    variables.PerSecondSettings,
+    variables.FailureSettings,
     variables.AnswerSettings,
     variables.LogSettings,
     later.NoEffectSettings,
-    later.RedisLaterSettings,
+    later.CalendarSettings,
     later.StatsSettings,
     later.TracingSettings,
     later.XdsSettings,
@@ -98,17 +102,52 @@ class Settings(
         return list(refusals.warnings(self, frozenset(os.environ)))
 
     @property
-    def redis(self) -> RedisAddress | None:
+    def redis(self) -> RedisServers | None:
         """None: the embedded store."""
-        url = self.redis_url.get_secret_value()
-        return parse_redis_address(url, self.given_socket_type, self.redis_auth.get_secret_value()) if url else None
+        return parse_redis_servers(self.redis_family) if self.redis_url.get_secret_value() else None
 
     @property
-    def given_socket_type(self) -> str | None:
-        """tcp or unix; None when nobody said, since the reference's default would make host:port an error."""
-        if not self.given("redis_socket_type"):
-            return None
-        return "unix" if self.redis_socket_type == "unix" else "tcp"
+    def redis_persecond_servers(self) -> RedisServers | None:
+        """Where limits per second are counted; None: where all others are."""
+        return parse_redis_servers(self.redis_persecond_family) if self.redis_persecond else None
+
+    @property
+    def redis_family(self) -> Family:
+        return Family(
+            prefix="REDIS_",
+            url=self.redis_url.get_secret_value(),
+            type=self.redis_type if self.given("redis_type") else None,
+            # The reference's default, unix, would make host:port an error.
+            socket_type=self.redis_socket_type if self.given("redis_socket_type") else None,
+            auth=self.redis_auth.get_secret_value(),
+            auth_file=self.redis_auth_file,
+            sentinel_auth=self.redis_sentinel_auth.get_secret_value(),
+            tls=self.redis_tls,
+            tls_files=self._redis_tls_files,
+        )
+
+    @property
+    def redis_persecond_family(self) -> Family:
+        return Family(
+            prefix="REDIS_PERSECOND_",
+            url=self.redis_persecond_url.get_secret_value(),
+            type=self.redis_persecond_type if self.given("redis_persecond_type") else None,
+            socket_type=self.redis_persecond_socket_type if self.given("redis_persecond_socket_type") else None,
+            auth=self.redis_persecond_auth.get_secret_value(),
+            auth_file=self.redis_persecond_auth_file,
+            sentinel_auth=self.redis_persecond_sentinel_auth.get_secret_value(),
+            tls=self.redis_persecond_tls,
+            tls_files=self._redis_tls_files,
+        )
+
+    @property
+    def _redis_tls_files(self) -> RedisTls:
+        return RedisTls(
+            ca_file=self.redis_tls_cacert,
+            certificate_file=self.redis_tls_client_cert,
+            key_file=self.redis_tls_client_key,
+            check_hostname=not self.redis_tls_skip_hostname_verification,
+        )
 
     @property
     def client_ca(self) -> str:

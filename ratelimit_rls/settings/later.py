@@ -7,36 +7,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field
 
 from ratelimit_rls.settings.parse import Bool, Count, Duration, Float, Int, Port, TextList, TextMap
 
 _SECONDS = timedelta(seconds=1)
 
 
-class RedisLaterSettings(BaseModel):
-    """More of Redis (not in this version)"""
+class CalendarSettings(BaseModel):
+    """Calendar (not in this version)"""
 
-    redis_type: str = Field("SINGLE", description="SINGLE; cluster and sentinel come later.")
-    redis_sentinel_auth: SecretStr = Field(SecretStr(""), description="Password for the sentinels.")
-    redis_tls: Bool = Field(False, description="TLS to Redis.")
-    redis_tls_client_cert: str = Field("", description="File with the certificate shown to Redis.")
-    redis_tls_client_key: str = Field("", description="File with its private key.")
-    redis_tls_cacert: str = Field("", description="File with the CA of Redis's certificate.")
-    redis_tls_skip_hostname_verification: Bool = Field(False, description="Accept any name in Redis's certificate.")
-    redis_persecond: Bool = Field(False, description="A second Redis for limits per second.")
-    redis_persecond_socket_type: str = Field("unix", description="As REDIS_SOCKET_TYPE.")
-    redis_persecond_type: str = Field("SINGLE", description="As REDIS_TYPE.")
-    redis_persecond_url: SecretStr = Field(SecretStr(""), description="As REDIS_URL.")
-    redis_persecond_auth: SecretStr = Field(SecretStr(""), description="As REDIS_AUTH.")
-    redis_persecond_sentinel_auth: SecretStr = Field(SecretStr(""), description="As REDIS_SENTINEL_AUTH.")
-    redis_persecond_tls: Bool = Field(False, description="As REDIS_TLS.")
-    redis_persecond_timeout: Duration = Field(10 * _SECONDS, description="As REDIS_TIMEOUT.")
-    redis_persecond_pool_size: Int = Field(10, description="As REDIS_POOL_SIZE.")
-    redis_persecond_pool_on_empty_behavior: str = Field("WAIT", description="As REDIS_POOL_ON_EMPTY_BEHAVIOR.")
-    redis_persecond_pipeline_window: Duration = Field(timedelta(), description="As REDIS_PIPELINE_WINDOW.")
-    redis_persecond_pipeline_limit: Int = Field(0, description="As REDIS_PIPELINE_LIMIT.")
-    redis_persecond_cluster_pipeline_parallelism: Int = Field(1, description="As REDIS_CLUSTER_PIPELINE_PARALLELISM.")
     use_calendar_month_rate_limit: Bool = Field(False, description="Months of the calendar in place of 30 days.")
 
 
@@ -101,7 +81,11 @@ class NoEffectSettings(BaseModel):
     redis_pipeline_window: Duration = Field(timedelta(), description="How long to gather commands.")
     redis_pipeline_limit: Int = Field(0, description="How many commands to gather.")
     redis_cluster_pipeline_parallelism: Int = Field(1, description="Pipelines at a time on a cluster.")
-    local_cache_size_in_bytes: Int = Field(0, description="Memory to remember refusals in.")
+    redis_persecond_pool_size: Int = Field(10, description="As REDIS_POOL_SIZE.")
+    redis_persecond_pool_on_empty_behavior: str = Field("WAIT", description="As REDIS_POOL_ON_EMPTY_BEHAVIOR.")
+    redis_persecond_pipeline_window: Duration = Field(timedelta(), description="As REDIS_PIPELINE_WINDOW.")
+    redis_persecond_pipeline_limit: Int = Field(0, description="As REDIS_PIPELINE_LIMIT.")
+    redis_persecond_cluster_pipeline_parallelism: Int = Field(1, description="As REDIS_CLUSTER_PIPELINE_PARALLELISM.")
 
 
 class MemcachedSettings(BaseModel):

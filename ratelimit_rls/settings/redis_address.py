@@ -1,6 +1,7 @@
-"""Where Redis is and who we are to it, from REDIS_URL, REDIS_SOCKET_TYPE and REDIS_AUTH.
+"""Where one Redis server is and who we are to it, and which servers make up one Redis.
 
     host:port    /path/to.sock    redis://user:password@host:port/db    unix://user:password@/path/to.sock?db=1
+                                  rediss://user:password@host:port/db
 
 No message here repeats the URL: it may hold a password.
 """
@@ -15,8 +16,19 @@ from pydantic import SecretStr
 
 DEFAULT_PORT = 6379
 
-_FORMS = "use host:port, a socket path, redis://user:password@host:port/db or unix:///path/to.sock?db=0"
+_FORMS = "use host:port, a socket path, redis(s)://user:password@host:port/db or unix:///path/to.sock?db=0"
+_SCHEMES = ("redis", "rediss", "unix")
 _PARAMETERS = ("db", "username", "password")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTls:
+    """What a TLS connection to Redis is made of; the files are read at every connection."""
+
+    ca_file: str = ""  # trusted beside the system's own
+    certificate_file: str = ""
+    key_file: str = ""
+    check_hostname: bool = True  # whoever a trusted CA vouches for is believed anyhow
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,8 @@ class RedisAddress:
     database: int = 0
     username: str = ""
     password: SecretStr = field(default=SecretStr(""))
+    auth_file: str = ""  # `password` or `user:password`, read at every connection; wins over the two above
+    tls: RedisTls | None = None
 
     @property
     def network(self) -> Literal["tcp", "unix"]:
@@ -39,21 +53,37 @@ class RedisAddress:
         if self.path:
             return f"unix://{user}{self.path}" + (f"?db={self.database}" if self.database else "")
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"redis://{user}{host}:{self.port}" + (f"/{self.database}" if self.database else "")
+        scheme = "redis" if self.tls is None else "rediss"
+        return f"{scheme}://{user}{host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
-def parse_redis_address(url: str, socket_type: str | None, auth: str) -> RedisAddress:
-    """Raises ValueError with a sentence. `socket_type` is None when REDIS_SOCKET_TYPE was not given."""
+@dataclass(frozen=True, slots=True)
+class RedisServers:
+    """One Redis, of whatever kind; safe to log."""
+
+    kind: Literal["single", "sentinel", "cluster"]
+    addresses: tuple[RedisAddress, ...]  # the server, the sentinels, or some nodes of the cluster
+    master: str = ""  # the name under which the sentinels know it
+    data: RedisAddress | None = None  # with sentinels: who we are to the master, whose place they tell
+
+    def __str__(self) -> str:
+        """As REDIS_URL would name it, without secrets."""
+        return ",".join([*filter(None, [self.master]), *map(str, self.addresses)])
+
+
+def parse_redis_address(url: str, *, is_path: bool = False) -> RedisAddress:
+    """Raises ValueError with the rest of a sentence. `is_path`: text that names no port is a socket, not a mistake."""
     if "://" in url:
-        address = _from_url(url)
-    elif (socket_type == "unix" and ":" not in url) or url.startswith(("/", "./", "../")):
-        address = RedisAddress(path=url)
-    else:
-        address = _from_host_port(url)
-    if socket_type is not None and socket_type != address.network:
-        what = "a socket path" if address.path else "host:port"
-        raise ValueError(f"is {what}, but REDIS_SOCKET_TYPE={socket_type}; make them agree or unset REDIS_SOCKET_TYPE")
-    return _with_auth(address, auth)
+        return _from_url(url)
+    if (is_path and ":" not in url) or url.startswith(("/", "./", "../")):
+        return RedisAddress(path=url)
+    return _from_host_port(url)
+
+
+def parse_auth(auth: str) -> tuple[str, str]:
+    """User and password of `password` or `user:password` (the reference splits at the first colon, too)."""
+    user, colon, password = auth.partition(":")
+    return (user, password) if colon else ("", auth)
 
 
 def _from_url(url: str) -> RedisAddress:
@@ -62,8 +92,8 @@ def _from_url(url: str) -> RedisAddress:
         port = parts.port
     except ValueError:
         raise ValueError(f"is not a URL that can be read; {_FORMS}") from None
-    if parts.scheme not in ("redis", "unix"):
-        raise ValueError(f"has a scheme other than redis or unix; {_FORMS}")
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(f"has a scheme other than redis, rediss or unix; {_FORMS}")
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     if any(name not in _PARAMETERS for name in parameters) or parts.fragment:
         raise ValueError(f"has a parameter that is not one of {', '.join(_PARAMETERS)}; {_FORMS}")
@@ -76,7 +106,8 @@ def _from_url(url: str) -> RedisAddress:
             raise ValueError("names no socket; use unix:///path/to.sock, with three slashes")
         return replace(address, path=unquote(parts.path), database=_database(parameters.get("db", "")))
     database = _database(parameters.get("db", parts.path.strip("/")))
-    return replace(address, host=_host(parts), port=DEFAULT_PORT if port is None else port, database=database)
+    tls = RedisTls() if parts.scheme == "rediss" else None
+    return replace(address, host=_host(parts), port=DEFAULT_PORT if port is None else port, database=database, tls=tls)
 
 
 def _host(parts: SplitResult) -> str:
@@ -102,13 +133,3 @@ def _from_host_port(text: str) -> RedisAddress:
     elif ":" in host:
         raise ValueError("has an IPv6 address without brackets; use [::1]:6379")
     return RedisAddress(host=host or "localhost", port=int(port))
-
-
-def _with_auth(address: RedisAddress, auth: str) -> RedisAddress:
-    """REDIS_AUTH, `password` or `user:password`, wins over the URL (reference behaviour)."""
-    if not auth:
-        return address
-    user, colon, password = auth.partition(":")
-    if not colon:
-        return replace(address, username="", password=SecretStr(auth))
-    return replace(address, username=user, password=SecretStr(password))

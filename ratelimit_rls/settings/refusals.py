@@ -6,26 +6,23 @@ its own for the case, it is in ours. Secrets never are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from ratelimit_rls.settings.redis_address import parse_redis_address
+from ratelimit_rls.settings.redis_servers import Family, kind_of, parse_redis_servers
 
 if TYPE_CHECKING:
     from ratelimit_rls.settings import Settings
 
 LOG_LEVELS = ("panic", "fatal", "error", "warn", "warning", "info", "debug", "trace")
 
-_SOCKET_TYPES = ("tcp", "tcp4", "tcp6", "unix")
+_METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
 
 _ONE_SINK = (
     "Error: unable to use more than one stats sink at the same time. "
     "Set one of USE_DOG_STATSD, USE_STATSD, USE_PROMETHEUS."
-)
-_SENTINELS = (
-    "Expected master name and a list of urls for the sentinels, in the format: "
-    "<redis master name>,<sentinel1>,...,<sentineln>"
 )
 _NO_EFFECT = {
     "redis_pool_size": "one connection carries every call",
@@ -33,8 +30,12 @@ _NO_EFFECT = {
     "redis_pool_on_empty_wait_duration": "RLS_STORE_TIMEOUT bounds how long a call waits",
     "redis_pipeline_window": "calls that arrive together are always sent together",
     "redis_pipeline_limit": "calls that arrive together are always sent together",
-    "redis_cluster_pipeline_parallelism": "there are no clusters yet",
-    "local_cache_size_in_bytes": "refusals are not remembered outside the store",
+    "redis_cluster_pipeline_parallelism": "every node of a cluster is always asked at once",
+}
+_NO_EFFECT |= {
+    name.replace("redis_", "redis_persecond_", 1): why
+    for name, why in _NO_EFFECT.items()
+    if name != "redis_pool_on_empty_wait_duration"  # which is in the reference's pages only, and there once
 }
 
 
@@ -62,13 +63,44 @@ def warnings(settings: Settings, environ: frozenset[str] = frozenset()) -> Itera
         for name in ("grpc_server_tls_cert", "grpc_client_tls_cacert", "grpc_server_tls_ca_cert"):
             if getattr(settings, name):
                 yield f"{name.upper()} has no effect without GRPC_SERVER_USE_TLS=true"
-    if settings.redis is None and settings.redis_auth.get_secret_value():
-        yield "REDIS_AUTH has no effect without REDIS_URL: the embedded store is used"
+    yield from _idle_store(settings)
+    yield from _idle_redis(settings)
     known = sorted(name.upper() for name in type(settings).model_fields if name.startswith("rls_"))
     for name in sorted(environ):
         # Not every RLS_… is meant for us: Kubernetes sets RLS_SERVICE_HOST for a service called rls.
         if name.startswith("RLS_") and name not in known and (near := get_close_matches(name, known, 1, 0.85)):
             yield f"{name} is not a setting; did you mean {near[0]}?"
+
+
+def _idle_store(settings: Settings) -> Iterator[str]:
+    if settings.local_cache_size_in_bytes and settings.given("rls_denial_cache_bytes"):
+        yield "RLS_DENIAL_CACHE_BYTES has no effect: LOCAL_CACHE_SIZE_IN_BYTES is given and takes its place"
+    if settings.given("rls_request_id_ttl") and not (settings.rls_request_id_entry or settings.rls_request_id_metadata):
+        yield "RLS_REQUEST_ID_TTL has no effect without RLS_REQUEST_ID_ENTRY or RLS_REQUEST_ID_METADATA"
+
+
+def _idle_redis(settings: Settings) -> Iterator[str]:
+    """What is said of how to get into a Redis that is not there, or not so."""
+    if not settings.redis_persecond:
+        for name in type(settings).model_fields:
+            if name.startswith("redis_persecond_") and name not in _NO_EFFECT and settings.given(name):
+                yield f"{name.upper()} has no effect without REDIS_PERSECOND=true"
+    has_tls = False
+    for said, servers in (
+        (settings.redis_family, settings.redis),
+        (settings.redis_persecond_family, settings.redis_persecond_servers),
+    ):
+        has_tls |= servers is not None and servers.addresses[0].tls is not None
+        if servers is None and said.prefix == "REDIS_":
+            for name in ("auth", "auth_file", "sentinel_auth", "tls"):
+                if getattr(said, name):
+                    yield f"REDIS_{name.upper()} has no effect without REDIS_URL: the embedded store is used"
+        elif servers is not None and servers.kind != "sentinel" and said.sentinel_auth:
+            yield f"{said.prefix}SENTINEL_AUTH has no effect without sentinels in {said.prefix}URL"
+    if not has_tls:
+        for name in ("cacert", "client_cert", "client_key", "skip_hostname_verification"):
+            if getattr(settings, f"redis_tls_{name}"):
+                yield f"REDIS_TLS_{name.upper()} has no effect without REDIS_TLS=true or rediss://"
 
 
 def _logs(settings: Settings) -> Iterator[str]:
@@ -104,28 +136,26 @@ def _store(settings: Settings) -> Iterator[str]:
             f"RLS_WORKERS={settings.rls_workers} needs REDIS_URL: the embedded store's counters are one process's own, "
             "so each worker would admit the whole limit"
         )
+    name = settings.rls_request_id_metadata
+    if name and not _METADATA_NAME.fullmatch(name):
+        yield (
+            f"RLS_REQUEST_ID_METADATA={name!r} is not a name gRPC metadata can have; "
+            "use lowercase letters, digits and dashes, such as x-request-id"
+        )
 
 
 def _redis(settings: Settings) -> Iterator[str]:
-    kind = settings.redis_type.lower()
-    url = settings.redis_url.get_secret_value()
-    if kind == "sentinel" and url.count(",") == 0:
-        yield f"REDIS_URL: {_SENTINELS}"
-    if kind in ("cluster", "sentinel"):
-        yield f"REDIS_TYPE={settings.redis_type} is not available in this version; use SINGLE with one Redis server"
-    elif kind != "single":
-        yield f"REDIS_TYPE={settings.redis_type!r}: Unrecognized redis type {settings.redis_type}; use SINGLE"
-    elif "," in url:
-        yield "REDIS_URL is a list, which is not available in this version; give one Redis server"
-    elif url.lower().startswith("rediss://"):
-        yield "REDIS_URL asks for TLS (rediss://), which is not available in this version; use redis://"
-    elif settings.redis_socket_type not in _SOCKET_TYPES:
-        yield f"REDIS_SOCKET_TYPE={settings.redis_socket_type!r} is not a network; use {_either(_SOCKET_TYPES)}"
-    elif url:
-        try:
-            parse_redis_address(url, settings.given_socket_type, settings.redis_auth.get_secret_value())
-        except ValueError as fault:
-            yield f"REDIS_URL {fault}"
+    yield from _family(settings.redis_family)
+    if settings.redis_persecond:
+        for name in ("redis_url", "redis_persecond_url"):
+            if not getattr(settings, name).get_secret_value():
+                yield f"REDIS_PERSECOND=true needs {name.upper()}: one Redis for limits per second, one for the others"
+        yield from _family(settings.redis_persecond_family)
+    certificate, key = settings.redis_tls_client_cert, settings.redis_tls_client_key
+    if certificate and not key:
+        yield "REDIS_TLS_CLIENT_CERT is given without REDIS_TLS_CLIENT_KEY; give both or neither"
+    if key and not certificate:
+        yield "REDIS_TLS_CLIENT_KEY is given without REDIS_TLS_CLIENT_CERT; give both or neither"
     for name in ("redis_pool_on_empty_behavior", "redis_persecond_pool_on_empty_behavior"):
         value = getattr(settings, name)
         if value.upper() in ("CREATE", "ERROR"):
@@ -135,6 +165,18 @@ def _redis(settings: Settings) -> Iterator[str]:
             yield f"{name.upper()}={getattr(settings, name)}: redis cluster pipeline parallelism must be >= 0"
 
 
+def _family(said: Family) -> Iterator[str]:
+    if said.auth and said.auth_file:
+        yield f"{said.prefix}AUTH and {said.prefix}AUTH_FILE are both given; give one of them"
+    try:
+        if said.url:
+            parse_redis_servers(said)
+        elif kind_of(said) != "single" and said.prefix == "REDIS_":
+            yield f"REDIS_TYPE={said.type} needs REDIS_URL: without one, the counters are this process's own"
+    except ValueError as fault:
+        yield str(fault)
+
+
 def _later(settings: Settings) -> Iterator[str]:
     if settings.config_type == "GRPC_XDS_SOTW":
         yield "CONFIG_TYPE=GRPC_XDS_SOTW: rules over xDS are not available in this version; use FILE"
@@ -142,11 +184,6 @@ def _later(settings: Settings) -> Iterator[str]:
         yield (
             f"CONFIG_TYPE={settings.config_type!r}: Invalid setting for ConfigType: {settings.config_type}; use FILE"
         )
-    if settings.redis_tls or settings.redis_persecond_tls:
-        name = "REDIS_TLS" if settings.redis_tls else "REDIS_PERSECOND_TLS"
-        yield f"{name}=true: TLS to Redis is not available in this version; use a plaintext connection"
-    if settings.redis_persecond:
-        yield "REDIS_PERSECOND=true: a second Redis is not available in this version; unset it, REDIS_URL holds all"
     if settings.use_calendar_month_rate_limit:
         yield "USE_CALENDAR_MONTH_RATE_LIMIT=true is not available in this version; a month is 30 days"
     if settings.tracing_enabled:

@@ -57,7 +57,7 @@ class GrpcSettings(BaseModel):
     rls_plan_cache_bytes: Count = Field(160 << 20, description="Memory for what was worked out per request; 0: none.")
     rls_max_held_calls: Count = Field(10_000, description="Calls that `action: throttle` may hold at once; 0: none.")
     rls_deadline_margin: Duration = Field(
-        timedelta(milliseconds=3), description="A held call is answered this long before its caller's deadline."
+        timedelta(milliseconds=3), description="Every call is answered this long before its caller's deadline."
     )
     rls_ext_authz_domain: str = Field(
         "", description="Domain that decides ext_authz checks that name none; empty: the only one with `ext_authz`."
@@ -83,24 +83,6 @@ class HttpSettings(BaseModel):
 class StoreSettings(BaseModel):
     """Store"""
 
-    redis_url: SecretStr = Field(
-        SecretStr(""), description="host:port, socket path, redis:// or unix:// URL; empty: counters in this process."
-    )
-    redis_socket_type: str = Field("unix", description="tcp or unix; when not given, taken from REDIS_URL.")
-    redis_auth: SecretStr = Field(SecretStr(""), description="password or user:password; wins over REDIS_URL's.")
-    redis_timeout: Duration = Field(timedelta(seconds=10), description="To connect to Redis, at most.")
-    redis_startup_initial_interval: Duration = Field(
-        timedelta(seconds=1), description="First wait between attempts to connect at start."
-    )
-    redis_startup_max_interval: Duration = Field(
-        timedelta(seconds=30), description="Longest wait between attempts to connect at start."
-    )
-    redis_startup_max_elapsed_time: Duration = Field(
-        timedelta(), description="Give up starting when Redis is not there for this long; 0: never."
-    )
-    redis_health_check_active_connection: Bool = Field(
-        False, description="Unhealthy while there is no connection to Redis."
-    )
     rls_store_timeout: Duration = Field(
         timedelta(seconds=1),
         gt=timedelta(),
@@ -116,6 +98,84 @@ class StoreSettings(BaseModel):
     )
     stop_cache_key_increment_when_overlimit: Bool = Field(
         False, description="A refused call charges nothing: `charge: admitted` for rules that do not say."
+    )
+    rls_denial_cache_bytes: Count = Field(
+        16 << 20, description="Memory for refusals that still hold, answered without Redis; 0: none."
+    )
+    local_cache_size_in_bytes: Count = Field(
+        0, description="If not 0: that memory, which then holds refusals of `charge: always`, too."
+    )
+    rls_request_id_entry: str = Field(
+        "", description="Key of a descriptor entry with a request id: retries of it are counted once."
+    )
+    rls_request_id_metadata: str = Field("", description="The same, from the gRPC metadata of a call.")
+    rls_request_id_ttl: Duration = Field(
+        timedelta(minutes=5), gt=timedelta(), description="How long a request id is remembered."
+    )
+    rls_hot_key_rate: Count = Field(
+        1000, description="A counter asked for so many times a second is reported as hot; 0: never."
+    )
+
+
+class RedisSettings(BaseModel):
+    """Redis"""
+
+    redis_url: SecretStr = Field(
+        SecretStr(""), description="Address; node,node,… (cluster); name,sentinel,…; empty: counters in this process."
+    )
+    redis_type: str = Field("SINGLE", description="SINGLE, CLUSTER or SENTINEL; when not given, taken from REDIS_URL.")
+    redis_socket_type: str = Field("unix", description="tcp or unix; when not given, taken from REDIS_URL.")
+    redis_auth: SecretStr = Field(SecretStr(""), description="password or user:password; wins over REDIS_URL's.")
+    redis_auth_file: str = Field("", description="File with what REDIS_AUTH would have; read at every connection.")
+    redis_sentinel_auth: SecretStr = Field(
+        SecretStr(""), description="password or user:password for the sentinels; wins over REDIS_URL's."
+    )
+    redis_tls: Bool = Field(False, description="TLS to Redis and its sentinels, as rediss:// in REDIS_URL.")
+    redis_tls_cacert: str = Field("", description="File with a CA (PEM) trusted beside the system's; read anew.")
+    redis_tls_client_cert: str = Field("", description="File with the certificate (PEM) shown to Redis; read anew.")
+    redis_tls_client_key: str = Field("", description="File with its private key (PEM); read anew.")
+    redis_tls_skip_hostname_verification: Bool = Field(False, description="Accept any name in Redis's certificate.")
+    redis_timeout: Duration = Field(timedelta(seconds=10), gt=timedelta(), description="To connect to Redis, at most.")
+    redis_startup_initial_interval: Duration = Field(
+        timedelta(seconds=1), description="First wait between attempts to connect at start."
+    )
+    redis_startup_max_interval: Duration = Field(
+        timedelta(seconds=30), description="Longest wait between attempts to connect at start."
+    )
+    redis_startup_max_elapsed_time: Duration = Field(
+        timedelta(), description="Give up starting when Redis is not there for this long; 0: never."
+    )
+    redis_health_check_active_connection: Bool = Field(
+        False, description="Unhealthy while there is no connection to Redis."
+    )
+
+
+class PerSecondSettings(BaseModel):
+    """A second Redis for limits per second"""
+
+    redis_persecond: Bool = Field(False, description="Limits per second are counted on a Redis of their own.")
+    redis_persecond_url: SecretStr = Field(SecretStr(""), description="As REDIS_URL.")
+    redis_persecond_type: str = Field("SINGLE", description="As REDIS_TYPE.")
+    redis_persecond_socket_type: str = Field("unix", description="As REDIS_SOCKET_TYPE.")
+    redis_persecond_auth: SecretStr = Field(SecretStr(""), description="As REDIS_AUTH.")
+    redis_persecond_auth_file: str = Field("", description="As REDIS_AUTH_FILE.")
+    redis_persecond_sentinel_auth: SecretStr = Field(SecretStr(""), description="As REDIS_SENTINEL_AUTH.")
+    redis_persecond_tls: Bool = Field(False, description="As REDIS_TLS; the files are those of REDIS_TLS_….")
+    redis_persecond_timeout: Duration = Field(timedelta(seconds=10), gt=timedelta(), description="As REDIS_TIMEOUT.")
+
+
+class FailureSettings(BaseModel):
+    """When the store does not answer"""
+
+    rls_failure_mode: Literal["allow", "deny", "local", "error"] = Field(
+        "error", description="What a call is told whose rules have no `on_store_failure`."
+    )
+    rls_replicas: Positive = Field(
+        1, description="Replicas of the service that share a limit under `local` (times RLS_WORKERS)."
+    )
+    rls_max_in_flight: Positive = Field(10_000, description="Calls of one process that wait for the store, at most.")
+    rls_wait_for_redis: Bool = Field(
+        True, description="At start, wait for Redis; false: serve without it until it is there."
     )
 
 

@@ -64,6 +64,17 @@ OURS = {
     "RLS_MAX_HELD_CALLS": "10000",
     "RLS_DEADLINE_MARGIN": "3ms",
     "RLS_EXT_AUTHZ_DOMAIN": "",
+    "RLS_FAILURE_MODE": "error",
+    "RLS_REPLICAS": "1",
+    "RLS_MAX_IN_FLIGHT": "10000",
+    "RLS_WAIT_FOR_REDIS": "true",
+    "RLS_DENIAL_CACHE_BYTES": "16777216",
+    "RLS_REQUEST_ID_ENTRY": "",
+    "RLS_REQUEST_ID_METADATA": "",
+    "RLS_REQUEST_ID_TTL": "5m",
+    "RLS_HOT_KEY_RATE": "1000",
+    "REDIS_AUTH_FILE": "",
+    "REDIS_PERSECOND_AUTH_FILE": "",
 }
 
 Read = Callable[..., Settings]
@@ -248,6 +259,15 @@ def test_names_of_variables_are_in_capitals_only(read: Read, monkeypatch: pytest
         ("RLS_WORKERS", "0", "RLS_WORKERS='0' is too small; the least is 1"),
         ("RLS_STORE_TIMEOUT", "0", "RLS_STORE_TIMEOUT='0' is too small; it must be more than 0 seconds"),
         ("RLS_EMBEDDED_MEMORY_BYTES", "5", "RLS_EMBEDDED_MEMORY_BYTES='5' is too small; the least is 1048576"),
+        ("RLS_REPLICAS", "0", "RLS_REPLICAS='0' is too small; the least is 1"),
+        ("RLS_MAX_IN_FLIGHT", "0", "RLS_MAX_IN_FLIGHT='0' is too small; the least is 1"),
+        ("RLS_REQUEST_ID_TTL", "0s", "RLS_REQUEST_ID_TTL='0s' is too small; it must be more than 0 seconds"),
+        ("LOCAL_CACHE_SIZE_IN_BYTES", "-1", "LOCAL_CACHE_SIZE_IN_BYTES='-1' is too small; the least is 0"),
+        (
+            "RLS_FAILURE_MODE",
+            "open",
+            "RLS_FAILURE_MODE='open' is not one of the choices; use 'allow', 'deny', 'local' or 'error'",
+        ),
         ("RLS_TRANSPORT", "rust", "RLS_TRANSPORT='rust' is not one of the choices; use 'native' or 'grpcio'"),
         ("LIMIT_LIMIT_HEADER", "a b", "LIMIT_LIMIT_HEADER='a b' is not a header name; use letters, digits and dashes"),
     ],

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hiredis
-from redis.asyncio.connection import AbstractConnection, Connection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from ratelimit_rls.errors import StoreUnavailable
-from ratelimit_rls.settings.redis_address import RedisAddress
+from ratelimit_rls.errors import StoreUnavailable, one_line
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisTls, parse_auth
+
+_MESSAGES = (b"message", b"pmessage", b"smessage")
 
 
 class ReplyError(Exception):
@@ -25,9 +29,13 @@ class ReplyError(Exception):
 
 
 class Pipe(asyncio.Protocol):
-    """Commands go out as bytes that are ready, replies come back in the order of the commands."""
+    """Commands go out as bytes that are ready, replies come back in the order of the commands.
+
+    A subscriber sets `on_push`: it is given every message that is published, and whatever else comes unasked.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.on_push: Callable[[Any], None] | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writer = writer  # kept because it, too, closes the socket when it is collected
         self._transport = writer.transport
@@ -46,18 +54,34 @@ class Pipe(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        while (reply := self._reader.gets()) is not Pipe:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(reply)
+        try:
+            while (reply := self._reader.gets()) is not Pipe:
+                if not self._waiting or (self.on_push is not None and _is_message(reply)):
+                    self._pushed(reply)
+                    continue
+                waiting = self._waiting.popleft()
+                if not waiting.done():
+                    waiting.set_result(reply)
+        except hiredis.HiredisError:
+            self._give_up("Redis sent what is not its protocol")
+
+    def _pushed(self, reply: Any) -> None:
+        if self.on_push is not None:
+            self.on_push(reply)
+        else:
+            # Whose reply is whose cannot be told any more, so there must not be another.
+            self._give_up("Redis sent what nobody asked for")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._close(StoreUnavailable(f"the connection to Redis broke: {exc or 'closed by the server'}"))
 
     def abort(self) -> None:
         """Drop the connection with whatever is still unsent or unanswered."""
+        self._give_up("the connection to Redis was given up")
+
+    def _give_up(self, why: str) -> None:
         self._transport.abort()
-        self._close(StoreUnavailable("the connection to Redis was given up"))
+        self._close(StoreUnavailable(why))
 
     def _close(self, why: StoreUnavailable) -> None:
         if not self.closed.done():
@@ -68,14 +92,31 @@ class Pipe(asyncio.Protocol):
         self._waiting.clear()
 
 
+def _is_message(reply: Any) -> bool:
+    """Something published, which may come between a command and its reply."""
+    return isinstance(reply, list) and bool(reply) and reply[0] in _MESSAGES
+
+
 async def connect(address: RedisAddress, timeout_s: float) -> Pipe:
-    """A connection that has authenticated and chosen its database. Raises StoreUnavailable if none can be had."""
-    connection = _connection(address, timeout_s)
+    """A connection that has authenticated and chosen its database, in that time.
+
+    Raises StoreUnavailable if none can be had. Files are read each time, so what was rotated acts from here on.
+    """
     try:
-        await connection.connect()  # type: ignore[no-untyped-call]
-    except (RedisError, OSError, TimeoutError) as exc:
-        await connection.disconnect(nowait=True)
-        raise StoreUnavailable(f"cannot connect to Redis at {address}: {exc}") from exc
+        async with asyncio.timeout(timeout_s):
+            username, password = await _credentials(address)
+            connection = await _connection(address, username, password)
+            try:
+                await connection.connect()  # type: ignore[no-untyped-call]
+            except BaseException as exc:
+                if connection._writer is not None:
+                    connection._writer.transport.abort()  # closing would wait for a server that may hang
+                if isinstance(exc, RedisError | OSError):
+                    said = _without(password, str(exc))
+                    raise StoreUnavailable(f"cannot connect to Redis at {address}: {said}") from None
+                raise
+    except TimeoutError:
+        raise StoreUnavailable(f"cannot connect to Redis at {address} within {timeout_s:g} s") from None
     # From here on redis-py's streams would only be in the way: a future and a wake-up for every reply. The connection
     # object would close the socket when it is collected, so its ends are taken out of its hands.
     writer = connection._writer
@@ -86,16 +127,56 @@ async def connect(address: RedisAddress, timeout_s: float) -> Pipe:
     return pipe
 
 
-def _connection(address: RedisAddress, timeout_s: float) -> AbstractConnection:
+async def _connection(address: RedisAddress, username: str, password: str) -> AbstractConnection:
     options: dict[str, Any] = {
         "db": address.database,
-        "username": address.username or None,
-        "password": address.password.get_secret_value() or None,
-        "socket_connect_timeout": timeout_s,
-        "socket_timeout": timeout_s,
+        "username": username or None,
+        "password": password or None,
+        # Each would be for one step; `connect` has one for all of them.
+        "socket_connect_timeout": None,
+        "socket_timeout": None,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
     if address.path:
         return UnixDomainSocketConnection(path=address.path, **options)
-    return Connection(host=address.host, port=address.port, socket_keepalive=True, **options)
+    options |= {"host": address.host, "port": address.port, "socket_keepalive": True}
+    return Connection(**options) if address.tls is None else await _over_tls(address.tls, options)
+
+
+async def _over_tls(tls: RedisTls, options: dict[str, Any]) -> AbstractConnection:
+    connection = SSLConnection(
+        ssl_ca_certs=tls.ca_file or None,
+        ssl_certfile=tls.certificate_file or None,
+        ssl_keyfile=tls.key_file or None,
+        ssl_check_hostname=tls.check_hostname,
+        **options,
+    )
+    try:
+        # This reads the files, the system's CAs among them, and the connection uses what comes of it.
+        await asyncio.to_thread(connection.ssl_context.get)
+    except OSError as exc:  # which ssl.SSLError is, too
+        files = ", ".join(filter(None, [tls.ca_file, tls.certificate_file, tls.key_file]))
+        raise StoreUnavailable(f"cannot use the TLS files for Redis ({files}): {exc}") from exc
+    return connection
+
+
+async def _credentials(address: RedisAddress) -> tuple[str, str]:
+    if not address.auth_file:
+        return address.username, address.password.get_secret_value()
+    try:
+        text = await asyncio.to_thread(Path(address.auth_file).read_text, "utf-8")
+    except OSError as exc:
+        raise StoreUnavailable(f"cannot read the password for Redis: {exc}") from exc
+    except UnicodeDecodeError:
+        raise StoreUnavailable(f"cannot read the password for Redis: {address.auth_file} is not text") from None
+    auth = text.rstrip("\r\n")
+    if not auth:
+        raise StoreUnavailable(f"cannot read the password for Redis: {address.auth_file} is empty") from None
+    return parse_auth(auth)
+
+
+def _without(password: str, said: str) -> str:
+    """What the server says of a command it does not know has the command's words in it, cut at some length."""
+    said = one_line(said.partition(", with args beginning with")[0])
+    return "it said no, and repeated the password" if password and password in said else said

@@ -70,7 +70,7 @@ def test_settings_that_cannot_be_used_are_told_one_by_one(run: Run) -> None:
     assert (ended.code, ended.out) == (ExitCode.BAD, "")
     assert ended.err.splitlines() == [
         "Error: GRPC_PORT='x' is not a whole number; use digits such as 8081",
-        "Error: REDIS_TYPE='ring': Unrecognized redis type ring; use SINGLE",
+        "Error: REDIS_TYPE='ring': Unrecognized redis type ring; use SINGLE, CLUSTER or SENTINEL",
     ]
 
 

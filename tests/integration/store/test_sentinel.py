@@ -1,0 +1,126 @@
+"""The master is found through real sentinels, before and after it moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from pydantic import SecretStr
+
+from ratelimit_rls.errors import StoreUnavailable
+from ratelimit_rls.settings import Settings
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
+from ratelimit_rls.store.redis.commands import command
+from ratelimit_rls.store.redis.connect import connect
+from ratelimit_rls.store.redis.sentinel import find_master, watch_master
+from tests.conftest import REDIS_IDS
+from tests.process import free_port
+from tests.redis_servers import RedisSentinels
+from tests.servers import RedisServer, redis_binaries
+
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(params=REDIS_IDS)
+def sentinels(request: pytest.FixtureRequest) -> Iterator[RedisSentinels]:
+    binary = redis_binaries().get(request.param)
+    if binary is None:
+        pytest.skip(f"{request.param} is not on this machine")
+    with RedisSentinels(binary, password="s3cret", sentinel_password="hush") as servers:
+        yield servers
+
+
+def named(sentinels: RedisSentinels, **more: str) -> RedisServers:
+    settings = Settings(redis_url=SecretStr(sentinels.url), redis_auth=SecretStr("s3cret"), **more)  # type: ignore[arg-type]
+    assert settings.redis is not None
+    return settings.redis
+
+
+@pytest.mark.slow
+async def test_the_master_is_found_where_it_is_now(sentinels: RedisSentinels) -> None:
+    servers = named(sentinels, redis_sentinel_auth="hush")
+    first = await find_master(servers, PATIENCE_S)
+    assert (first.host, first.port) == ("127.0.0.1", sentinels.servers[0].port)
+    assert await role(first) == b"master"
+
+    sentinels.failover()
+
+    second = await find_master(servers, PATIENCE_S)
+    assert second.port == sentinels.servers[1].port
+    assert await role(second) == b"master"
+
+
+@pytest.mark.slow
+async def test_the_master_is_found_after_it_and_a_sentinel_are_gone(sentinels: RedisSentinels) -> None:
+    servers = named(sentinels, redis_sentinel_auth="hush")
+    await find_master(servers, PATIENCE_S)
+    gone = sentinels.kill_master()
+    sentinels.sentinels[0].pause()  # which would be asked first, and hangs
+    now = await asyncio.to_thread(sentinels.wait_for_another, gone, but=sentinels.sentinels[:1])
+
+    assert (await find_master(servers, 1.0)).port == now.port
+
+
+@pytest.mark.slow
+async def test_the_sentinel_that_answered_is_asked_first_the_next_time(sentinels: RedisSentinels) -> None:
+    asked = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.close()
+
+    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    servers = named(sentinels, redis_sentinel_auth="hush")
+    useless = replace(servers.addresses[0], port=listener.sockets[0].getsockname()[1])
+    servers = replace(servers, addresses=(useless, *servers.addresses))
+    for _ in range(3):
+        assert (await find_master(servers, PATIENCE_S)).port == sentinels.servers[0].port
+    listener.close()
+    assert asked == 1
+
+
+@pytest.mark.slow
+async def test_who_watches_hears_of_a_master_that_is_replaced_while_it_is_well(sentinels: RedisSentinels) -> None:
+    moved = asyncio.Event()
+    watch = asyncio.create_task(watch_master(named(sentinels, redis_sentinel_auth="hush"), moved.set, pause_s=0.05))
+    await asyncio.sleep(0.2)
+    assert not moved.is_set()
+
+    await asyncio.to_thread(sentinels.failover)
+
+    await asyncio.wait_for(moved.wait(), PATIENCE_S)
+    assert sentinels.servers[0].cli("ROLE")[0] == b"master"  # as it still believes: this is why they must be asked
+    watch.cancel()
+
+
+@pytest.mark.slow
+async def test_sentinels_that_do_not_tell_are_quoted(sentinels: RedisSentinels) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        await find_master(named(sentinels, redis_sentinel_auth="wrong-one"), PATIENCE_S)
+    said = str(refused.value)
+    assert said.startswith("no sentinel tells where the master 'main' is: ")
+    for sentinel in sentinels.sentinels:
+        assert f"redis://{sentinel.address}" in said
+    assert "wrong-one" not in said
+
+
+async def test_what_is_no_sentinel_or_is_not_there_is_told(any_redis: RedisServer) -> None:
+    nobody = RedisAddress("127.0.0.1", free_port())
+    servers = RedisServers("sentinel", (nobody, RedisAddress("127.0.0.1", any_redis.port)), "main", RedisAddress())
+    with pytest.raises(StoreUnavailable) as refused:
+        await find_master(servers, PATIENCE_S)
+    assert f"cannot connect to Redis at {nobody}" in str(refused.value)
+    assert f"the sentinel at redis://127.0.0.1:{any_redis.port} refused: ERR unknown command" in str(refused.value)
+
+
+async def role(address: RedisAddress) -> bytes:
+    pipe = await connect(address, PATIENCE_S)
+    try:
+        told = await pipe.send(command(b"ROLE"))
+        assert isinstance(told[0], bytes)
+        return told[0]
+    finally:
+        pipe.abort()
