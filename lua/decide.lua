@@ -11,10 +11,15 @@ ARGV[1]    now_us          "" = this server's clock; tests pass a number
 ARGV[2]    jitter_ms       added to every TTL
 ARGV[3]    calls           big-endian 16-bit numbers: for each call (steps, flags), then for each of its steps
                            (index into KEYS, index into the specs), both from 0
-             flags         +1 a quota without a limit passes; +2 shadow: the verdict is told but does not hold;
-                           +4 between flags and steps stands how many microseconds the caller can wait (32 bits);
-                           +8 there stands the moment (64 bits) at which was charged what this call gives back: it is
-                           never refused, and what belongs to a window that is over is not given back
+             flags         +1 a quota without a limit passes; +2 shadow: the verdict is told but does not hold.
+                           For each of the next, in this order, a number stands between flags and steps:
+                           +4 how many microseconds the caller can wait (32 bits);
+                           +8 the moment (64 bits) at which was charged what this call gives back: it is never refused,
+                           and what belongs to a window that is over is not given back;
+                           +16 the index into KEYS (16 bits) of the record of a call that counts once, and for how many
+                           seconds it counts so (16 bits): what was answered the first time is answered again;
+                           +32 hits (32 bits) in place of each step's cost: to give back, with +8; else the call takes
+                           as many of them as every step has left, and that number stands where the verdict does
 ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, flags
              window_us     or, for a calendar's windows, three moments: "start next after" (lib/place_in_calendar.lua)
              cost          hits to spend; 0 looks; negative gives back
@@ -22,6 +27,7 @@ ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, f
                            +16 for each microsecond that the step may wait for its slot (throttle; never with +1)
            A watcher (penalty.lua, warning.lua) is a step after the limits of its descriptor, with numbers of its own.
 Returns    { now_us, then for each call: refused 0|1, and for each of its steps: left, retry_us, reset_us }
+             refused       +2 if that is from the record of a call that counts once, and nothing was charged now
              left          hits that still fit after this call; negative is debt
              retry_us      0 allowed; > 0 refused, and this step is admitted after exactly this long if nobody else
                            comes; -1 never; < -1 charged now for a slot that comes in -1 - retry_us microseconds
@@ -65,22 +71,70 @@ local undo_key, undo_state = {}, {}
 --   reset     until all of them are as good as unused
 local fared = {}
 
+-- By index into KEYS: what a call of this batch has left in its record.
+local recorded = {}
+
 -- By place in the reply: whether a limit refuses only because the caller cannot wait as long as the rules would let it.
 local hasty = {}
 
 local reply = { now }
-local at, size, told = 1, #calls, 1
-while at < size do
-  local a, b, c, d = byte(calls, at, at + 3)
-  local steps, passes, shadowed, patience, charged_at = a * 256 + b, d % 2 >= 1, d % 4 >= 2, math.huge, nil
-  if d >= 8 then
-    charged_at = number32(calls, at + 4) * 4294967296 + number32(calls, at + 8)
-    at = at + 8
-  elseif d >= 4 then
-    patience = number32(calls, at + 4)
-    at = at + 4
+
+-- The state of a step as the calls before this one have left it.
+local function state_before(k, spec)
+  if not owner[k] then
+    local before = spec.algorithm.read(found[k], KEYS[k], spec, now)
+    original[k], state[k], owner[k] = before, before, spec
   end
-  local first, verdict_at = at + 4, told + 1
+  return state[k]
+end
+
+-- How many of so many hits every one of the steps has left.
+local function most_left(first, steps, hits)
+  for at = first, first + 4 * (steps - 1), 4 do
+    local a, b, c, d = byte(calls, at, at + 3)
+    local spec = specs[c * 256 + d + 1]
+    local _, left = spec.algorithm.spend(state_before(a * 256 + b + 1, spec), spec, now, 0)
+    hits = left < hits and left or hits
+  end
+  return hits > 0 and hits or 0
+end
+
+-- Answers with what the record holds, if it holds the answer to such a call; returns whether it does.
+local function answer_again(record, told, steps, hits)
+  local text = recorded[record] or found[record]
+  local numbers = {}
+  for number in string.gmatch(text or "", "%-?%d+") do
+    numbers[#numbers + 1] = tonumber(number)
+  end
+  if #numbers ~= 1 + 3 * steps then -- none, or of another time's rules
+    return false
+  end
+  for i = 1, #numbers do
+    reply[told + i] = numbers[i]
+  end
+  if not hits then -- else a number of hits stands there
+    reply[told + 1] = numbers[1] + 2
+  end
+  return true
+end
+
+local function keep_answer(record, told, steps, seconds)
+  local words = {}
+  for i = 1, 1 + 3 * steps do
+    words[i] = string.format("%.0f", reply[told + i])
+  end
+  recorded[record] = table.concat(words, " ")
+  redis.call("SET", KEYS[record], recorded[record], "PX", seconds * 1000)
+end
+
+-- Decides the call whose steps begin at `first`, and appends what it says to the reply after place `told`.
+local function decide_call(first, told, steps, passes, shadowed, patience, charged_at, hits)
+  local at, a, b, c, d
+  local verdict_at, granted = told + 1, nil
+  if hits and not charged_at then
+    hits = most_left(first, steps, hits)
+    granted = hits
+  end
   local failed, quotas, failed_quotas, undoable, watched = 0, passes and 1 or 0, 0, false, false
   local quota_failed -- whether the descriptor at hand has failed as a quota: it does so once, however many limits it has
   told = verdict_at
@@ -91,16 +145,16 @@ while at < size do
     at = at + 4
     local k, spec = a * 256 + b + 1, specs[c * 256 + d + 1]
     local algorithm = spec.algorithm
-    local before
-    if owner[k] then
-      before = state[k]
-    else
-      before = algorithm.read(found[k], KEYS[k], spec, now)
-      original[k], state[k], owner[k] = before, before, spec
-    end
-    local cost = spec.cost
-    if charged_at and not algorithm.returns(spec, now, charged_at) then
-      cost = 0
+    local before = owner[k] and state[k] or state_before(k, spec)
+    local cost = granted or spec.cost
+    if charged_at then
+      cost = hits and -hits or cost
+      if algorithm.give_back then
+        algorithm.give_back(before, -cost, charged_at)
+        cost = 0
+      elseif not algorithm.returns(spec, now, charged_at) then
+        cost = 0
+      end
     end
     local after, left, retry, reset = algorithm.spend(before, spec, now, cost)
     if charged_at then
@@ -145,7 +199,7 @@ while at < size do
   end
 
   local refused = failed > 0 or (quotas > 0 and failed_quotas == quotas)
-  reply[verdict_at] = refused and 1 or 0
+  reply[verdict_at] = granted or (refused and 1 or 0)
 
   if refused and not shadowed and undoable then
     for step = steps, 1, -1 do
@@ -210,6 +264,41 @@ while at < size do
       telling = telling + 3
     end
   end
+end
+
+local at, size, told = 1, #calls, 1
+while at < size do
+  local a, b, c, flags = byte(calls, at, at + 3)
+  local steps, passes, shadowed = a * 256 + b, flags % 2 >= 1, flags % 4 >= 2
+  local patience, charged_at, record, seconds, hits = math.huge, nil, nil, nil, nil
+  at = at + 4
+  if flags >= 4 then
+    if flags % 8 >= 4 then
+      patience = number32(calls, at)
+      at = at + 4
+    end
+    if flags % 16 >= 8 then
+      charged_at = number32(calls, at) * 4294967296 + number32(calls, at + 4)
+      at = at + 8
+    end
+    if flags % 32 >= 16 then
+      local d
+      a, b, c, d = byte(calls, at, at + 3)
+      record, seconds = a * 256 + b + 1, c * 256 + d
+      at = at + 4
+    end
+    if flags >= 32 then
+      hits = number32(calls, at)
+      at = at + 4
+    end
+  end
+  if not record or not answer_again(record, told, steps, hits) then
+    decide_call(at, told, steps, passes, shadowed, patience, charged_at, hits)
+    if record then
+      keep_answer(record, told, steps, seconds)
+    end
+  end
+  at, told = at + 4 * steps, told + 1 + 3 * steps
 end
 
 for k = 1, #KEYS do

@@ -15,6 +15,9 @@ Within one batch `now` stands still, so a batch only ever adds one element and t
 ]]
 local most_entries = 20000
 
+-- Elements from the newest on among which a charge that is given back is looked for, and rewritten.
+local most_rewritten = 64
+
 local sliding_log = {}
 
 local function parse_entry(text)
@@ -153,9 +156,41 @@ function sliding_log.spend(state, spec, now, cost)
   return { log = log, taken_back = taken_back, added = added, added_at = added_at }, limit - used, retry, reset
 end
 
--- The newest hits would go, which stay longer than the ones that were charged: more would pass than may.
-function sliding_log.returns()
-  return false
+-- Takes back hits that were charged at a moment: those and no newer ones, which stay longer, or more would pass than may.
+-- It is written at once, since a call that gives back is never refused. A charge too far back stays.
+function sliding_log.give_back(state, hits, charged_at)
+  local log = state and state.log
+  if not log or not log.last then
+    return
+  end
+  -- The newest elements, newest first, down to the one before the charge.
+  local key, newest, of_then = log.key, {}, nil
+  local entry = log.last
+  while entry.at >= charged_at do
+    newest[#newest + 1] = entry
+    of_then = entry.at == charged_at and (of_then or #newest) or of_then
+    local text = redis.call("LINDEX", key, -#newest - 1)
+    if not text or #newest == most_rewritten then
+      return
+    end
+    entry = parse_entry(text)
+  end
+  if not of_then then
+    return
+  end
+  local charged = newest[of_then].total - entry.total
+  hits = hits < charged and hits or charged
+  local most = newest[of_then].total - hits
+  for i = 1, #newest do
+    local total = i < of_then and newest[i].total - hits or math.min(newest[i].total, most)
+    redis.call("LSET", key, -i, string.format("%.0f %.0f", newest[i].at, total))
+  end
+  if of_then == 1 and hits == charged then
+    redis.call("LTRIM", key, 0, -#newest - 1)
+  end
+  log.entries, log.fetched, log.length = {}, 0, nil
+  log.last = parse_entry(redis.call("LINDEX", key, -1))
+  log.used = log.used - hits
 end
 
 function sliding_log.write(key, state, _, spec, now, jitter_ms)

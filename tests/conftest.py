@@ -17,8 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def of_every_run(name: str) -> object:
-    """The wheels' servers are; one that the machine happens to have is more of the same, and for `make test`."""
-    return pytest.param(name, marks=pytest.mark.slow) if name == "redis-on-path" else name
+    """The wheels' servers are; one that the machine happens to have, or several together, are for `make test`."""
+    slow = name in ("redis-on-path", "cluster", "per-second")
+    return pytest.param(name, marks=pytest.mark.slow) if slow else name
 
 
 @pytest.fixture(scope="session", params=map(of_every_run, REDIS_IDS))

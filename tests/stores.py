@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Outline, Plan, Slot, Step, Unit, Watcher
 from ratelimit_rls.core.refund import refund
-from ratelimit_rls.settings.redis_address import RedisAddress
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.base import Prepared, Store
 from ratelimit_rls.store.embedded import EmbeddedStore
-from ratelimit_rls.store.redis.store import RedisStore
+from ratelimit_rls.store.redis.new import InRedis
+from ratelimit_rls.store.redis.new import redis_store as new_redis_store
+from ratelimit_rls.store.redis.node import Terms
+from tests.redis_servers import RedisCluster
 from tests.servers import RedisServer
 
 T = TypeVar("T")
@@ -22,7 +25,9 @@ START_US = 1_786_000_000_000_000
 """A moment in 2026 at which a second, a minute and an hour begin, but no day."""
 
 EMBEDDED = "embedded"
-STORE_IDS = (EMBEDDED, "redis-6.2", "valkey-9", "redis-on-path")
+CLUSTER = "cluster"
+PER_SECOND = "per-second"
+STORE_IDS = (EMBEDDED, "redis-6.2", "valkey-9", "redis-on-path", CLUSTER, PER_SECOND)
 
 
 class Asked(NamedTuple):
@@ -62,15 +67,16 @@ class StoreUnderTest:
         asked = [self._store.prepare(plan) for plan in plans]
         if patience_us is not None:
             asked = [one.within(patience_us) for one in asked]
-        return self._answered(asked)
+        return self.answered(*asked)
 
     def give_back(self, plan: Plan, answer: Answer) -> None:
         """What an admitted plan took."""
         owed = refund(decide(plan.outline, answer))
         if owed is not None:
-            self._answered([self._store.opposite(self._store.prepare(plan), owed)])
+            self.answered(self._store.opposite(self._store.prepare(plan), owed))
 
-    def _answered(self, asked: list[Prepared]) -> list[Answer]:
+    def answered(self, *asked: Prepared) -> list[Answer]:
+        """What was prepared already, as one batch."""
         answers = self._runner.run(self._store.spend(asked))
         for answer in answers:
             assert isinstance(answer, Answer), answer
@@ -88,16 +94,39 @@ def embedded_store(budget_bytes: int = 2**26) -> Iterator[StoreUnderTest]:
         yield StoreUnderTest(EmbeddedStore(budget_bytes, clock=lambda: clock[0]), runner, clock)
 
 
+def redis_store(server: RedisServer) -> AbstractContextManager[StoreUnderTest]:
+    return store_on(_at("single", server))
+
+
+def cluster_store(cluster: RedisCluster) -> AbstractContextManager[StoreUnderTest]:
+    return store_on(_at("cluster", *cluster.nodes))
+
+
+def split_store(server: RedisServer, per_second: RedisServer) -> AbstractContextManager[StoreUnderTest]:
+    """With a second Redis for limits per second."""
+    return store_on(_at("single", server), _at("single", per_second))
+
+
+def _at(kind: Literal["single", "cluster"], *servers: RedisServer) -> RedisServers:
+    return RedisServers(kind, tuple(RedisAddress("127.0.0.1", server.port) for server in servers))
+
+
 @contextmanager
-def redis_store(server: RedisServer) -> Iterator[StoreUnderTest]:
+def store_on(servers: RedisServers, per_second: RedisServers | None = None) -> Iterator[StoreUnderTest]:
     clock = [START_US]
     with asyncio.Runner() as runner:
-        store = RedisStore(RedisAddress("127.0.0.1", server.port), timeout_s=10, clock=lambda: clock[0])
-        runner.run(store.start())
+        terms = Terms(timeout_s=10, clock=lambda: clock[0])
+        store = runner.run(_started(servers, per_second, terms))
         try:
             yield StoreUnderTest(store, runner, clock)
         finally:
             runner.run(store.close())
+
+
+async def _started(servers: RedisServers, per_second: RedisServers | None, terms: Terms) -> InRedis:
+    store = new_redis_store(servers, per_second, terms)
+    await store.start()
+    return store
 
 
 def step(
@@ -114,7 +143,7 @@ def step(
     max_delay_us: int = 0,
 ) -> Asked:
     full = (limit if burst is None else burst) if algorithm.has_burst else 0
-    name = f"{key}:{algorithm.value}:{unit.seconds}".encode()
+    name = f"rl:{{{key}}}:{algorithm.value}:{unit.seconds}".encode()
     return Asked(name, Step(Limit(limit, unit, algorithm, full), cost, charge, shadow, quota, max_delay_us))
 
 

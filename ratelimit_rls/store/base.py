@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from ratelimit_rls.core.model import Answer, Plan
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
+from ratelimit_rls.store.batch import Form
 
 
 class Prepared(Protocol):
-    """A plan in the form its store likes best; what is inside is the store's own affair."""
+    """A plan in the form its store likes best. Two are equal if they ask the same of the same counters."""
 
     @property
     def keys(self) -> tuple[Hashable, ...]:
         """What tells the plan's counters from others, one for each key of the plan."""
         ...
 
+    @property
+    def form(self) -> Form[Any]:
+        """What it shares with all plans of its outline."""
+        ...
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether others may find more room after it."""
+        ...
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it asks what its plan says and nothing more, as `prepare` made it: see the methods below."""
+        ...
+
     def within(self, patience_us: int) -> Self:
         """The same for a caller that can wait so long and no longer; as it is, any wait the rules allow will do."""
+        ...
+
+    def once(self, request_id: bytes) -> Self:
+        """The same for a call that is counted once, however often it comes under this id: it is answered as then."""
+        ...
+
+    def at_most(self, hits: int) -> Self:
+        """The same to take as many hits as every limit has left, up to so many (Answer.granted); never refused."""
+        ...
+
+    def returned(self, hits: int, charged_at_us: int) -> Self:
+        """What gives back so many of the hits that were taken at a moment of the store's clock."""
         ...
 
 

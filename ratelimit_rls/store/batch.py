@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from struct import pack
 from typing import Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.core.calendar import Bounds, bounds
-from ratelimit_rls.core.model import Answer, Charge, Outline, Penalty, Reading, Slot, Step, Watcher
+from ratelimit_rls.core.model import Answer, Charge, Outline, Penalty, Purpose, Reading, Slot, Step, Watcher
 
 LARGEST_BATCH_STEPS = 128
 """Limits decided by one run of the script, so that no run holds Redis for more than about a millisecond. Only a single
@@ -22,6 +23,8 @@ CALL_QUOTA_PASSES = 1
 CALL_SHADOWED = 2
 CALL_PATIENCE = 4
 CALL_GIVES_BACK = 8
+CALL_COUNTS_ONCE = 16
+CALL_TAKES_HITS = 32
 STEP_ALWAYS = 1
 STEP_SHADOW = 2
 STEP_QUOTA = 4
@@ -30,6 +33,9 @@ STEP_DELAY_US = 16
 """For each microsecond that the step may wait."""
 
 MOST_PATIENCE_US = 2**32 - 1
+
+COUNTED_ONCE_S = 300
+"""For how long a call that carries an id is counted once, unless a store is told otherwise."""
 
 Part = TypeVar("Part", bound=Hashable)
 
@@ -40,6 +46,11 @@ class Form(Generic[Part]):
 
     specs: tuple[Part | DatedSpec[Part], ...]
     flags: int
+    slots: tuple[Slot, ...]
+    part_of_key: Callable[[bytes], Part]
+    key_of_part: Callable[[Part], bytes]
+    gives_back: bool = False
+    purpose: Purpose = Purpose.DECIDE
 
 
 class PackedPlan(NamedTuple, Generic[Part]):
@@ -49,9 +60,38 @@ class PackedPlan(NamedTuple, Generic[Part]):
     form: Form[Part]
     patience_us: int | None = None
     charged_at_us: int | None = None  # of a plan that gives back: the moment at which was charged what it gives
+    hits: int | None = None  # in place of every step's cost: to give back, or to take as many of them as there are
+    record: Part | None = None  # the key of what was answered under the call's id
+
+    @property
+    def gives_back(self) -> bool:
+        return self.charged_at_us is not None or self.form.gives_back
+
+    @property
+    def is_plain(self) -> bool:
+        return self.patience_us is self.charged_at_us is self.hits is self.record is None
 
     def within(self, patience_us: int) -> PackedPlan[Part]:
         return self._replace(patience_us=min(patience_us, MOST_PATIENCE_US))
+
+    def once(self, request_id: bytes) -> PackedPlan[Part]:
+        keys = [self.form.key_of_part(key) for key in self.keys]
+        return self._replace(record=self.form.part_of_key(record_key(keys, request_id)))
+
+    def at_most(self, hits: int) -> PackedPlan[Part]:
+        return self._replace(hits=hits)
+
+    def returned(self, hits: int, charged_at_us: int) -> PackedPlan[Part]:
+        return self._replace(hits=hits, charged_at_us=charged_at_us)
+
+
+def record_key(keys: Sequence[bytes], request_id: bytes) -> bytes:
+    """On the slot of the first key, and no other's: neither another id's, nor of other counters."""
+    digest = blake2b(digest_size=16)
+    for text in (*keys, request_id):
+        digest.update(b"%d:%s" % (len(text), text))
+    tag, _, _ = keys[0].partition(b"}")
+    return b"%s}:once:%s" % (tag, digest.hexdigest().encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +144,18 @@ def watcher_spec(watcher: Watcher, cost: int) -> Spec:
     return b"warning", watcher.permille, 0, watcher.leave_permille, cost, STEP_JOINED
 
 
-def form_of(outline: Outline, part: Callable[[Spec], Part]) -> Form[Part]:
-    """`part` makes a spec what its store sends."""
+def form_of(
+    outline: Outline,
+    part: Callable[[Spec], Part],
+    part_of_key: Callable[[bytes], Part],
+    key_of_part: Callable[[Part], bytes],
+) -> Form[Part]:
+    """`part` makes a spec what its store sends; the other two do so for a key, and the other way round."""
     flags = CALL_QUOTA_PASSES if outline.quota_passes else 0
     flags += CALL_SHADOWED if outline.shadow_mode else 0
     specs = [spec for slot in outline.slots for spec in _specs(slot, part)]
-    return Form(tuple(specs), flags)
+    gives_back = any(step.cost < 0 for step in outline.steps)
+    return Form(tuple(specs), flags, outline.slots, part_of_key, key_of_part, gives_back, outline.purpose)
 
 
 def _specs(slot: Slot, part: Callable[[Spec], Part]) -> Iterator[Part | DatedSpec[Part]]:
@@ -119,22 +165,39 @@ def _specs(slot: Slot, part: Callable[[Spec], Part]) -> Iterator[Part | DatedSpe
         yield part(watcher_spec(watcher, slot.steps[0].cost))
 
 
-def pack_batch(batch: Sequence[PackedPlan[Part]], now_us: int) -> Packed[Part]:
+def pack_batch(batch: Sequence[PackedPlan[Part]], now_us: int, once_s: int = COUNTED_ONCE_S) -> Packed[Part]:
     """`now_us` need not be the moment of the decision, only within a window of it."""
     keys: dict[Part, int] = {}
     specs: dict[Part | DatedSpec[Part], int] = {}
     numbers: list[int] = []
-    for plan_keys, form, patience_us, charged_at_us in batch:
-        if charged_at_us is not None:
-            numbers += len(plan_keys), form.flags + CALL_GIVES_BACK, *_halves(charged_at_us >> 32, charged_at_us)
-        elif patience_us is not None:
-            numbers += len(plan_keys), form.flags + CALL_PATIENCE, *_halves(patience_us)
-        else:
+    for plan in batch:
+        plan_keys, form, patience_us, charged_at_us, hits, record = plan
+        if patience_us is charged_at_us is hits is record is None:
             numbers += len(plan_keys), form.flags
+        else:
+            numbers += _header(plan, keys, once_s)
         for key, spec in zip(plan_keys, form.specs, strict=True):
             numbers += keys.setdefault(key, len(keys)), specs.setdefault(spec, len(specs))
     dated = [spec.at(now_us) if isinstance(spec, DatedSpec) else spec for spec in specs]
     return Packed(list(keys), dated, pack(f">{len(numbers)}H", *numbers))
+
+
+def _header(plan: PackedPlan[Part], keys: dict[Part, int], once_s: int) -> Iterator[int]:
+    """Of a call that says more than what it asks for."""
+    flags, more = plan.form.flags, list[int]()
+    if plan.patience_us is not None and plan.charged_at_us is None:
+        flags += CALL_PATIENCE
+        more += _halves(plan.patience_us)
+    if plan.charged_at_us is not None:
+        flags += CALL_GIVES_BACK
+        more += _halves(plan.charged_at_us >> 32, plan.charged_at_us)
+    if plan.record is not None:
+        flags += CALL_COUNTS_ONCE
+        more += keys.setdefault(plan.record, len(keys)), once_s
+    if plan.hits is not None:
+        flags += CALL_TAKES_HITS
+        more += _halves(plan.hits)
+    yield from (len(plan.keys), flags, *more)
 
 
 def _halves(*numbers: int) -> Iterator[int]:
@@ -160,8 +223,11 @@ def unpack(batch: Sequence[PackedPlan[Part]], reply: Sequence[int]) -> list[Answ
     answers = []
     at = 1
     for plan in batch:
-        refused = reply[at] == 1
+        verdict = reply[at]
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
         readings = tuple([Reading(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, at, 3)])
-        answers.append(Answer(refused, now_us, readings))
+        if plan.hits is None or plan.charged_at_us is not None:
+            answers.append(Answer(verdict % 2 == 1, now_us, readings, again=verdict > 1))
+        else:
+            answers.append(Answer(verdict == 0, now_us, readings, granted=verdict))
     return answers

@@ -153,7 +153,7 @@ class EmbeddedStore:
 
 @per_outline
 def _form(outline: Outline) -> Form[_Part]:
-    return form_of(outline, lambda spec: spec)
+    return form_of(outline, lambda spec: spec, bytes, bytes)
 
 
 class _Sent(NamedTuple):

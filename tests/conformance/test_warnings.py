@@ -51,7 +51,7 @@ def test_a_warning_ends_though_nobody_asked_while_use_was_low(store: StoreUnderT
 
 
 def test_the_limit_that_is_used_most_decides(store: StoreUnderTest) -> None:
-    wide, narrow = step("wide", 100), step("narrow", 3)
+    wide, narrow = step(limit=100), step(limit=3, unit=Unit.HOUR)
     plan = watched_call(Watched((wide, narrow), (WARN_AT_80,)))
     assert [state(store, plan) for _ in range(4)] == [State.NORMAL, State.NORMAL, State.WARNING, State.THROTTLED]
 

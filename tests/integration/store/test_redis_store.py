@@ -15,15 +15,21 @@ from pydantic import SecretStr
 
 from ratelimit_rls.core.model import Algorithm, Answer, Charge, Penalty, Plan, WarnAt
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
-from ratelimit_rls.settings.redis_address import RedisAddress
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
+from ratelimit_rls.store.redis.node import Terms
+from ratelimit_rls.store.redis.servers import OneServer
 from ratelimit_rls.store.redis.store import RedisStore
 from tests.servers import RedisServer
 from tests.stores import START_US, Watched, call, step, watched_call
 
 
+def new_store(address: RedisAddress, **terms: Any) -> RedisStore:
+    return RedisStore(OneServer(RedisServers("single", (address,)), Terms(**terms)))
+
+
 @asynccontextmanager
-async def connected(address: RedisAddress, **options: Any) -> AsyncIterator[RedisStore]:
-    store = RedisStore(address, **options)
+async def connected(address: RedisAddress, **terms: Any) -> AsyncIterator[RedisStore]:
+    store = new_store(address, **terms)
     await store.start()
     try:
         yield store
@@ -64,7 +70,7 @@ async def test_it_authenticates_with_a_password_and_as_an_acl_user() -> None:
 
 async def test_a_wrong_password_is_told_without_being_shown() -> None:
     with RedisServer(password="s3cret") as server, pytest.raises(StoreUnavailable) as refused:
-        await RedisStore(at(server, password=SecretStr("guess"))).start()
+        await new_store(at(server, password=SecretStr("guess"))).start()
 
     assert "password" in str(refused.value).lower() or "auth" in str(refused.value).lower()
     assert "guess" not in str(refused.value)
@@ -189,7 +195,7 @@ async def test_a_watchers_state_that_is_not_ours_counts_as_nothing(any_redis: Re
 
 
 async def test_an_error_reply_is_the_trouble_of_its_own_run_and_is_not_sent_again(redis_server: RedisServer) -> None:
-    redis_server.cli("HSET", "broken:sliding_log:60", "not", "a list")
+    redis_server.cli("HSET", "rl:{broken}:sliding_log:60", "not", "a list")
     async with connected(at(redis_server)) as store:
         before = calls_of(redis_server, "eval")
         (broken,) = await spend(store, call(step("broken", algorithm=Algorithm.SLIDING_LOG)))
@@ -212,7 +218,7 @@ async def test_jitter_lengthens_lives(any_redis: RedisServer) -> None:
 async def test_a_log_never_grows_beyond_its_bound(any_redis: RedisServer) -> None:
     now_us = START_US
     elements = [f"{now_us - 30_000_000 + i} {i}" for i in range(1, 20_001)]
-    any_redis.cli("RPUSH", "k:sliding_log:60", "0 0", *elements)
+    any_redis.cli("RPUSH", "rl:{k}:sliding_log:60", "0 0", *elements)
     debt = call(step(limit=100, algorithm=Algorithm.SLIDING_LOG, charge=Charge.ALWAYS))
     async with connected(at(any_redis), clock=lambda: now_us) as store:
         for _ in range(3):
@@ -220,7 +226,7 @@ async def test_a_log_never_grows_beyond_its_bound(any_redis: RedisServer) -> Non
             assert isinstance(answer, Answer)
 
     assert answer.readings[0].left == 100 - 20_003
-    assert any_redis.cli("LLEN", "k:sliding_log:60") == 20_001
+    assert any_redis.cli("LLEN", "rl:{k}:sliding_log:60") == 20_001
 
 
 async def test_a_batch_whose_caller_is_gone_does_not_harm_the_others(
@@ -309,7 +315,7 @@ async def test_a_connection_is_tried_once() -> None:
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     address = RedisAddress("127.0.0.1", server.sockets[0].getsockname()[1])
     with pytest.raises(StoreUnavailable):
-        await RedisStore(address, connect_timeout_s=1).start()
+        await new_store(address, connect_timeout_s=1).start()
     server.close()
     assert tried == 1
 

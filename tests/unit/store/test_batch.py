@@ -8,7 +8,7 @@ from ratelimit_rls.store.batch import LARGEST_BATCH_STEPS, Form, PackedPlan, pac
 
 
 def packed_plan(*keys: str, flags: int = 0) -> PackedPlan[str]:
-    return PackedPlan(keys, Form(tuple(f"spec of {key[0]}" for key in keys), flags))
+    return PackedPlan(keys, Form(tuple(f"spec of {key[0]}" for key in keys), flags, (), bytes.decode, str.encode))
 
 
 def test_keys_and_specs_are_sent_once_and_found_by_number() -> None:

@@ -1,0 +1,39 @@
+"""The store on Redis that the settings ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ratelimit_rls.settings import Settings
+from ratelimit_rls.settings.redis_address import RedisServers
+from ratelimit_rls.store.redis.node import Terms
+from ratelimit_rls.store.redis.servers import OneServer, Servers
+from ratelimit_rls.store.redis.sharded import ShardedStore
+from ratelimit_rls.store.redis.store import RedisStore
+from ratelimit_rls.store.redis.topology import Cluster
+
+InRedis = RedisStore | ShardedStore
+
+
+def new_redis_store(settings: Settings, on_connection: Callable[[bool], None] = lambda connected: None) -> InRedis:
+    """`settings.redis` is there. Not connected yet."""
+    assert settings.redis is not None
+    terms = Terms(
+        timeout_s=settings.rls_store_timeout.total_seconds(),
+        connect_timeout_s=settings.redis_timeout.total_seconds(),
+        jitter_ms=settings.expiration_jitter_max_seconds * 1000,
+        once_s=max(1, round(settings.rls_request_id_ttl.total_seconds())),
+        key_prefix=settings.cache_key_prefix.encode(),
+        on_connection=on_connection,
+    )
+    return redis_store(settings.redis, settings.redis_persecond_servers, terms)
+
+
+def redis_store(main: RedisServers, per_second: RedisServers | None, terms: Terms) -> InRedis:
+    if main.kind != "cluster" and per_second is None:
+        return RedisStore(OneServer(main, terms))
+    return ShardedStore(_servers(main, terms), _servers(per_second, terms) if per_second else None)
+
+
+def _servers(servers: RedisServers, terms: Terms) -> Servers:
+    return Cluster(servers, terms) if servers.kind == "cluster" else OneServer(servers, terms)

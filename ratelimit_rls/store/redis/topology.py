@@ -1,0 +1,314 @@
+"""A Redis Cluster: which node has which slot, kept up to date, and work sent to where it belongs.
+
+Nodes tell where a slot is (CLUSTER SLOTS), and when it has moved (MOVED) or is about to (ASK). They then say, too, that
+they did not run what was sent, so it may be sent again elsewhere. When a node is away, the map is asked for again and
+again until somebody else has its slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import crc_hqx
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import structlog
+
+from ratelimit_rls.errors import StoreError, StoreUnavailable
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
+from ratelimit_rls.store.redis.commands import command
+from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
+from ratelimit_rls.store.redis.line import LONGEST_ATTEMPT_S, Connect
+from ratelimit_rls.store.redis.node import Node, Terms
+from ratelimit_rls.store.redis.servers import Work, no_reply_error, scan
+
+log = structlog.get_logger()
+
+SLOTS = 16_384
+
+CALM_S = 10.0
+"""Between two looks at the map while nothing seems wrong."""
+
+TROUBLED_S = 0.1
+"""The same while a node is away or slots are on the move."""
+
+MOST_MOVES = 16
+"""Times that one run is sent elsewhere before it is given up: a map that leads in a circle must end."""
+
+PAUSE_S = 0.01
+"""Before a run is sent again whose keys are on the move (TRYAGAIN) or whose cluster is down."""
+
+_SLOTS = command(b"CLUSTER", b"SLOTS")
+
+
+class Where(NamedTuple):
+    host: str
+    port: int
+
+
+def slot_of(key: bytes) -> int:
+    """What is in the first braces decides, or the whole key."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+class Cluster:
+    def __init__(self, servers: RedisServers, terms: Terms) -> None:
+        self._seeds = servers.addresses
+        self._name = str(servers)
+        self._terms = terms
+        self._nodes: dict[Where, Node] = {}
+        self._map: list[Node | None] = [None] * SLOTS
+        self._look = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        """Whether every node that has slots can be asked."""
+        owners = set(self._map)
+        return None not in owners and all(node.line.connected for node in owners if node)
+
+    async def start(self) -> None:
+        await self._learn()
+        await asyncio.gather(*(node.line.first_attempt() for node in self._nodes.values()))
+        if not any(node.line.connected for node in self._nodes.values()):
+            raise StoreUnavailable(f"no node of the Redis cluster at {self._name} can be reached")
+        self._keep()
+
+    def start_in_background(self) -> None:
+        self._look.set()
+        self._keep()
+
+    def _keep(self) -> None:
+        self._keeper = asyncio.create_task(self._keep_learning())
+
+    async def _keep_learning(self) -> None:
+        while True:
+            pause_s = CALM_S if self.connected else TROUBLED_S
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._look.wait()
+            except TimeoutError:
+                pass
+            self._look.clear()
+            try:
+                await self._learn()
+            except StoreError as exc:
+                log.debug("the redis cluster does not say who has which slot", error=str(exc))
+            await asyncio.sleep(TROUBLED_S / 2)  # a hundred runs that were moved are one reason to look
+
+    async def _learn(self) -> None:
+        """Ask for the map: nodes that are connected first, then those that were named in the settings."""
+        told: list[str] = []
+        for node in list(self._nodes.values()):
+            if node.line.connected:
+                try:
+                    (reply,) = await node.line.ask(_SLOTS)
+                    return self._take(reply, _where(node.line.name))
+                except StoreError as exc:
+                    told.append(str(exc))
+        for address in self._seeds:
+            try:
+                pipe = await connect(address, min(self._terms.connect_timeout_s, LONGEST_ATTEMPT_S))
+            except StoreError as exc:
+                told.append(str(exc))
+                continue
+            try:
+                async with asyncio.timeout(LONGEST_ATTEMPT_S):
+                    reply = await pipe.send(_SLOTS)
+            except (StoreError, TimeoutError) as exc:
+                told.append(f"Redis at {address} does not tell its slots: {exc or 'no answer'}")
+                continue
+            finally:
+                pipe.abort()
+            if isinstance(reply, ReplyError):
+                told.append(f"Redis at {address} is not a node of a cluster: {reply}")
+                continue
+            return self._take(reply, Where(address.host, address.port))
+        raise StoreUnavailable("; ".join(told))
+
+    def _take(self, reply: Any, asked: Where) -> None:
+        """The map as a node told it. A host that it does not know of is its own."""
+        owners: list[Node | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_ in reply:
+            node = self._node(Where(host.decode() if host else asked.host, port))
+            owners[first : last + 1] = [node] * (last + 1 - first)
+        self._map = owners
+        used = set(owners)
+        for where, node in list(self._nodes.items()):
+            if node not in used:
+                del self._nodes[where]
+                self._leave(node)
+
+    def _node(self, where: Where) -> Node:
+        node = self._nodes.get(where)
+        if node is None:
+            terms = replace(self._terms, on_connection=self._told_of_connection)
+            node = self._nodes[where] = Node(
+                f"{where.host}:{where.port}", partial(connect, self._address(where)), terms, must_write=False
+            )
+            node.line.start_in_background()
+        return node
+
+    def _address(self, where: Where) -> RedisAddress:
+        return replace(self._seeds[0], host=where.host, port=where.port, path="")
+
+    def _told_of_connection(self, up: bool) -> None:
+        if not up:
+            self._look.set()
+        self._terms.on_connection(any(node.line.connected for node in self._nodes.values()))
+
+    def _leave(self, node: Node) -> None:
+        task = asyncio.create_task(node.close())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def shard(self, key: bytes) -> int:
+        return slot_of(key)
+
+    async def decide(self, work: Sequence[Work]) -> list[Any]:
+        replies: list[Any] = [None] * len(work)
+        pending = [_Errand(number, None) for number in range(len(work))]
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._terms.timeout_s
+        for moves in range(MOST_MOVES):
+            told = await self._carry(work, pending)
+            again = []
+            for errand, reply in zip(pending, told, strict=True):
+                where_to = self._sent_on(work[errand.number].shard, reply) if isinstance(reply, ReplyError) else None
+                if where_to is None:
+                    replies[errand.number] = no_reply_error(self._name, reply)
+                else:
+                    replies[errand.number] = StoreUnavailable(
+                        f"a slot of Redis at {self._name} is on the move: {reply}"
+                    )
+                    again.append(_Errand(errand.number, where_to.asking))
+            if not again or loop.time() >= until_s:
+                return replies
+            pending = again
+            if moves:
+                await asyncio.sleep(PAUSE_S)
+        return replies
+
+    async def _carry(self, work: Sequence[Work], errands: Sequence[_Errand]) -> list[Any]:
+        """Each to its node, all nodes at once."""
+        by_node: dict[tuple[Node | None, bool], list[int]] = {}
+        for at, errand in enumerate(errands):
+            node = errand.asking or self._map[work[errand.number].shard]
+            by_node.setdefault((node, errand.asking is not None), []).append(at)
+        told: list[Any] = [None] * len(errands)
+
+        async def carry(node: Node | None, asking: bool, members: list[int]) -> None:
+            try:
+                if node is None:
+                    self._look.set()
+                    raise StoreUnavailable(f"nobody in the Redis cluster at {self._name} has this slot")
+                if not node.line.connected:
+                    await node.line.first_attempt()  # somebody who was just heard of
+                replies = await node.decide([work[errands[at].number].run for at in members], asking=asking)
+            except StoreError as exc:
+                replies = [exc] * len(members)
+            for at, reply in zip(members, replies, strict=True):
+                told[at] = reply
+
+        await asyncio.gather(*(carry(node, asking, members) for (node, asking), members in by_node.items()))
+        return told
+
+    def _sent_on(self, slot: int, error: ReplyError) -> _SentOn | None:
+        """Where a run should be sent next; None: nowhere, that is the answer."""
+        match str(error).split(" "):
+            case ["MOVED", _, where]:
+                self._look.set()
+                self._map[slot] = self._node(_where(where))
+                return _SentOn(None)
+            case ["ASK", _, where]:
+                return _SentOn(self._node(_where(where)))
+            case ["TRYAGAIN" | "CLUSTERDOWN" | "LOADING", *_]:
+                self._look.set()
+                return _SentOn(None)
+            case _:
+                return None
+
+    async def each(self, verb: bytes, keys: Sequence[bytes]) -> list[Any]:
+        return [await self._ask_owner(slot_of(key), command(verb, key)) for key in keys]
+
+    async def _ask_owner(self, slot: int, asked: bytes) -> Any:
+        for _ in range(MOST_MOVES):
+            node = self._map[slot]
+            if node is None:
+                raise StoreUnavailable(f"nobody in the Redis cluster at {self._name} has this slot")
+            await node.line.first_attempt()
+            with node.line.send([asked]) as sent:
+                (reply,) = await sent.replies()
+            if isinstance(reply, StoreError):
+                raise reply
+            if not isinstance(reply, ReplyError):
+                return reply
+            where_to = self._sent_on(slot, reply)
+            if where_to is None:
+                break
+            if where_to.asking:
+                with where_to.asking.line.send([command(b"ASKING"), asked]) as sent:
+                    reply = (await sent.replies())[1]
+                if not isinstance(reply, ReplyError | StoreError):
+                    return reply
+            await asyncio.sleep(PAUSE_S)
+        raise StoreUnavailable(f"Redis at {self._name} refused: {reply}")
+
+    async def scan(self, match: bytes) -> AsyncIterator[list[bytes]]:
+        for node in self._owners():
+            async for keys in scan(node.line, match):
+                yield keys
+
+    async def publish(self, message: bytes) -> None:
+        """To any node: a cluster passes it on to all."""
+        fault: StoreError = StoreUnavailable(f"no connection to the Redis cluster at {self._name}")
+        for node in self._owners():
+            try:
+                await node.line.ask(command(b"PUBLISH", self._terms.channel, message))
+                return
+            except StoreError as exc:
+                fault = exc
+        raise fault
+
+    def _owners(self) -> Iterable[Node]:
+        return [node for node in dict.fromkeys(self._map) if node is not None]
+
+    def connect_to_listen(self) -> Connect:
+        return self._connect_to_any
+
+    async def _connect_to_any(self, timeout_s: float) -> Pipe:
+        fault: StoreError = StoreUnavailable(f"no connection to the Redis cluster at {self._name}")
+        for address in [*map(self._address, self._nodes), *self._seeds]:
+            try:
+                return await connect(address, timeout_s)
+            except StoreError as exc:
+                fault = exc
+        raise fault
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await asyncio.gather(*(node.close() for node in self._nodes.values()), *self._leaving, return_exceptions=True)
+
+
+class _Errand(NamedTuple):
+    number: int  # of the work
+    asking: Node | None  # who is about to get its slot, if that is who must be asked
+
+
+class _SentOn(NamedTuple):
+    asking: Node | None  # None: ask the map again
+
+
+def _where(text: str) -> Where:
+    host, _, port = text.rpartition(":")
+    return Where(host, int(port))

@@ -1,0 +1,85 @@
+"""A call that carries a request id is counted once, however often it comes, and answered as the first time."""
+
+from __future__ import annotations
+
+import pytest
+
+from ratelimit_rls.core.model import Algorithm, Answer, Charge, Plan
+from ratelimit_rls.store.batch import COUNTED_ONCE_S
+from tests.stores import StoreUnderTest, call, step
+
+ALGORITHMS = pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
+
+
+def ask(store: StoreUnderTest, plan: Plan, *ids: bytes) -> list[Answer]:
+    """A batch of the plan under each of the ids; an empty one is none."""
+    prepared = store.store.prepare(plan)
+    return store.answered(*(prepared.once(name) if name else prepared for name in ids))
+
+
+def left(store: StoreUnderTest, algorithm: Algorithm = Algorithm.FIXED_WINDOW, limit: int = 10) -> int:
+    return store.ask(step(limit=limit, algorithm=algorithm, cost=0)).readings[0].left
+
+
+@ALGORITHMS
+def test_a_retry_is_answered_as_the_first_time_and_not_counted(store: StoreUnderTest, algorithm: Algorithm) -> None:
+    plan = call(step(limit=10, algorithm=algorithm))
+    (first,) = ask(store, plan, b"id-1")
+    ask(store, plan, b"", b"")
+    store.now_us += 1_000
+    (again,) = ask(store, plan, b"id-1")
+
+    assert again.readings == first.readings
+    assert left(store, algorithm) == 7
+
+
+def test_retries_within_one_batch_are_counted_once(store: StoreUnderTest) -> None:
+    answers = ask(store, call(step(limit=10)), b"a", b"a", b"b", b"a")
+
+    assert [answer.readings[0].left for answer in answers] == [9, 9, 8, 9]
+    assert left(store) == 8
+
+
+def test_a_refusal_is_remembered_too_whatever_has_become_free_since(store: StoreUnderTest) -> None:
+    plan = call(step(limit=1))
+    (_, refused) = ask(store, plan, b"", b"late")
+    store.now_us += 60_000_000
+    (again,) = ask(store, plan, b"late")
+
+    assert refused.refused
+    assert again.refused
+    assert again.readings == refused.readings
+    assert left(store, limit=1) == 1
+
+
+def test_an_admission_is_remembered_although_the_limit_is_used_up_since(store: StoreUnderTest) -> None:
+    plan = call(step(limit=2))
+    ask(store, plan, b"mine", b"", b"")
+    (again,) = ask(store, plan, b"mine")
+
+    assert not again.refused
+
+
+def test_what_is_charged_always_is_charged_once(store: StoreUnderTest) -> None:
+    plan = call(step(limit=1, charge=Charge.ALWAYS))
+    ask(store, plan, *[b"same"] * 5)
+
+    assert left(store, limit=1) == 0
+
+
+def test_an_id_belongs_to_the_counters_it_came_with(store: StoreUnderTest) -> None:
+    ask(store, call(step("alice", 10)), b"id")
+    (bob,) = ask(store, call(step("bob", 10)), b"id")
+    (both,) = ask(store, call(step("alice", 10), step("bob", 10)), b"id")
+
+    assert bob.readings[0].left == 9
+    assert [reading.left for reading in both.readings] == [8, 8]
+
+
+def test_an_id_is_known_for_five_minutes(store: StoreUnderTest) -> None:
+    plan = call(step(limit=10, algorithm=Algorithm.TOKEN_BUCKET))
+    ask(store, plan, b"id")
+    store.now_us += (COUNTED_ONCE_S - 1) * 1_000_000
+    ask(store, plan, b"id")
+
+    assert left(store, Algorithm.TOKEN_BUCKET) == 10
