@@ -131,6 +131,12 @@ def _store(settings: Settings) -> Iterator[str]:
         )
     elif backend not in ("redis", ""):
         yield f"BACKEND_TYPE={backend!r}: Invalid setting for BackendType: {backend}; use redis"
+    prefix = settings.cache_key_prefix
+    if not prefix.isprintable() or "{" in prefix or "}" in prefix:
+        yield (
+            f"CACHE_KEY_PREFIX={prefix!r} has a brace or a control character in it: the braces of a key say where it "
+            "lives on a cluster; use letters, digits, colons or dashes"
+        )
     if settings.rls_workers > 1 and not settings.redis_url.get_secret_value():
         yield (
             f"RLS_WORKERS={settings.rls_workers} needs REDIS_URL: the embedded store's counters are one process's own, "

@@ -70,6 +70,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
             {"RLS_REQUEST_ID_METADATA": "X-Request-Id"},
             "RLS_REQUEST_ID_METADATA='X-Request-Id' is not a name gRPC metadata",
         ),
+        ({"CACHE_KEY_PREFIX": "{all}:"}, "CACHE_KEY_PREFIX='{all}:' has a brace or a control character in it"),
+        ({"CACHE_KEY_PREFIX": "a\nb"}, "CACHE_KEY_PREFIX='a\\nb' has a brace or a control character in it"),
     ],
 )
 def test_refused(read: Read, environ: dict[str, str], sentence: str) -> None:

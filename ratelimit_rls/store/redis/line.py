@@ -137,7 +137,7 @@ class Line:
                 self._failures = 0
                 continue
             self._failures += 1
-            if self._failures >= MOST_FAILURES or str(reply).startswith("READONLY"):
+            if self._failures >= MOST_FAILURES or "READONLY" in str(reply):  # Redis 6.2 says it in a longer sentence
                 log.warning("redis refuses to serve", address=self.name, error=str(reply))
                 pipe.abort()
                 return

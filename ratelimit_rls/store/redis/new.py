@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.redis_address import RedisServers
@@ -26,13 +27,23 @@ def new_redis_store(settings: Settings, on_connection: Callable[[bool], None] = 
         key_prefix=settings.cache_key_prefix.encode(),
         on_connection=on_connection,
     )
-    return redis_store(settings.redis, settings.redis_persecond_servers, terms)
+    patience_s = settings.redis_persecond_timeout.total_seconds()
+    return redis_store(settings.redis, settings.redis_persecond_servers, terms, per_second_connect_timeout_s=patience_s)
 
 
-def redis_store(main: RedisServers, per_second: RedisServers | None, terms: Terms) -> InRedis:
+def redis_store(
+    main: RedisServers,
+    per_second: RedisServers | None,
+    terms: Terms,
+    *,
+    per_second_connect_timeout_s: float | None = None,
+) -> InRedis:
     if main.kind != "cluster" and per_second is None:
         return RedisStore(OneServer(main, terms))
-    return ShardedStore(_servers(main, terms), _servers(per_second, terms) if per_second else None)
+    if per_second is None:
+        return ShardedStore(_servers(main, terms))
+    own_terms = replace(terms, connect_timeout_s=per_second_connect_timeout_s or terms.connect_timeout_s)
+    return ShardedStore(_servers(main, terms), _servers(per_second, own_terms))
 
 
 def _servers(servers: RedisServers, terms: Terms) -> Servers:

@@ -11,6 +11,7 @@ from typing import Any
 
 import hiredis
 import pytest
+import redis
 from pydantic import SecretStr
 
 from ratelimit_rls.core.model import Algorithm, Answer, Charge, Penalty, Plan, WarnAt
@@ -324,3 +325,88 @@ async def until(holds: Any) -> None:
     async with asyncio.timeout(10):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+async def test_a_server_that_takes_no_writes_is_no_server(any_redis: RedisServer) -> None:
+    any_redis.cli("REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(StoreUnavailable, match="does not serve: READONLY"):
+            await new_store(at(any_redis)).start()
+    finally:
+        any_redis.cli("REPLICAOF", "NO", "ONE")
+
+
+async def test_a_master_that_became_a_replica_is_left_at_once_and_found_again(any_redis: RedisServer) -> None:
+    async with connected(at(any_redis)) as store:
+        any_redis.cli("REPLICAOF", "127.0.0.1", "1")
+        (told,) = await spend(store, call(step("k")))
+        assert isinstance(told, StoreUnavailable)
+        await until(lambda: not store.connected)
+        any_redis.cli("REPLICAOF", "NO", "ONE")
+        await until(lambda: store.connected)
+        assert await left(store, "k") == 3
+
+
+async def test_a_server_that_refuses_three_times_in_a_row_is_asked_in_the_background_only(
+    any_redis: RedisServer,
+) -> None:
+    async with connected(at(any_redis)) as store:
+        any_redis.cli("CONFIG", "SET", "maxmemory", "1")
+        try:
+            for refusals in range(3):
+                assert store.connected, f"given up after {refusals} refusals"
+                (told,) = await spend(store, call(step("k")))
+                assert "OOM" in str(told)
+            await until(lambda: not store.connected)
+        finally:
+            any_redis.cli("CONFIG", "SET", "maxmemory", "0")
+        await until(lambda: store.connected)
+        assert await left(store, "k") == 3
+
+
+async def test_refusals_that_are_not_in_a_row_do_no_harm(any_redis: RedisServer) -> None:
+    any_redis.cli("HSET", "rl:{odd}:sliding_log:60", "not", "a list")
+    async with connected(at(any_redis)) as store:
+        for _ in range(5):
+            (told,) = await spend(store, call(step("odd", algorithm=Algorithm.SLIDING_LOG)))
+            assert "WRONGTYPE" in str(told)
+            await spend(store, call(step("k")))
+        assert store.connected
+
+
+async def test_a_connection_in_the_background_comes_when_the_server_does() -> None:
+    server = RedisServer()
+    store = new_store(at(server))
+    store.start_in_background()
+    (told,) = await spend(store, call(step("k")))
+    assert isinstance(told, StoreUnavailable)
+    with server:
+        await until(lambda: store.connected)
+        assert await left(store, "k") == 3
+        await store.close()
+
+
+async def test_an_id_is_kept_for_as_long_as_it_counts_once(any_redis: RedisServer) -> None:
+    async with connected(at(any_redis), once_s=300) as store:
+        await store.spend([store.prepare(call(step("k"))).once(b"id")])
+
+    (record,) = any_redis.cli("KEYS", "rl:{k}:once:*")
+    assert 299_000 < any_redis.cli("PTTL", record) <= 300_000
+
+
+async def test_what_is_freed_is_told_to_everybody(any_redis: RedisServer) -> None:
+    heard: list[bytes] = []
+    with redis.Redis(port=any_redis.port) as client, client.pubsub() as listening:
+        listening.subscribe("p:rl:freed")
+        listening.get_message(timeout=5)
+        async with connected(at(any_redis), key_prefix=b"p:") as store:
+            await spend(store, call(step("a", 5, cost=3)))
+            await spend(store, call(step("a", 5, cost=-1)), call(step("b")))
+            taken = await store.spend([store.prepare(call(step("c", 9))).at_most(4)])
+            assert isinstance(taken[0], Answer)
+            await store.spend([store.prepare(call(step("c", 9))).returned(4, taken[0].now_us)])
+            await store.forget([b"rl:{d}:gcra:60"])
+        while message := listening.get_message(timeout=0.5):
+            heard += message["data"].split(b"\n")
+
+    assert heard == [b"rl:{a}:fixed_window:60", b"rl:{c}:fixed_window:60", b"rl:{d}:gcra:60"]
