@@ -22,7 +22,7 @@ from tests.servers import RedisServer
 T = TypeVar("T")
 
 START_US = 1_786_000_000_000_000
-"""A moment in 2026 at which a second, a minute and an hour begin, but no day."""
+"""A moment in 2026 at which a second and a minute begin, but no hour."""
 
 EMBEDDED = "embedded"
 CLUSTER = "cluster"

@@ -29,12 +29,14 @@ class Rules:
         self.failures = 0  # refused updates since the last good one
         self.last_error: RateLimitRlsError | None = None
         self.on_change: Callable[[Rules], None] = lambda rules: None  # after every update, taken or refused
+        self.on_swap: Callable[[], None] = lambda: None  # after those that were taken
 
     def swap(self, tree: Tree, *, digest: str, files: int, loaded_at: datetime) -> Loaded:
         version = self.current.version + 1 if self.current else 1
         self.current = Loaded(tree, version, digest, loaded_at, files)
         self.failures = 0
         self.last_error = None
+        self.on_swap()
         self.on_change(self)
         return self.current
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import structlog
@@ -25,6 +27,14 @@ LONGEST_PAUSE_S = 0.5
 
 LONGEST_ATTEMPT_S = 1.0
 """To reconnect. A server that hangs, or a network that swallows packets, must not keep us from trying again."""
+
+STEADY_S = 1.0
+"""A connection that broke sooner is not brought back at once, and its successor is good news only when it has lasted so
+long: a server may take every connection and serve nobody."""
+
+MOST_LINES = 6
+A_LINE_EVERY_S = 10.0
+"""In the log: so many at once about one server, and then one in ten seconds, however often it comes and goes."""
 
 MOST_FAILURES = 3
 """In a row, and the connection is given up: a server that refuses everything is asked again in the background only."""
@@ -58,6 +68,10 @@ class Line:
         self._tried = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._failures = 0
+        self._steady = True  # the connection before this one was
+        self._hurry = asyncio.Event()
+        self._lines_left = float(MOST_LINES)
+        self._line_at_s = monotonic()
 
     @property
     def connected(self) -> bool:
@@ -72,14 +86,17 @@ class Line:
         """Returns at once, connected or not."""
         self._keeper = asyncio.create_task(self._keep_connected())
 
-    async def first_attempt(self) -> None:
-        """Until it was tried to connect for the first time, with whatever success."""
-        await self._tried.wait()
+    async def first_attempt(self, timeout_s: float | None = None) -> None:
+        """Until it was tried to connect for the first time, with whatever success, or that time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._tried.wait()
 
     async def _connect(self, timeout_s: float) -> None:
+        ends_s = monotonic() + timeout_s
         pipe = await self._connect_to(timeout_s)
         try:
-            await self._greet(pipe, timeout_s)
+            await self._greet(pipe, round(max(0.0, ends_s - monotonic()), 2))
         except BaseException:
             pipe.abort()
             raise
@@ -90,27 +107,55 @@ class Line:
     async def _keep_connected(self) -> None:
         """Wait for the connection to break, and bring it back; for as long as the line is open."""
         pause_s = SHORTEST_PAUSE_S
-        was_up = self._pipe is not None
+        news = "connected to redis" if self._pipe is None else ""
+        told_why = False  # it is away
         while True:
             if self._pipe is not None:
+                up_s = monotonic()
+                if not self._steady:
+                    await asyncio.wait([self._pipe.closed], timeout=STEADY_S)
+                if news and not self._pipe.closed.done():
+                    self._say(news, address=self.name)
+                    news = ""
                 await asyncio.shield(self._pipe.closed)
                 self._pipe = None
                 self._on_connection(False)
-                log.warning("redis connection lost", address=self.name)
-                pause_s = SHORTEST_PAUSE_S
+                self._steady = monotonic() - up_s >= STEADY_S
+                if not news:
+                    self._say("redis connection lost", address=self.name)
+                    news = "redis connection restored"
+                pause_s = SHORTEST_PAUSE_S if self._steady else await self._paused(pause_s)
             try:
                 try:
                     await self._connect(min(self._connect_timeout_s, LONGEST_ATTEMPT_S))
                 finally:
                     self._tried.set()
-                log.warning("redis connection restored" if was_up else "connected to redis", address=self.name)
-                was_up = True
+                told_why = False
             except StoreError as exc:
                 # The first reason is worth a line; the same one every second is not.
-                tell = log.warning if pause_s == SHORTEST_PAUSE_S else log.debug
-                tell("redis is away", error=str(exc))
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                if told_why:
+                    log.debug("redis is away", error=str(exc))
+                else:
+                    told_why = self._say("redis is away", error=str(exc))
+                pause_s = await self._paused(pause_s)
+
+    async def _paused(self, pause_s: float) -> float:
+        """For about that time, or until there is news; returns how long the next pause is."""
+        self._hurry.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s * random.uniform(0.5, 1)):
+                await self._hurry.wait()
+        return min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _say(self, event: str, **more: str) -> bool:
+        """In the log, while there are lines left for this server; whether it was said where everybody looks."""
+        now_s = monotonic()
+        self._lines_left = min(MOST_LINES, self._lines_left + (now_s - self._line_at_s) / A_LINE_EVERY_S)
+        self._line_at_s = now_s
+        may = self._lines_left >= 1
+        self._lines_left -= may
+        (log.warning if may else log.debug)(event, **more)
+        return may
 
     def send(self, commands: Sequence[bytes]) -> Sent:
         """Raises StoreUnavailable if there is no connection."""
@@ -138,7 +183,8 @@ class Line:
                 continue
             self._failures += 1
             if self._failures >= MOST_FAILURES or "READONLY" in str(reply):  # Redis 6.2 says it in a longer sentence
-                log.warning("redis refuses to serve", address=self.name, error=str(reply))
+                tell = self._say if self._steady else log.debug
+                tell("redis refuses to serve", address=self.name, error=str(reply))
                 pipe.abort()
                 return
 
@@ -146,6 +192,10 @@ class Line:
         """Drop the connection, to find another one."""
         if self._pipe is not None:
             self._pipe.abort()
+
+    def hurry(self) -> None:
+        """There is reason to think that an attempt would succeed now: make it without further pause."""
+        self._hurry.set()
 
     async def close(self) -> None:
         if self._keeper is not None:

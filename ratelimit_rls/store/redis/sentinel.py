@@ -19,6 +19,9 @@ from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
 LONGEST_ANSWER_S = 1.0
 """Of a sentinel that is watched: then the next one is."""
 
+WATCH_EVERY_S = 0.2
+"""What a master takes after it was replaced is lost, so it is asked often; it costs the sentinel next to nothing."""
+
 _answered: dict[RedisServers, RedisAddress] = {}
 """The sentinel that answered last, for each Redis that is found so: one or two in a process."""
 
@@ -47,21 +50,23 @@ async def find_master(servers: RedisServers, timeout_s: float) -> RedisAddress:
     raise StoreUnavailable(f"no sentinel tells where the master {servers.master!r} is: {'; '.join(said)}")
 
 
-async def watch_master(servers: RedisServers, on_move: Callable[[], None], pause_s: float = 0.5) -> None:
-    """For as long as it runs: tell when the sentinels name another master than before.
+async def watch_master(
+    servers: RedisServers, on_told: Callable[[RedisAddress], None], pause_s: float = WATCH_EVERY_S
+) -> None:
+    """For as long as it runs: tell where the master is, again and again.
 
     A master that is replaced while it is well stays one for about ten seconds: it takes writes that will be lost, and
     the connection to it does not break. Nobody but the sentinels knows better.
     """
-    before: tuple[str, int] | None = None
+    assert servers.data is not None, "only sentinels know of a master"
     for sentinel in itertools.cycle(servers.addresses):
         with suppress(StoreUnavailable):
             async with _asked(sentinel, LONGEST_ANSWER_S) as pipe:
                 while True:
-                    now = await _where(pipe, sentinel, servers.master, LONGEST_ANSWER_S)
-                    if before not in (None, now):
-                        on_move()
-                    before = now
+                    host, port = await _where(pipe, sentinel, servers.master, LONGEST_ANSWER_S)
+                    # Whoever leaves a master on this word must not be sent back by one that has not heard of it yet.
+                    _answered[servers] = sentinel
+                    on_told(replace(servers.data, host=host, port=port))
                     await asyncio.sleep(pause_s)
         await asyncio.sleep(pause_s)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ratelimit_rls.errors import StoreUnavailable
-from ratelimit_rls.settings.redis_address import RedisServers
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.commands import command
 from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
 from ratelimit_rls.store.redis.line import Connect, Line
@@ -28,6 +28,11 @@ class Work(NamedTuple):
 class Servers(Protocol):
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def channel(self) -> bytes:
+        """Where `publish` tells of what was freed."""
+        ...
 
     async def start(self) -> None:
         """Raises StoreError if they cannot be had now."""
@@ -64,21 +69,15 @@ class Servers(Protocol):
     async def close(self) -> None: ...
 
 
-def connect_to_one(servers: RedisServers) -> Connect:
-    """The one server there is, or whichever the sentinels call the master now."""
-
-    async def to_master(timeout_s: float) -> Pipe:
-        return await connect(await find_master(servers, timeout_s / 2), timeout_s / 2)
-
-    return to_master if servers.kind == "sentinel" else partial(connect, servers.addresses[0])
-
-
 class OneServer:
     """A single Redis, or the master that sentinels watch over."""
 
     def __init__(self, servers: RedisServers, terms: Terms) -> None:
         self._servers = servers
-        self._connect = connect_to_one(servers)
+        self._has_sentinels = servers.kind == "sentinel"
+        self._connect = self._connect_to_master if self._has_sentinels else partial(connect, servers.addresses[0])
+        self._connections: dict[Pipe, RedisAddress] = {}  # to masters
+        self._master: RedisAddress | None = None  # as the sentinels said last
         self._terms = terms
         self._node = Node(str(servers), self._connect, terms)
         self._watching: asyncio.Task[None] | None = None
@@ -86,6 +85,10 @@ class OneServer:
     @property
     def connected(self) -> bool:
         return self._node.line.connected
+
+    @property
+    def channel(self) -> bytes:
+        return self._terms.channel
 
     async def start(self) -> None:
         await self._node.line.start()
@@ -96,8 +99,24 @@ class OneServer:
         self._watch()
 
     def _watch(self) -> None:
-        if self._servers.kind == "sentinel":
-            self._watching = asyncio.create_task(watch_master(self._servers, self._node.line.give_up))
+        if self._has_sentinels:
+            self._watching = asyncio.create_task(watch_master(self._servers, self._told_of_master))
+
+    async def _connect_to_master(self, timeout_s: float) -> Pipe:
+        master = await find_master(self._servers, timeout_s / 2)
+        pipe = await connect(master, timeout_s / 2)
+        self._connections[pipe] = master
+        pipe.closed.add_done_callback(lambda _: self._connections.pop(pipe))
+        return pipe
+
+    def _told_of_master(self, master: RedisAddress) -> None:
+        """Leave whoever is none any more, those who listen there, too; a connection to the new one stays."""
+        for pipe, connected_to in list(self._connections.items()):
+            if connected_to != master:
+                pipe.abort()
+        if master != self._master:
+            self._master = master
+            self._node.line.hurry()
 
     def shard(self, key: bytes) -> int:
         return 0

@@ -12,11 +12,12 @@ from binascii import crc_hqx
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 
 import structlog
 
-from ratelimit_rls.errors import StoreError, StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.commands import command
 from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
@@ -38,9 +39,12 @@ MOST_MOVES = 16
 """Times that one run is sent elsewhere before it is given up: a map that leads in a circle must end."""
 
 PAUSE_S = 0.01
-"""Before a run is sent again whose keys are on the move (TRYAGAIN) or whose cluster is down."""
+"""Before a run is sent again whose keys are on the move (TRYAGAIN)."""
 
-_SLOTS = command(b"CLUSTER", b"SLOTS")
+GUEST_S = 60.0
+"""For so long a node without slots is kept that somebody was sent to (ASK): it is about to get its first."""
+
+_HOW_AND_WHERE = command(b"CLUSTER", b"INFO"), command(b"CLUSTER", b"SLOTS")
 
 
 class Where(NamedTuple):
@@ -65,6 +69,7 @@ class Cluster:
         self._terms = terms
         self._nodes: dict[Where, Node] = {}
         self._map: list[Node | None] = [None] * SLOTS
+        self._guests: dict[Node, float] = {}  # and the moment somebody was sent there
         self._look = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -74,6 +79,10 @@ class Cluster:
         """Whether every node that has slots can be asked."""
         owners = set(self._map)
         return None not in owners and all(node.line.connected for node in owners if node)
+
+    @property
+    def channel(self) -> bytes:
+        return self._terms.channel
 
     async def start(self) -> None:
         await self._learn()
@@ -105,43 +114,44 @@ class Cluster:
             await asyncio.sleep(TROUBLED_S / 2)  # a hundred runs that were moved are one reason to look
 
     async def _learn(self) -> None:
-        """Ask for the map: nodes that are connected first, then those that were named in the settings."""
-        told: list[str] = []
-        for node in list(self._nodes.values()):
-            if node.line.connected:
-                try:
-                    (reply,) = await node.line.ask(_SLOTS)
-                    return self._take(reply, _where(node.line.name))
-                except StoreError as exc:
-                    told.append(str(exc))
-        for address in self._seeds:
-            try:
-                pipe = await connect(address, min(self._terms.connect_timeout_s, LONGEST_ATTEMPT_S))
-            except StoreError as exc:
-                told.append(str(exc))
-                continue
-            try:
-                async with asyncio.timeout(LONGEST_ATTEMPT_S):
-                    reply = await pipe.send(_SLOTS)
-            except (StoreError, TimeoutError) as exc:
-                told.append(f"Redis at {address} does not tell its slots: {exc or 'no answer'}")
-                continue
-            finally:
-                pipe.abort()
-            if isinstance(reply, ReplyError):
-                told.append(f"Redis at {address} is not a node of a cluster: {reply}")
-                continue
-            return self._take(reply, Where(address.host, address.port))
-        raise StoreUnavailable("; ".join(told))
+        self._take(await self._best_view())
 
-    def _take(self, reply: Any, asked: Where) -> None:
-        """The map as a node told it. A host that it does not know of is its own."""
+    async def _best_view(self) -> _View:
+        """Ask for the map: nodes that are connected first, then those that were named in the settings.
+
+        A node that is cut off from the others, or has left them, tells how things were, or of nothing. It also says
+        that its cluster is down, so it is believed only if nobody tells better.
+        """
+        nodes = [partial(_told_by, node) for node in self._nodes.values() if node.line.connected]
+        timeout_s = min(self._terms.connect_timeout_s, LONGEST_ATTEMPT_S)
+        seeds = [partial(_told_at, address, timeout_s) for address in self._seeds]
+        views: list[_View] = []
+        faults: list[str] = []
+        for some in (nodes, seeds):
+            for ask in some:
+                try:
+                    view = await ask()
+                except StoreError as exc:
+                    faults.append(str(exc))
+                    continue
+                if view.is_well:
+                    return view
+                views.append(view)
+            if any(view.ranges for view in views):
+                break  # down it is; new connections to ever so many seeds would only take time
+        best = max(views, key=lambda view: view.covered, default=None)
+        if best is None or not best.ranges:
+            raise StoreUnavailable("; ".join(faults) or f"no node of the Redis cluster at {self._name} has slots")
+        return best
+
+    def _take(self, view: _View) -> None:
         owners: list[Node | None] = [None] * SLOTS
-        for first, last, (host, port, *_), *_ in reply:
-            node = self._node(Where(host.decode() if host else asked.host, port))
-            owners[first : last + 1] = [node] * (last + 1 - first)
+        for first, last, where in view.ranges:
+            owners[first : last + 1] = [self._node(where)] * (last + 1 - first)
         self._map = owners
-        used = set(owners)
+        now_s = monotonic()
+        self._guests = {node: at_s for node, at_s in self._guests.items() if now_s - at_s < GUEST_S}
+        used = {*owners, *self._guests}
         for where, node in list(self._nodes.items()):
             if node not in used:
                 del self._nodes[where]
@@ -166,9 +176,16 @@ class Cluster:
         self._terms.on_connection(any(node.line.connected for node in self._nodes.values()))
 
     def _leave(self, node: Node) -> None:
-        task = asyncio.create_task(node.close())
+        task = asyncio.create_task(self._see_off(node))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+    async def _see_off(self, node: Node) -> None:
+        """It gets nothing more; what was sent to it is answered by then, or too late."""
+        try:
+            await asyncio.sleep(self._terms.timeout_s)
+        finally:
+            await node.close()
 
     def shard(self, key: bytes) -> int:
         return slot_of(key)
@@ -211,7 +228,7 @@ class Cluster:
                     self._look.set()
                     raise StoreUnavailable(f"nobody in the Redis cluster at {self._name} has this slot")
                 if not node.line.connected:
-                    await node.line.first_attempt()  # somebody who was just heard of
+                    await node.line.first_attempt(self._terms.timeout_s)  # somebody who was just heard of
                 replies = await node.decide([work[errands[at].number].run for at in members], asking=asking)
             except StoreError as exc:
                 replies = [exc] * len(members)
@@ -226,15 +243,27 @@ class Cluster:
         match str(error).split(" "):
             case ["MOVED", _, where]:
                 self._look.set()
-                self._map[slot] = self._node(_where(where))
+                self._map[slot] = self._named(where, slot)
                 return _SentOn(None)
             case ["ASK", _, where]:
-                return _SentOn(self._node(_where(where)))
-            case ["TRYAGAIN" | "CLUSTERDOWN" | "LOADING", *_]:
+                guest = self._named(where, slot)
+                self._guests[guest] = monotonic()
+                return _SentOn(guest)
+            case ["TRYAGAIN", *_]:
                 self._look.set()
                 return _SentOn(None)
+            case ["CLUSTERDOWN", *_]:
+                # It may be so for a second or for hours: until then, every call is told at once.
+                self._look.set()
+                return None
             case _:
                 return None
+
+    def _named(self, where: str, slot: int) -> Node:
+        """Without a host, it is that of the node that said so, which has been the slot's."""
+        host, port = _where(where)
+        owner = self._map[slot]
+        return self._node(Where(host or (_where(owner.line.name).host if owner else ""), port))
 
     async def each(self, verb: bytes, keys: Sequence[bytes]) -> list[Any]:
         return [await self._ask_owner(slot_of(key), command(verb, key)) for key in keys]
@@ -244,7 +273,7 @@ class Cluster:
             node = self._map[slot]
             if node is None:
                 raise StoreUnavailable(f"nobody in the Redis cluster at {self._name} has this slot")
-            await node.line.first_attempt()
+            await node.line.first_attempt(self._terms.timeout_s)
             with node.line.send([asked]) as sent:
                 (reply,) = await sent.replies()
             if isinstance(reply, StoreError):
@@ -297,6 +326,8 @@ class Cluster:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        for leaving in self._leaving:
+            leaving.cancel()
         await asyncio.gather(*(node.close() for node in self._nodes.values()), *self._leaving, return_exceptions=True)
 
 
@@ -307,6 +338,53 @@ class _Errand(NamedTuple):
 
 class _SentOn(NamedTuple):
     asking: Node | None  # None: ask the map again
+
+
+class _View(NamedTuple):
+    """The cluster, as one of its nodes sees it."""
+
+    is_well: bool
+    ranges: list[tuple[int, int, Where]]  # of slots, from the first to the last, and whose they are
+
+    @property
+    def covered(self) -> int:
+        return sum(last + 1 - first for first, last, _ in self.ranges)
+
+
+async def _told_by(node: Node) -> _View:
+    with node.line.send(_HOW_AND_WHERE) as sent:
+        info, slots = await sent.replies()
+    return _view(info, slots, _where(node.line.name))
+
+
+async def _told_at(address: RedisAddress, timeout_s: float) -> _View:
+    pipe = await connect(address, timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            info, slots = [await reply for reply in map(pipe.send, _HOW_AND_WHERE)]
+    except TimeoutError:
+        raise StoreTimeout(f"Redis at {address} does not tell its slots: no answer within {timeout_s:g} s") from None
+    finally:
+        pipe.abort()
+    return _view(info, slots, Where(address.host, address.port))
+
+
+def _view(info: Any, slots: Any, asked: Where) -> _View:
+    """A host that a node does not know of is its own. Raises StoreError."""
+    if isinstance(slots, StoreError):
+        raise slots
+    name = f"{asked.host}:{asked.port}"
+    if isinstance(slots, ReplyError):
+        raise StoreUnavailable(f"Redis at {name} is not a node of a cluster: {slots}")
+    try:
+        ranges = [
+            (first, last, Where(host.decode() if host else asked.host, port))
+            for first, last, (host, port, *_), *_ in slots
+        ]
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise StoreUnavailable(f"Redis at {name} tells its slots in a way that is not understood: {exc}") from exc
+    # Who may not ask how a cluster is has to take it as it comes.
+    return _View(bool(ranges) and not (isinstance(info, bytes) and b"cluster_state:ok" not in info), ranges)
 
 
 def _where(text: str) -> Where:
