@@ -22,6 +22,7 @@ from ratelimit_rls.cli.serve import serve
 from ratelimit_rls.cli.show import show
 from ratelimit_rls.cli.simulate import simulate
 from ratelimit_rls.cli.test import test
+from ratelimit_rls.cli.top import top
 from ratelimit_rls.errors import RateLimitRlsError, RulesError, StoreError
 
 _EXAMPLES = """\b
@@ -44,7 +45,7 @@ def commands() -> None:
     """The rate limit service that Envoy asks before it lets a request through."""
 
 
-for _verb in (serve, check, show, explain, test, simulate, ask, peek, reset):
+for _verb in (serve, check, show, explain, test, simulate, ask, top, peek, reset):
     commands.add_command(_verb)
 
 

@@ -1,39 +1,54 @@
-"""The counters in Redis that a descriptor moves, found by way of the rules: what `peek` and `reset` share."""
+"""The counters in Redis: where they are, by the server's own settings, and how a verb gets at them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ratelimit_rls.cli.descriptor import descriptor_options
-from ratelimit_rls.cli.rules import rules_arguments
-
 if TYPE_CHECKING:
     from ratelimit_rls.settings import Settings
-    from ratelimit_rls.store.redis.store import RedisStore
+    from ratelimit_rls.store.redis.new import InRedis
 
 T = TypeVar("T")
 
 Paths = tuple[Path, ...]
 
+Where = str | bool | None
+"""A flag of `where_options`; None: not given, so that the variable counts."""
 
-def counter_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments of every verb that goes to the counters of a descriptor."""
-    prefix = click.option("--cache-key-prefix", metavar="TEXT", help="As of the server. [CACHE_KEY_PREFIX]")
-    url = click.option("--redis-url", metavar="URL", help="Where the counters are, as of the server. [REDIS_URL]")
-    return rules_arguments(descriptor_options(url(prefix(command))))
+_FLAGS = (
+    ("--redis-url", "URL", "Where the counters are: an address, node,node,… or name,sentinel,…."),
+    ("--redis-type", "TYPE", "SINGLE, CLUSTER or SENTINEL, where the URL does not say."),
+    ("--redis-auth-file", "FILE", "With password or user:password."),
+    ("--redis-tls-cacert", "FILE", "CA of Redis's certificate (PEM)."),
+    ("--redis-tls-client-cert", "FILE", "Certificate to show to Redis (PEM)."),
+    ("--redis-tls-client-key", "FILE", "Its private key (PEM)."),
+    ("--cache-key-prefix", "TEXT", "What the server puts before every key."),
+)
 
 
-def settings_with(redis_url: str | None, cache_key_prefix: str | None) -> Settings:
+def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that say where the counters are; for each, and for all that have none here, the variable counts."""
+    tls = click.option("--redis-tls", is_flag=True, default=None, help="TLS, as with rediss://. [REDIS_TLS]")
+    command = tls(command)
+    for flag, metavar, meaning in reversed(_FLAGS):
+        variable = flag[2:].replace("-", "_").upper()
+        command = click.option(flag, metavar=metavar, help=f"{meaning} [{variable}]")(command)
+    return command
+
+
+def settings_with(where: dict[str, Where]) -> Settings:
     """The server's settings, as far as they say where a counter is."""
     from ratelimit_rls.cli.serve import settings_of
 
-    settings = settings_of({"redis_url": redis_url, "cache_key_prefix": cache_key_prefix})
+    settings = settings_of(where)
     if settings.redis is None:
         raise click.UsageError(
             "no --redis-url and no REDIS_URL: the counters of a server without Redis are its own, and end with it"
@@ -41,22 +56,33 @@ def settings_with(redis_url: str | None, cache_key_prefix: str | None) -> Settin
     return settings
 
 
-def with_redis(settings: Settings, work: Callable[[RedisStore], Coroutine[Any, Any, T]]) -> T:
+def with_redis(settings: Settings, work: Callable[[InRedis], Coroutine[Any, Any, T]]) -> T:
+    """Raises StoreError if Redis cannot be had, or is lost on the way."""
+    from ratelimit_rls.store.redis.new import new_redis_store
+
     async def run() -> T:
-        async with _open(settings) as store:
+        store = new_redis_store(settings)
+        try:
+            await store.start()
             return await work(store)
+        finally:
+            await store.close()
 
-    return asyncio.run(run())
+    with _without_logs():
+        return asyncio.run(run())
 
 
-@asynccontextmanager
-async def _open(settings: Settings) -> AsyncIterator[RedisStore]:
-    from ratelimit_rls.store.redis.store import RedisStore
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """A store tells the log how its connections fare; here what matters is raised, and stdout is for answers."""
+    import structlog
 
-    assert settings.redis is not None
-    store = RedisStore(settings.redis, connect_timeout_s=settings.redis_timeout.total_seconds())
-    await store.start()
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     try:
-        yield store
+        yield
     finally:
-        await store.close()
+        structlog.configure(**before)

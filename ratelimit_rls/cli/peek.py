@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_rls.cli.counters import Paths, counter_arguments, settings_with, with_redis
-from ratelimit_rls.cli.descriptor import format_descriptor, parse_descriptors
+from ratelimit_rls.cli.counters import Paths, Where, settings_with, where_options, with_redis
+from ratelimit_rls.cli.descriptor import descriptor_options, format_descriptor, parse_descriptors
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.rules import load
+from ratelimit_rls.cli.rules import load, rules_arguments
 from ratelimit_rls.cli.words import limit_words, printable, wait_words
-from ratelimit_rls.core.model import Decision, Descriptor, Purpose, Reading, Request, Status
-from ratelimit_rls.core.plan import Policy
+from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.model import Answer, Descriptor, Plan, Purpose, Reading, Request, Status
+from ratelimit_rls.core.plan import Planner, Policy
+from ratelimit_rls.errors import StoreError
+
+if TYPE_CHECKING:
+    from ratelimit_rls.store.redis.new import InRedis
 
 _EXAMPLES = """\b
 Examples:
@@ -23,7 +29,9 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES)
-@counter_arguments
+@rules_arguments
+@descriptor_options
+@where_options
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 def peek(
     paths: Paths,
@@ -31,36 +39,34 @@ def peek(
     domain: str,
     descriptors: tuple[str, ...],
     entries: tuple[str, ...],
-    redis_url: str | None,
-    cache_key_prefix: str | None,
     form: str,
+    **where: Where,
 ) -> ExitCode:
     """Tell how a descriptor stands now: what is left of each limit, cooldowns, warnings.
 
-    PATHS are the rules of the server. The counters are looked at in Redis, and nothing is spent.
+    PATHS are the rules of the server. The counters are looked at in Redis, and nothing is spent. Where Redis is, the
+    server's own variables say, too: in brackets those that have a flag here.
     """
-    settings = settings_with(redis_url, cache_key_prefix)
+    settings = settings_with(where)
     tree = load(paths, merge_domains).tree
     request = Request(domain, parse_descriptors(descriptors, entries), purpose=Purpose.LOOK)
 
-    from ratelimit_rls.errors import StoreError
-    from ratelimit_rls.store.redis.store import RedisStore
-    from ratelimit_rls.trial.play import limiter_on
-
-    async def look(store: RedisStore) -> Decision | StoreError:
-        limiter = limiter_on(tree, store, Policy(key_prefix=settings.cache_key_prefix))
-        (decision,) = await limiter.check([limiter.prepare(request)])
-        return decision
-
-    decision = with_redis(settings, look)
-    if isinstance(decision, StoreError):
-        raise decision
+    plan = Planner(tree, Policy(key_prefix=settings.cache_key_prefix)).plan(request)
+    decision = decide(plan.outline, with_redis(settings, partial(_look, plan)) if plan.keys else None)
     told = list(zip(request.descriptors, decision.statuses, strict=True))
     if form == "json":
         click.echo(json.dumps([_json(descriptor, status) for descriptor, status in told], indent=2))
     else:
         click.echo("\n".join(line for descriptor, status in told for line in _text(descriptor, status)))
     return ExitCode.DONE
+
+
+async def _look(plan: Plan, store: InRedis) -> Answer:
+    """Past the service, which has other answers where the store has none."""
+    (answer,) = await store.spend([store.prepare(plan)])
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
 
 
 def _text(descriptor: Descriptor, status: Status) -> Iterator[str]:

@@ -6,24 +6,31 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ratelimit_rls.core.model import Algorithm, Limit, Rule
 from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.telemetry.hot_keys import HotReport, as_json
 from ratelimit_rls.transport.http.lines import one_line
 
 _LISTING = """\
 /rlconfig: print out the currently loaded configuration for debugging
 /stats: print out stats
+/hot: print out, in JSON, which counters are asked for most and which refuse most (?limit=20)
 """
 
+FEW_HOT = 20
+MOST_HOT = 1000
 
 Stats = Callable[[], Awaitable[Iterable[tuple[str, int]]]]
 """Every counter by name, whoever counted it."""
 
+Hot = Callable[[], Awaitable[HotReport]]
+"""What is asked for most, whoever was asked."""
 
-def ops_app(rules: Rules, counters: Stats) -> Starlette:
+
+def ops_app(rules: Rules, counters: Stats, hot_keys: Hot) -> Starlette:
     async def listing(_: Request) -> Response:
         return PlainTextResponse(_LISTING)
 
@@ -35,7 +42,14 @@ def ops_app(rules: Rules, counters: Stats) -> Starlette:
     async def stats(_: Request) -> Response:
         return PlainTextResponse("".join(f"{name}: {value}\n" for name, value in await counters()))
 
-    return Starlette(routes=[Route("/", listing), Route("/rlconfig", rlconfig), Route("/stats", stats)])
+    async def hot(request: Request) -> Response:
+        limit = request.query_params.get("limit", str(FEW_HOT))
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_HOT:
+            return PlainTextResponse(f"limit must be a whole number from 1 to {MOST_HOT}\n", 400)
+        return JSONResponse(as_json(await hot_keys(), int(limit)))
+
+    pages = {"/": listing, "/rlconfig": rlconfig, "/stats": stats, "/hot": hot}
+    return Starlette(routes=[Route(path, page) for path, page in pages.items()])
 
 
 def rule_lines(rule: Rule) -> str:

@@ -1,0 +1,128 @@
+"""Hot keys of a running server: in its log, in /stats, and in `top`, piped, on a terminal and while it is away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
+from tests.client import rate_limit_request
+from tests.launched import Watched
+from tests.process import free_port
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.slow
+
+RULES = """\
+domain: edge
+descriptors:
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: 10}}
+  - {key: tenant, rate_limit: {unit: hour, requests_per_unit: 1000000}}
+"""
+TOP = [sys.executable, "-m", "ratelimit_rls", "top", "--interval", "100ms"]
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+    return path
+
+
+def hit(service: Watched, times: int) -> None:
+    """tenant=acme for four in five calls, on connections that both workers have some of."""
+    hot, cold = (bytes(rate_limit_request("edge", one)) for one in ({"tenant": "acme"}, {"user": "mallory"}))
+    with ExitStack() as stack:
+        own_pool = [("grpc.use_local_subchannel_pool", 1)]
+        for _ in range(12):
+            channel = stack.enter_context(grpc.insecure_channel(service.grpc_address, own_pool))
+            ask = channel.unary_unary(SHOULD_RATE_LIMIT)
+            waiting = [ask.future(cold if n % 5 == 0 else hot, timeout=5) for n in range(times // 12)]
+            for one in waiting:
+                one.result()
+
+
+def test_one_worker_tells_of_all_and_the_log_names_the_hottest(rules: Path, any_redis: RedisServer) -> None:
+    settings = {"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2, "RLS_HOT_KEY_RATE": 20}
+    with Watched(settings) as service:
+        service.wait_for_log("msg=serving", times=2)
+        hit(service, 2400)
+        for _ in range(4):  # whichever answers
+            told = json.loads(service.debug("/hot?limit=3").body)
+            calls = told["calls_per_second"] * told["seconds"]
+            assert calls == pytest.approx(2400, rel=0.2)  # seconds are of the elder worker
+            assert [row["descriptor"] for row in told["hottest"]] == ["tenant=acme", "user=mallory"]
+            assert told["hottest"][0]["share"] == pytest.approx(0.8, abs=0.01)
+            assert [row["descriptor"] for row in told["refused"]] == ["user=mallory"]
+        assert service.stat("ratelimit.hot_keys.hottest_per_second") > 20
+        service.wait_until(lambda: _hit_and_look(service), "warns", 30)
+        line = next(line for line in service.log().splitlines() if 'msg="hot key"' in line)
+        assert "rl:{edge/tenant=acme}:fixed_window:3600" in line
+        assert f"{rules}:4:5" in line
+
+        once = subprocess.run([*TOP, "--server", f"127.0.0.1:{service.debug_port}", "--once"], capture_output=True)
+        assert once.returncode == 0
+        assert "edge  tenant=acme" in once.stdout.decode()
+
+
+def _hit_and_look(service: Watched) -> bool:
+    hit(service, 600)
+    return 'msg="hot key"' in service.log()
+
+
+@contextmanager
+def on_a_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        try:
+            yield process, ours
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def read_until(terminal: int, words: str, timeout_s: float = 20.0) -> str:
+    seen, ends = "", time.monotonic() + timeout_s
+    while words not in seen:
+        assert time.monotonic() < ends, seen
+        seen += os.read(terminal, 65536).decode()
+    return seen
+
+
+def test_a_server_that_is_away_is_waited_for_and_ctrl_c_ends_it(rules: Path) -> None:
+    port = free_port()
+    with on_a_terminal([*TOP, "--server", f"127.0.0.1:{port}"]) as (process, terminal):
+        assert "Connection refused" in read_until(terminal, "trying again")
+        with Watched({"RLS_RULES": rules, "DEBUG_PORT": port}) as service:
+            hit(service, 120)
+            read_until(terminal, "tenant=acme")
+            assert "\x1b[J" in read_until(terminal, "MOST LIMITED")  # drawn over the view before
+        assert "Connection refused" in read_until(terminal, "trying again")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == ExitCode.DONE
+
+
+def test_piped_it_prints_view_after_view(rules: Path) -> None:
+    with Watched({"RLS_RULES": rules}) as service:
+        hit(service, 120)
+        command = [*TOP, "--server", f"127.0.0.1:{service.debug_port}", "--format", "json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            views = [json.loads(process.stdout.readline()) for _ in range(3)]
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=10)
+        assert (process.returncode, err) == (ExitCode.DONE, b"")
+        assert {view["hottest"][0]["descriptor"] for view in views} == {"tenant=acme"}

@@ -1,0 +1,115 @@
+"""`top`: what a server sees, in two tables that fit the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING
+
+import pytest
+from click import unstyle
+
+from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.cli.top_view import Screen, view_lines
+from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.telemetry.hot_keys import HotKey, HotReport
+from ratelimit_rls.transport.http.ops import ops_app
+from ratelimit_rls.transport.http.server import HttpServer
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Ended, Run
+
+    Top = Callable[..., Coroutine[None, None, Ended]]
+
+ALICE = HotKey("rl:{edge/user=alice}:gcra:60", "edge.user", True, 12345.6, 0.0)
+MALLORY = HotKey("rl:{edge/user=%1B[2J%0Amallory}:gcra:60", "edge.user", False, 70.04, 69.0)
+LONG = HotKey("rl:{edge/user=" + "愛" * 200 + "}:gcra:60", "edge.user", False, 1.0, 0.0)
+
+
+async def no_stats() -> list[tuple[str, int]]:
+    return []
+
+
+@pytest.fixture
+async def top(run: Run) -> AsyncIterator[Top]:
+    """`top` beside a server that saw three callers: it blocks, so it gets a thread of its own."""
+
+    async def report() -> HotReport:
+        return HotReport(9.6, 24691.2, (LONG, MALLORY, ALICE))
+
+    server = HttpServer(ops_app(Rules(), no_stats, report))
+    await server.start("127.0.0.1", 0)
+    yield lambda *arguments: asyncio.to_thread(run, "top", "--server", f"127.0.0.1:{server.port}", *arguments)
+    await server.stop()
+
+
+async def test_two_tables(top: Top, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    ended = await top("--once")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "24,691 calls/s in the last 10 s",
+        "",
+        "HOTTEST                             calls/s   share   refused/s  lease",
+        "edge  user=alice                     12,346    50 %         0.0  yes",
+        "edge  user=\\x1b[2J\\nmallory            70.0     0 %        69.0",
+        "edge  user=愛愛愛愛愛愛愛愛愛愛…        1.0     0 %         0.0",
+        "",
+        "MOST LIMITED                        calls/s   share   refused/s  lease",
+        "edge  user=\\x1b[2J\\nmallory            70.0     0 %        69.0",
+        "",
+    ]
+    assert {len(line) + line.count("愛") <= 70 for line in ended.out.splitlines()} == {True}
+
+
+async def test_json_is_what_the_server_says(top: Top) -> None:
+    ended = await top("--once", "--format", "json", "--limit", "1")
+    (line,) = ended.out.splitlines()
+    assert [row["key"] for row in json.loads(line)["hottest"]] == [ALICE.key]
+
+
+async def test_a_server_that_is_away_or_is_another_is_told(run: Run, top: Top) -> None:
+    away = await asyncio.to_thread(run, "top", "--server", "http://127.0.0.1:1", "--once")
+    assert away.code == ExitCode.UNREACHABLE
+    assert "cannot reach http://127.0.0.1:1/hot?limit=20: [Errno 111] Connection refused" in away.err
+    other = await top("--once", "--server", "127.0.0.1:1/rlconfig")
+    assert other.code == ExitCode.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--interval", "2"], "'2' is not a duration"),
+        (["--interval", "1ms"], "is not between 100ms and 1h"),
+        (["--server", "file:///etc/passwd"], "is not an address"),
+        (["--limit", "0"], "0 is not in the range"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(run: Run, arguments: list[str], sentence: str) -> None:
+    ended = run("top", "--once", *arguments)
+    assert ended.code == ExitCode.USAGE
+    assert sentence in ended.err
+
+
+ROW = {"key": "k", "domain": "", "descriptor": "", "per_second": 9, "refused_per_second": 9, "share": 1, "leased": True}
+SEEN = {"seconds": 10, "calls_per_second": 100, "hottest": [ROW] * 50, "refused": [ROW] * 50}
+
+
+def test_on_a_terminal_each_view_is_drawn_over_the_one_before(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "20")
+    screen = Screen()
+    screen.show(SEEN)
+    first = capsys.readouterr().out
+    assert 18 <= first.count("\n") < 20  # it fits
+    screen.show(SEEN)
+    assert capsys.readouterr().out == f"\x1b[{first.count(chr(10))}F\x1b[J{first}"
+
+
+@pytest.mark.parametrize("columns", [5, 20, 60, 200])
+def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
+    for line in view_lines(SEEN | {"refused": []}, columns):
+        assert len(unstyle(line)) <= columns

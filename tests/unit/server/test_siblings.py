@@ -1,0 +1,113 @@
+"""What several workers know, put together by whichever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Rule, Slot, Step, Unit
+from ratelimit_rls.server import siblings as module
+from ratelimit_rls.server.siblings import Siblings
+from ratelimit_rls.telemetry.hot_keys import HOTTEST, HotKeys
+from ratelimit_rls.telemetry.metrics import Metrics
+
+STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+OUTLINE = Outline("edge", True, (STEP,), (Slot(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),))
+REFUSED = decide(OUTLINE, Answer(True, 0, (Reading(0, 5, 1),)))
+TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
+
+
+class Keyed(NamedTuple):
+    keys: tuple[bytes, ...]
+
+
+class Call(NamedTuple):
+    outline: Outline
+    prepared: Keyed
+
+
+class Worker(NamedTuple):
+    metrics: Metrics
+    hot_keys: HotKeys
+    siblings: Siblings
+
+    def ask(self, times: int, key: bytes) -> None:
+        self.metrics.service.total_requests += times
+        self.hot_keys.observe([Call(OUTLINE, Keyed((key,)))] * times, [REFUSED] * times)
+
+
+def new_worker(directory: Path | None = None) -> Worker:
+    metrics, hot_keys = Metrics(), HotKeys(clock=lambda: 0.0)
+    metrics.watch(hot_keys.gauges)
+    return Worker(metrics, hot_keys, Siblings(metrics, hot_keys, directory))
+
+
+@pytest.fixture
+async def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Worker]]:
+    workers = []
+    for number in range(3):
+        monkeypatch.setattr(module.os, "getpid", lambda number=number: number)
+        workers.append(new_worker(tmp_path))
+        await workers[-1].siblings.start()
+    yield workers
+    for worker in workers:
+        await worker.siblings.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_counters_are_added_and_whoever_is_asked_says_the_same(workers: list[Worker]) -> None:
+    for worker, times in zip(workers, (1, 20, 300), strict=True):
+        worker.ask(times, b"rl:{edge/user=%d}:gcra:60" % (times % 2))
+    for worker in workers:
+        assert dict(await worker.siblings.stats())[TOTAL] == 321
+
+
+async def test_hot_keys_are_added_and_the_gauges_of_one_process_are_not(workers: list[Worker]) -> None:
+    for worker, times in zip(workers, (1, 20, 300), strict=True):
+        worker.ask(times, b"rl:{edge/user=%d}:gcra:60" % (times % 2))
+    for worker in workers:
+        report = await worker.siblings.hot()
+        assert report.calls_per_second == 321
+        assert [(row.key, row.per_second, row.refused_per_second, row.rule) for row in report.hottest(5)] == [
+            ("rl:{edge/user=0}:gcra:60", 320, 320, "edge.user"),
+            ("rl:{edge/user=1}:gcra:60", 1, 1, "edge.user"),
+        ]
+        assert dict(await worker.siblings.stats())[HOTTEST] == 300
+
+
+async def test_a_worker_that_does_not_answer_is_left_out(
+    workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def say_half(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"[1, 2")
+        writer.close()
+
+    monkeypatch.setattr(module, "ANSWER_S", 0.05)
+    (tmp_path / "gone.stats").touch()
+    silent = await asyncio.start_unix_server(say_nothing, tmp_path / "silent.stats")
+    ended = await asyncio.start_unix_server(say_half, tmp_path / "ended.stats")
+    workers[1].ask(7, b"rl:{edge/user=a}:gcra:60")
+    assert dict(await workers[0].siblings.stats())[TOTAL] == 7
+    assert (await workers[0].siblings.hot()).calls_per_second == 7
+    silent.close()
+    ended.close()
+    for name in ("gone.stats", "silent.stats", "ended.stats"):
+        (tmp_path / name).unlink()
+
+
+async def test_whoever_is_alone_tells_of_itself() -> None:
+    worker = new_worker()
+    await worker.siblings.start()
+    worker.ask(3, b"rl:{edge/user=a}:gcra:60")
+    assert dict(await worker.siblings.stats())[TOTAL] == 3
+    assert (await worker.siblings.hot()).calls_per_second == 3
+    await worker.siblings.close()
