@@ -7,7 +7,9 @@
      ├─ NotReady             no rules have ever been loaded
      └─ StoreError           the store did not answer; whether anything was counted is unknown
          ├─ StoreTimeout
-         └─ StoreUnavailable
+         │   └─ Late         it has not answered yet, and its caller cannot wait any longer
+         ├─ StoreUnavailable
+         └─ Overloaded       it was not even asked: too many calls wait for it
 
 Raised where the fault is known, translated once at the edge: to a gRPC status in transport/grpc, to an HTTP status in
 transport/http, to an exit code in cli.
@@ -73,5 +75,13 @@ class StoreTimeout(StoreError):
     """No answer within the time allowed."""
 
 
+class Late(StoreTimeout):
+    """No answer before the caller's deadline; to others the same store may still be in time."""
+
+
 class StoreUnavailable(StoreError):
     """There is no connection, or the server refuses to serve."""
+
+
+class Overloaded(StoreError):
+    """As many calls wait for the store as may; this one was not sent, so nothing was counted."""

@@ -2,24 +2,27 @@
 
 Request ─► prepare ─► Call      match and plan; kept by the transport for as long as the rules stand
 Calls   ─► check ─► Decisions   one await for the whole batch, then words, then counters
+Call    ─► instead ─► Decision  without the store, as the call's rules say: it failed, is late, or cannot be asked
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Decision, Outline, Request
+from ratelimit_rls.core.model import Answer, Decision, OnStoreFailure, Outline, Request
 from ratelimit_rls.core.plan import Planner, Policy, per_outline
 from ratelimit_rls.core.refund import refund
 from ratelimit_rls.errors import NotReady, StoreError
+from ratelimit_rls.failure import Counters, Fallback
 from ratelimit_rls.rules.snapshot import Loaded, Rules
 from ratelimit_rls.store.base import Prepared, Store
-from ratelimit_rls.telemetry.metrics import LimitCounters, Metrics
+from ratelimit_rls.store.embedded import EmbeddedStore
+from ratelimit_rls.telemetry.hot_keys import HotKeys
+from ratelimit_rls.telemetry.metrics import Metrics
 
-Counters = tuple[LimitCounters | None, ...]
-"""One per descriptor; None where nothing is counted."""
+MOST_IN_FLIGHT = 10_000
 
 
 class Call(NamedTuple):
@@ -34,11 +37,26 @@ class Call(NamedTuple):
 
 
 class RateLimiter:
-    def __init__(self, rules: Rules, store: Store, metrics: Metrics, policy: Policy) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        store: Store,
+        metrics: Metrics,
+        policy: Policy,
+        fallback: Fallback | None = None,
+        *,
+        most_in_flight: int = MOST_IN_FLIGHT,
+        hot_keys: HotKeys | None = None,
+    ) -> None:
+        """`most_in_flight` is for callers to keep to: see `places_left`."""
         self._rules = rules
         self._store = store
         self._metrics = metrics
         self._policy = policy
+        self._fallback = fallback or Fallback(metrics)
+        self._most_in_flight = most_in_flight
+        self._in_flight = 0
+        self._hot_keys = hot_keys
         self._planned: Loaded | None = None  # the rules `_planner` plans by
         self._planner: Planner
         self._counters_of = per_outline(self._counters)
@@ -47,6 +65,20 @@ class RateLimiter:
     def rules(self) -> Loaded | None:
         """What is in force now; a Call prepared under another must be prepared again."""
         return self._rules.current
+
+    @property
+    def places_left(self) -> int:
+        """How many more calls may wait for the store. Whoever is one too many is better told at once."""
+        return self._most_in_flight - self._in_flight
+
+    @property
+    def decides_here(self) -> bool:
+        """The store answers in the same turn of the loop: nobody's deadline is too near to ask it."""
+        return isinstance(self._store, EmbeddedStore)
+
+    def gauges(self) -> Iterator[tuple[str, int]]:
+        yield "ratelimit.store.calls_in_flight", self._in_flight
+        yield from self._fallback.gauges()
 
     def prepare(self, request: Request) -> Call:
         """Raises BadRequest if the request has no meaning, NotReady if there are no rules yet."""
@@ -57,48 +89,100 @@ class RateLimiter:
             self._planned, self._planner = loaded, Planner(loaded.tree, self._policy)
         plan = self._planner.plan(request)
         prepared = self._store.prepare(plan) if plan.keys else None
+        self._fallback.learn(plan.outline)
         return Call(plan.outline, self._counters_of(plan.outline), prepared)
 
     def _counters(self, outline: Outline) -> Counters:
         return tuple(self._metrics.limit(slot.metric_path) if slot.steps else None for slot in outline.slots)
 
     async def check(
-        self, calls: Sequence[Call], waits_us: Sequence[int | None] | None = None
+        self,
+        calls: Sequence[Call],
+        waits_us: Sequence[int | None] | None = None,
+        request_ids: Sequence[bytes | None] | None = None,
+        answered: Collection[int] = (),
     ) -> list[Decision | StoreError]:
-        """What to tell each caller, in order; a StoreError where the store did not say.
+        """What to tell each caller, in order; a StoreError where the store did not say, and the rules say nothing else.
 
         `waits_us` says how long each caller can be held where the rules throttle (None: as long as they like). What
-        would wait longer is refused.
+        would wait longer is refused. `request_ids` says under which id a call is counted once. `answered` has the
+        numbers of calls that were told something else while the store was waited for: what it said of them is told
+        here, and is neither counted nor replaced.
         """
-        if waits_us is None:
-            asked = [call.prepared for call in calls if call.prepared is not None]
-        else:
-            asked = [
-                call.prepared if wait_us is None else call.prepared.within(wait_us)
-                for call, wait_us in zip(calls, waits_us, strict=True)
-                if call.prepared is not None
-            ]
-        answers = iter(await self._store.spend(asked)) if asked else iter(())
+        asked = _asked(calls, waits_us, request_ids)
+        answers: Iterator[Answer | StoreError] = iter(())
+        if asked:
+            self._in_flight += len(asked)
+            try:
+                told = await self._store.spend(asked)
+            finally:
+                self._in_flight -= len(asked)
+            if self._fallback.in_outage and not isinstance(told[0], StoreError):
+                self._fallback.store_answered()
+            answers = iter(told)
         decisions: list[Decision | StoreError] = []
         for outline, counters, prepared in calls:
             answer = next(answers) if prepared is not None else None
             if isinstance(answer, StoreError):
-                self._metrics.service.redis_error += 1
-                decisions.append(answer)
+                number = len(decisions)
+                if number not in answered:
+                    wait_us = waits_us[number] if waits_us is not None else None
+                    decisions.append(self.instead(calls[number], answer, wait_us))
+                else:
+                    decisions.append(answer)
                 continue
             decision = decide(outline, answer)
-            self._metrics.record(decision, counters)
+            if not answered or len(decisions) not in answered:
+                self._metrics.record(decision, counters)
             decisions.append(decision)
+        if self._hot_keys is not None:
+            self._hot_keys.observe(calls, decisions)
         return decisions
+
+    def instead(self, call: Call, why: StoreError, wait_us: int | None = None) -> Decision | StoreError:
+        """What to tell a caller without the store's word, as the rules of its call say."""
+        outline, counters, prepared = call
+        if prepared is None:
+            decision = decide(outline, None)
+            self._metrics.record(decision, counters)
+            return decision
+        return self._fallback.instead(outline, counters, prepared, why, wait_us)
 
     async def give_back(self, call: Call, decision: Decision) -> None:
         """Take back what an admitted call was charged: its caller left before it was answered.
 
         Raises StoreError if the store did not say that it did; the charge then stands until it wears off.
         """
+        if call.prepared is None:
+            return
+        if decision.without_store is OnStoreFailure.LOCAL:
+            self._fallback.give_back(call.prepared, decision)
+            return
         owed = refund(decision)
-        if call.prepared is None or owed is None:
+        if owed is None:
             return
         (answer,) = await self._store.spend([self._store.opposite(call.prepared, owed)])
         if isinstance(answer, StoreError):
             raise answer
+
+
+def _asked(
+    calls: Sequence[Call], waits_us: Sequence[int | None] | None, request_ids: Sequence[bytes | None] | None
+) -> list[Prepared]:
+    """What the store is asked, of those calls that need it."""
+    if waits_us is None and request_ids is None:
+        return [call.prepared for call in calls if call.prepared is not None]
+    asked = []
+    for number, (outline, _, prepared) in enumerate(calls):
+        if prepared is None:
+            continue
+        wait_us = waits_us[number] if waits_us is not None else None
+        request_id = request_ids[number] if request_ids is not None else None
+        one = prepared if wait_us is None else prepared.within(wait_us)
+        # Whoever only looks is told how things are now, and does not use up the id of the call that follows.
+        asked.append(one if request_id is None or not _spends(outline) else one.once(request_id))
+    return asked
+
+
+def _spends(outline: Outline) -> bool:
+    return any(step.cost for step in outline.steps)

@@ -1,4 +1,4 @@
-"""decide: what to tell the caller, from what the store said.
+"""decide: what to tell the caller, from what the store said, or from nothing if it said nothing.
 
 The verdict itself is the store's: what was spent hung on it, so it is computed once, where the spending is
 (lua/decide.lua). Here it is put into words.
@@ -13,6 +13,7 @@ from ratelimit_rls.core.model import (
     Answer,
     Code,
     Decision,
+    OnStoreFailure,
     Outline,
     Purpose,
     Reading,
@@ -25,6 +26,9 @@ from ratelimit_rls.core.model import (
 
 UNLIMITED_REMAINING = 2**32 - 1
 """What the reference tells of an unlimited descriptor: the largest uint32."""
+
+COME_BACK_US = 1_000_000
+"""What is told to those who are refused for want of a store: about how long it takes until one is there again."""
 
 
 def decide(outline: Outline, answer: Answer | None) -> Decision:
@@ -45,7 +49,44 @@ def decide(outline: Outline, answer: Answer | None) -> Decision:
     over = answer.refused and outline.purpose is not Purpose.REPORT  # what has happened cannot be refused
     code = Code.OVER_LIMIT if over and not outline.shadow_mode else Code.OK
     decision = Decision(code, tuple(statuses), outline, over and outline.shadow_mode, answer.now_us)
+    if answer.remembered:
+        return decision._replace(remembered=True)
     return _held(decision, answer.readings) if outline.can_wait and not over else decision
+
+
+def allowed(outline: Outline) -> Decision:
+    """`on_store_failure: allow`. Nothing is known of any limit, so none is spoken of."""
+    statuses = tuple([_unmetered(slot) for slot in outline.slots])
+    return Decision(Code.OK, statuses, outline, without_store=OnStoreFailure.ALLOW)
+
+
+def denied(outline: Outline, now_us: int) -> Decision:
+    """`on_store_failure: deny`. Every limit that could refuse does, except those that no store would hear."""
+    statuses = tuple([_denied(slot) if _can_refuse(slot) else _unmetered(slot) for slot in outline.slots])
+    over = outline.purpose is not Purpose.REPORT and _is_over(outline, statuses)
+    code = Code.OVER_LIMIT if over and not outline.shadow_mode else Code.OK
+    shadowed = over and outline.shadow_mode
+    return Decision(code, statuses, outline, shadowed, now_us, without_store=OnStoreFailure.DENY)
+
+
+def _can_refuse(slot: Slot) -> bool:
+    """What is given back is always taken, and a limit on trial refuses nobody."""
+    return bool(slot.steps) and not slot.steps[0].shadow_mode and slot.steps[0].cost >= 0
+
+
+def _denied(slot: Slot) -> Status:
+    reading = Reading(0, COME_BACK_US, COME_BACK_US)
+    readings = (reading,) * len(slot.steps)
+    return Status(Code.OVER_LIMIT, slot.steps[0], 0, _seconds(COME_BACK_US), slot, reading, readings)
+
+
+def _is_over(outline: Outline, statuses: Sequence[Status]) -> bool:
+    """As lua/decide.lua has it: any limit refuses a call, quotas only if none of them passes."""
+    refusing = [status.step for status in statuses if status.step is not None]
+    if not all(step.quota_mode for step in refusing):
+        return True
+    quotas = sum(slot.steps[0].quota_mode for slot in outline.slots if slot.steps) + outline.quota_passes
+    return bool(refusing) and len(refusing) == quotas
 
 
 def _held(decision: Decision, readings: Sequence[Reading]) -> Decision:

@@ -194,7 +194,7 @@ Watcher = Penalty | WarnAt
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """A counter that is moved so often that each process takes hits in advance (store/leases.py)."""
+    """A counter that is moved so often that each process takes hits in advance (store/leases/)."""
 
     lease_us: int
 

@@ -1,6 +1,6 @@
 """One process, from start to stop, top to bottom.
 
-    start   store answers ─► rules loaded ─► ports open ─► health says SERVING
+    start   store answers, if waited for ─► rules loaded ─► ports open ─► health says SERVING
     stop    health says NOT_SERVING ─► drain delay ─► nothing in flight or held ─► ports closed ─► store closed
 
 The delay is for those who choose where to send calls: until they have seen NOT_SERVING, calls keep coming and are
@@ -21,9 +21,11 @@ import structlog
 
 from ratelimit_rls import __version__
 from ratelimit_rls.errors import SettingsError, StoreError
-from ratelimit_rls.server.parts import Parts, build
+from ratelimit_rls.server.parts import REDIS, Parts, build
 from ratelimit_rls.settings import Settings
-from ratelimit_rls.store.redis.store import SHORTEST_PAUSE_S, RedisStore
+from ratelimit_rls.store.embedded import EmbeddedStore
+from ratelimit_rls.store.redis.line import SHORTEST_PAUSE_S
+from ratelimit_rls.store.redis.new import InRedis
 
 log = structlog.get_logger()
 
@@ -74,7 +76,7 @@ async def serve(settings: Settings, orders: Orders, shared_directory: Path | Non
         log.warning(warning)
     parts = build(settings, shared_directory)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(parts.store.close)
+        stack.push_async_callback(parts.stores.close)
         stopped = asyncio.create_task(orders.stop.wait())
         starting = asyncio.create_task(_start(parts, stack, orders.reload))
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -92,8 +94,10 @@ async def serve(settings: Settings, orders: Orders, shared_directory: Path | Non
 
 async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> None:
     settings = parts.settings
-    if isinstance(parts.store, RedisStore):
-        await _connect(parts.store, settings)
+    if not isinstance(parts.stores.counters, EmbeddedStore):
+        await _connect(parts.stores.counters, parts)
+    if parts.stores.news is not None:
+        parts.stores.news.start()
     try:
         await parts.loader.start()
     except SettingsError as error:
@@ -118,7 +122,18 @@ async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> 
     parts.health.listening()
 
 
-async def _connect(store: RedisStore, settings: Settings) -> None:
+async def _connect(store: InRedis, parts: Parts) -> None:
+    """Wait for Redis, or begin without it: until it is there, calls are answered as the rules say of its absence."""
+    settings = parts.settings
+    if settings.rls_wait_for_redis:
+        await _wait_for_redis(store, settings)
+        return
+    if not settings.redis_health_check_active_connection:
+        parts.health.set(REDIS, True, "not connected yet")
+    store.start_in_background()
+
+
+async def _wait_for_redis(store: InRedis, settings: Settings) -> None:
     """Until Redis answers, longer and longer waits between attempts; for ever unless a bound is set."""
     loop = asyncio.get_running_loop()
     begun = loop.time()

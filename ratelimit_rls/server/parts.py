@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ratelimit_rls.core.model import Charge, Purpose
+from ratelimit_rls.core.model import Charge, OnStoreFailure, Purpose
 from ratelimit_rls.core.plan import Policy
+from ratelimit_rls.failure import Fallback
 from ratelimit_rls.rules.loader import RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.rules.sources.files import RulesFiles, RuntimeTree
 from ratelimit_rls.server.siblings import Siblings
+from ratelimit_rls.server.stores import Stores, new_stores
 from ratelimit_rls.service import RateLimiter
 from ratelimit_rls.settings import Settings
-from ratelimit_rls.store.embedded import EmbeddedStore
-from ratelimit_rls.store.redis.store import RedisStore
+from ratelimit_rls.telemetry.hot_keys import HotKeys
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
@@ -43,7 +44,7 @@ CONFIG = "config"
 class Parts:
     settings: Settings
     health: Health
-    store: EmbeddedStore | RedisStore
+    stores: Stores
     rules: Rules
     loader: RulesLoader
     room: WaitingRoom
@@ -58,10 +59,23 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
     metrics = Metrics(settings.near_limit_ratio)
     rules = Rules()
     health = _health(settings, rules)
-    store = _store(settings, health)
-    if isinstance(store, EmbeddedStore):
-        metrics.watch(store.gauges)
-    limiter = RateLimiter(rules, store, metrics, _policy(settings))
+    stores = new_stores(settings, metrics, partial(_tell_of_redis, settings, health))
+    rules.on_swap = stores.rules_changed
+    hot_keys = HotKeys(settings.rls_hot_key_rate if settings.redis else 0)  # a lease is for counters that are elsewhere
+    metrics.watch(hot_keys.gauges)
+    fallback = Fallback(metrics, settings.rls_replicas * settings.rls_workers)
+    if settings.redis:
+        fallback.get_ready()
+    limiter = RateLimiter(
+        rules,
+        stores.store,
+        metrics,
+        _policy(settings),
+        fallback,
+        most_in_flight=settings.rls_max_in_flight,
+        hot_keys=hot_keys,
+    )
+    metrics.watch(limiter.gauges)
     room = WaitingRoom(settings.rls_max_held_calls, settings.rls_deadline_margin.total_seconds())
     metrics.watch(room.gauges)
     doors = _doors(settings, limiter, metrics, room)
@@ -72,17 +86,17 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
         merge_domains=settings.merge_domain_config,
         default_admitted=settings.stop_cache_key_increment_when_overlimit,
     )
-    siblings = Siblings(metrics, shared_directory)
+    siblings = Siblings(metrics, hot_keys, shared_directory)
     return Parts(
         settings=settings,
         health=health,
-        store=store,
+        stores=stores,
         rules=rules,
         loader=loader,
         room=room,
         grpc=GrpcServer(_grpc(settings), doors.by_method, room, health),
         http=HttpServer(json_app(doors.should_rate_limit, room, health)),
-        debug=HttpServer(ops_app(rules, siblings.stats)),
+        debug=HttpServer(ops_app(rules, siblings.stats, siblings.hot)),
         siblings=siblings,
     )
 
@@ -105,7 +119,9 @@ def _doors(settings: Settings, limiter: RateLimiter, metrics: Metrics, room: Wai
     budget_bytes = settings.rls_plan_cache_bytes
     check_bytes, half_bytes = budget_bytes // 8, budget_bytes // 16
     answers = _answers(settings)
-    new_rls_door = partial(RlsDoor, limiter, metrics, answers, room=room)
+    new_rls_door = partial(
+        RlsDoor, limiter, metrics, answers, room=room, request_id_entry=settings.rls_request_id_entry
+    )
     return _Doors(
         should_rate_limit=new_rls_door(cache_bytes=budget_bytes - check_bytes - 2 * half_bytes),
         others={
@@ -130,6 +146,7 @@ def _policy(settings: Settings) -> Policy:
         quota_mode=settings.quota_mode,
         shadow_mode=settings.shadow_mode,
         override_charge=Charge.ADMITTED if admitted else Charge.ALWAYS,
+        on_store_failure=OnStoreFailure(settings.rls_failure_mode),
     )
 
 
@@ -151,24 +168,11 @@ def _health(settings: Settings, rules: Rules) -> Health:
     return health
 
 
-def _store(settings: Settings, health: Health) -> EmbeddedStore | RedisStore:
-    address = settings.redis
-    if address is None:
-        return EmbeddedStore(settings.rls_embedded_memory_bytes)
-
-    def connection(up: bool) -> None:
-        if up:
-            health.set(REDIS, True)
-        elif settings.redis_health_check_active_connection:
-            health.set(REDIS, False, "no connection")
-
-    return RedisStore(
-        address,
-        timeout_s=settings.rls_store_timeout.total_seconds(),
-        connect_timeout_s=settings.redis_timeout.total_seconds(),
-        jitter_ms=settings.expiration_jitter_max_seconds * 1000,
-        on_connection=connection,
-    )
+def _tell_of_redis(settings: Settings, health: Health, connected: bool) -> None:
+    if connected:
+        health.set(REDIS, True)
+    elif settings.redis_health_check_active_connection:
+        health.set(REDIS, False, "no connection")
 
 
 def _rules_files(settings: Settings) -> RulesFiles:
@@ -208,6 +212,7 @@ def _grpc(settings: Settings) -> GrpcOptions:
         transport=settings.rls_transport,
         tls=tls if settings.grpc_server_use_tls else None,
         runtime_dir=settings.rls_runtime_dir,
+        request_id_metadata=settings.rls_request_id_metadata,
         reuse_port=settings.rls_workers > 1,
         io_threads=settings.rls_grpc_io_threads,
         max_concurrent_streams=settings.rls_max_concurrent_streams,

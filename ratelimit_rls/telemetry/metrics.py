@@ -57,6 +57,13 @@ class ServiceCounters:
     redis_error: int = 0
     service_error: int = 0
     total_requests: int = 0
+    # Not the reference's: two kinds of redis_error, and all of them by what was done instead.
+    overloaded: int = 0
+    late: int = 0
+    store_failure_allow: int = 0
+    store_failure_deny: int = 0
+    store_failure_local: int = 0
+    store_failure_error: int = 0
 
 
 @lru_cache(4096)
@@ -116,6 +123,8 @@ class Metrics:
         for status, counted in zip(decision.statuses, counters, strict=True):
             if counted is not None and status.step is not None and status.reading is not None:
                 self._record_limit(counted, status.step, status.reading, status.code)
+                if decision.remembered and status.code is Code.OVER_LIMIT:
+                    counted.over_limit_with_local_cache += status.step.cost
                 if status.state:  # neither None nor NORMAL
                     counted.state_warning += status.state is State.WARNING
                     counted.state_throttled += status.state is State.THROTTLED
@@ -168,4 +177,10 @@ class Metrics:
         yield "ratelimit.service.global_shadow_mode", service.global_shadow_mode
         yield "ratelimit.service.call.should_rate_limit.redis_error", service.redis_error
         yield "ratelimit.service.call.should_rate_limit.service_error", service.service_error
+        yield "ratelimit.service.call.should_rate_limit.overloaded", service.overloaded
+        yield "ratelimit.service.call.should_rate_limit.late", service.late
+        yield "ratelimit.store_failure.allow", service.store_failure_allow
+        yield "ratelimit.store_failure.deny", service.store_failure_deny
+        yield "ratelimit.store_failure.local", service.store_failure_local
+        yield "ratelimit.store_failure.error", service.store_failure_error
         yield "ratelimit_server.ShouldRateLimit.total_requests", service.total_requests

@@ -28,6 +28,7 @@ class Known(NamedTuple, Generic[W]):
 
     call: Call
     wording: W
+    request_id: bytes | None = None  # that the message itself has; such a message is not kept
 
 
 class CallCache(Generic[W]):

@@ -42,10 +42,33 @@ class Held(NamedTuple):
 Answered = bytes | Failure | Held
 
 
-class Door(Protocol):
-    async def answer(self, messages: Sequence[bytes], time_left_s: Sequence[float | None]) -> list[Answered]:
-        """What to do with each call, in order. Never raises.
+class Asked(Protocol):
+    """A batch that was read and is on its way. Each of its calls is answered once: by `due`, or else by `answers`."""
 
-        `time_left_s` is until the caller's deadline, None where it has none.
+    @property
+    def due_s(self) -> float:
+        """When `due` will have something to say, on the monotonic clock. Negative: it has already; inf: never."""
+        ...
+
+    def due(self, now_s: float) -> Sequence[tuple[int, bytes | Failure]]:
+        """Answers to those, by their number in the batch, who cannot or need not wait any longer."""
+        ...
+
+    async def answers(self) -> Sequence[Answered | None]:
+        """What to do with each call, in order; None: `due` has answered it. Never raises. To be called once."""
+        ...
+
+
+class Door(Protocol):
+    def ask(
+        self,
+        messages: Sequence[bytes],
+        deadlines_s: Sequence[float],
+        request_ids: Sequence[bytes | None] | None = None,
+    ) -> Asked:
+        """Read a batch. Never raises. Nothing is asked of anybody before `answers` is awaited.
+
+        `deadlines_s` are the callers', on the monotonic clock, inf where there is none. `request_ids` are what callers
+        sent along as the ids of their calls.
         """
         ...

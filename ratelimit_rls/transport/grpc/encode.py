@@ -47,6 +47,10 @@ _double = binary.Struct("<d").pack
 _DOUBLE_BYTES = 8
 
 
+_UNDECIDED = _STATUS + bytes((len(_CODE[Code.OK]),)) + _CODE[Code.OK]
+"""The status of a descriptor to which no limit applied."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wording:
     """The parts of one call's answer that are known before it is decided."""
@@ -56,6 +60,7 @@ class Wording:
     rules_have_metadata: bool = False
     styled: bool = False  # a rule of the call chooses headers
     denies: bool = False  # a rule of the call says how it refuses
+    undecided: tuple[int, ...] = ()  # descriptors of the message, in order, that the decision knows nothing of
     # Which rule is spoken of, as metadata, by the identity of the step (0: no limit applied), written when first told;
     # a refusal's ends just before its `retry_after`.
     refused_by: dict[int, bytes] = field(default_factory=dict)
@@ -84,6 +89,8 @@ class Encoder:
         for status in decision.statuses:
             body = _status(status, wording.current_limits)
             parts.append(_STATUS + varint(len(body)) + body)
+        for number in wording.undecided:
+            parts.insert(1 + number, _UNDECIDED)
         if wording.styled or (code is _OVER_LIMIT and wording.denies):
             parts.extend(self._told(decision))
         elif self._headers_enabled:

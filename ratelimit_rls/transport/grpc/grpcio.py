@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from math import inf
+from time import monotonic
 from typing import Any
 
 import grpc
 from grpc import aio
 
 from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.transport.grpc.deadlines import Deadlines
 from ratelimit_rls.transport.grpc.door import Door, Failure, Held
 from ratelimit_rls.transport.grpc.drain import until_none
 from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
+from ratelimit_rls.transport.grpc.request_id import sent_along
 from ratelimit_rls.transport.grpc.services import OrdinaryServices
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
@@ -36,12 +40,13 @@ class GrpcioServer:
         room: WaitingRoom,
         health: Health,
         *,
+        request_id_metadata: str = "",
         reuse_port: bool = False,
         max_concurrent_streams: int = 1024,
         max_connection_age_s: float | None = None,
         max_connection_age_grace_s: float | None = None,
     ) -> None:
-        self._methods = {method: _Method(door, room) for method, door in doors.items()}
+        self._methods = {method: _Method(door, room, request_id_metadata.lower()) for method, door in doors.items()}
         self._services = OrdinaryServices(health)
         options = [
             ("grpc.so_reuseport", int(reuse_port)),
@@ -78,29 +83,45 @@ class GrpcioServer:
     async def close(self) -> None:
         # Once, and with all its grace: a second stop beside the first can bring the whole process down (grpcio 1.85).
         await self._server.stop(GRACE_S)
+        for method in self._methods.values():
+            method.close()
         await self._services.close()
+
+
+class _Batch:
+    """One door's calls of one turn of the loop."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Waiting] = []
+        self.messages: list[bytes] = []
+        self.deadlines_s: list[float] = []
+        self.request_ids: list[bytes | None] = []  # none at all, if nobody looks for them
 
 
 class _Method:
     """One door's calls: those of one turn of the loop leave together."""
 
-    def __init__(self, door: Door, room: WaitingRoom) -> None:
+    def __init__(self, door: Door, room: WaitingRoom, request_id_metadata: str) -> None:
         self._door = door
         self._room = room
-        self._messages: list[bytes] = []
-        self._time_left_s: list[float | None] = []
-        self._waiting: list[Waiting] = []
+        self._request_id_metadata = request_id_metadata
+        self._gathering = _Batch()
         self._batches: set[asyncio.Task[None]] = set()
+        self._deadlines: Deadlines[_Batch] = Deadlines(_settle)
         self.in_flight = 0
 
     async def ask(self, message: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
         loop = asyncio.get_running_loop()
-        if not self._messages:
+        batch = self._gathering
+        if not batch.messages:
             loop.call_soon(self._leave)
         waiting: Waiting = loop.create_future()
-        self._messages.append(message)
-        self._time_left_s.append(context.time_remaining())
-        self._waiting.append(waiting)
+        left_s = context.time_remaining()
+        batch.messages.append(message)
+        batch.deadlines_s.append(inf if left_s is None else monotonic() + left_s)
+        batch.waiting.append(waiting)
+        if self._request_id_metadata:
+            batch.request_ids.append(sent_along(context.invocation_metadata() or (), self._request_id_metadata))
         self.in_flight += 1
         try:
             answer = await waiting
@@ -111,22 +132,36 @@ class _Method:
             await context.abort(_CODES[answer.code], answer.message)
         return answer
 
-    def _leave(self) -> None:
-        messages, self._messages = self._messages, []
-        time_left_s, self._time_left_s = self._time_left_s, []
-        waiting, self._waiting = self._waiting, []
-        batch = asyncio.get_running_loop().create_task(self._answer(messages, time_left_s, waiting))
-        self._batches.add(batch)
-        batch.add_done_callback(self._batches.discard)
+    def close(self) -> None:
+        self._deadlines.close()
 
-    async def _answer(self, messages: list[bytes], time_left_s: list[float | None], waiting: list[Waiting]) -> None:
-        for one, answer in zip(waiting, await self._door.answer(messages, time_left_s), strict=True):
+    def _leave(self) -> None:
+        batch, self._gathering = self._gathering, _Batch()
+        task = asyncio.get_running_loop().create_task(self._answer(batch))
+        self._batches.add(task)
+        task.add_done_callback(self._batches.discard)
+
+    async def _answer(self, batch: _Batch) -> None:
+        asked = self._door.ask(batch.messages, batch.deadlines_s, batch.request_ids or None)
+        self._deadlines.watch(batch, asked)
+        try:
+            answers = await asked.answers()
+        finally:
+            self._deadlines.forget(batch)
+        for waiting, answer in zip(batch.waiting, answers, strict=True):
+            if answer is None:
+                continue
             if not isinstance(answer, Held):
-                _deliver(one, answer)
-            elif one.done():
+                _deliver(waiting, answer)
+            elif waiting.done():
                 self._room.decline(answer)
             else:
-                self._room.hold(one, answer, _deliver)
+                self._room.hold(waiting, answer, _deliver)
+
+
+def _settle(batch: _Batch, number: int, answer: bytes | Failure) -> None:
+    """Answer a call while the others of its batch wait on."""
+    _deliver(batch.waiting[number], answer)
 
 
 def _deliver(waiting: Waiting, answer: bytes | Failure) -> None:

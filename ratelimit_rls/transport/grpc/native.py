@@ -12,15 +12,19 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from functools import partial
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from grpc import aio
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.transport.grpc.deadlines import Deadlines
 from ratelimit_rls.transport.grpc.door import Door, Failure
 from ratelimit_rls.transport.grpc.drain import until_none
+from ratelimit_rls.transport.grpc.request_id import sent_along
 from ratelimit_rls.transport.grpc.services import OrdinaryServices
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
@@ -38,13 +42,14 @@ SETTLE_S = 0.1
 class _Batch:
     """One door's calls of one turn of the loop."""
 
-    __slots__ = ("call_ids", "door", "messages", "time_left_s")
+    __slots__ = ("call_ids", "deadlines_s", "door", "messages", "request_ids")
 
     def __init__(self, door: Door) -> None:
         self.door = door
         self.call_ids: list[int] = []
         self.messages: list[bytes] = []
-        self.time_left_s: list[float | None] = []
+        self.deadlines_s: list[float] = []
+        self.request_ids: list[bytes | None] = []  # none at all, if nobody looks for them
 
 
 class NativeServer:
@@ -55,11 +60,13 @@ class NativeServer:
         health: Health,
         *,
         directory: Path,
+        request_id_metadata: str = "",
         reuse_port: bool = False,
         io_threads: int = 1,
         max_concurrent_streams: int = 1024,
     ) -> None:
         self._room = room
+        self._request_id_metadata = request_id_metadata.lower()
         self._services = OrdinaryServices(health)
         self._fallback = aio.server()
         self._fallback_path = directory / "fallback.sock"
@@ -77,6 +84,7 @@ class NativeServer:
         self._unanswered: set[int] = set()  # calls under way or held
         self._gone: set[int] = set()  # those of them whose callers left while they were under way
         self._batches: set[asyncio.Task[None]] = set()
+        self._deadlines: Deadlines[_Batch] = Deadlines(self._settle)
 
     @property
     def in_flight(self) -> int:
@@ -106,6 +114,7 @@ class NativeServer:
         if self._front is None:
             return
         await asyncio.sleep(SETTLE_S)
+        self._deadlines.close()
         await asyncio.to_thread(self._front.close)
         await self._services.close()
         await self._fallback.stop(None)
@@ -114,13 +123,13 @@ class NativeServer:
         """The thread's whole life: carry batches to the loop until the front is closed."""
         while (events := front.recv_batch_details(MOST_EVENTS)) is not None:
             try:
-                loop.call_soon_threadsafe(self._received, events)
+                loop.call_soon_threadsafe(self._received, events, monotonic())
             except RuntimeError:  # the loop is gone, and with it everybody who could answer
                 front.close()
                 return
 
-    def _received(self, events: list[DetailedEvent]) -> None:
-        """Add to the batches that leave at the end of this turn."""
+    def _received(self, events: list[DetailedEvent], at_s: float) -> None:
+        """Add to the batches that leave at the end of this turn. The time that calls have left was told at `at_s`."""
         gathering, unanswered = self._gathering, self._unanswered
         for kind, call_id, method, message, _client, details in events:
             if kind != EVENT_CALL:
@@ -129,11 +138,19 @@ class NativeServer:
                 batch = gathering[method]
                 batch.call_ids.append(call_id)
                 batch.messages.append(message)
-                batch.time_left_s.append(details[2])
+                left_s = details[2]
+                batch.deadlines_s.append(inf if left_s is None else at_s + left_s)
                 unanswered.add(call_id)
+        if self._request_id_metadata:
+            self._note_request_ids(events)
         if not self._is_leaving:
             self._is_leaving = True
             asyncio.get_running_loop().call_soon(self._leave)
+
+    def _note_request_ids(self, events: list[DetailedEvent]) -> None:
+        for kind, _, method, message, _client, details in events:
+            if kind == EVENT_CALL and message is not None and details is not None:
+                self._gathering[method].request_ids.append(sent_along(details[0], self._request_id_metadata))
 
     def _cancelled(self, call_id: int) -> None:
         """Whoever is held, or will be, gives its slot back. Others need no care: their calls may be counted already,
@@ -157,22 +174,36 @@ class NativeServer:
         assert front is not None
         held: list[int] = []
         try:
-            answers = await batch.door.answer(batch.messages, batch.time_left_s)
-            for call_id, answer in zip(batch.call_ids, answers, strict=True):
+            asked = batch.door.ask(batch.messages, batch.deadlines_s, batch.request_ids or None)
+            self._deadlines.watch(batch, asked)
+            for call_id, answer in zip(batch.call_ids, await asked.answers(), strict=True):
                 if isinstance(answer, bytes):
                     front.respond(call_id, answer)
                 elif isinstance(answer, Failure):
                     front.fail(call_id, answer.code, answer.message)
+                elif answer is None:
+                    continue
                 elif call_id in self._gone:
                     self._room.decline(answer)
                 else:
                     self._room.hold(call_id, answer, self._answer_held)
                     held.append(call_id)
         finally:
+            self._deadlines.forget(batch)
             self._unanswered.difference_update(batch.call_ids)
             self._unanswered.update(held)
             if self._gone:
                 self._gone.difference_update(batch.call_ids)
+
+    def _settle(self, batch: _Batch, number: int, answer: bytes | Failure) -> None:
+        """Answer a call while the others of its batch wait on."""
+        call_id = batch.call_ids[number]
+        self._unanswered.discard(call_id)
+        assert self._front is not None
+        if isinstance(answer, bytes):
+            self._front.respond(call_id, answer)
+        else:
+            self._front.fail(call_id, answer.code, answer.message)
 
     def _answer_held(self, call_id: int, answer: bytes) -> None:
         self._unanswered.discard(call_id)

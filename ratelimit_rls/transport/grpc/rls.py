@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ratelimit_rls.core.model import Decision, Purpose
-from ratelimit_rls.service import RateLimiter
+from ratelimit_rls.core.model import Decision, Outline, Purpose, Request
+from ratelimit_rls.core.plan import check
+from ratelimit_rls.service import Call, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.answers import AnswerOptions
+from ratelimit_rls.transport.grpc.asked import AskedLimiter
 from ratelimit_rls.transport.grpc.cache import Known
 from ratelimit_rls.transport.grpc.decode import decode
-from ratelimit_rls.transport.grpc.door import Answered, Failure
+from ratelimit_rls.transport.grpc.door import Failure
 from ratelimit_rls.transport.grpc.encode import Encoder, Wording
 from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
+from ratelimit_rls.transport.grpc.request_id import identified
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
+
+_NO_LIMIT = Call(Outline("", True, (), ()), (), None)
 
 
 class RlsDoor(LimiterDoor[Wording]):
@@ -25,16 +31,25 @@ class RlsDoor(LimiterDoor[Wording]):
         *,
         room: WaitingRoom,
         purpose: Purpose = Purpose.DECIDE,
+        request_id_entry: str = "",
         cache_bytes: int = 64 * 1024 * 1024,
     ) -> None:
+        """`request_id_entry` is the key of descriptor entries that say which call it is, and not what to count."""
         super().__init__(limiter, metrics, room, cache_bytes)
         self._encoder = Encoder(options or AnswerOptions())
         self._purpose = purpose
+        self._request_id_entry = request_id_entry
+        self.messages_have_ids = bool(request_id_entry)
 
-    async def answer(self, messages: Sequence[bytes], time_left_s: Sequence[float | None]) -> list[Answered]:
+    def ask(
+        self,
+        messages: Sequence[bytes],
+        deadlines_s: Sequence[float],
+        request_ids: Sequence[bytes | None] | None = None,
+    ) -> AskedLimiter[Wording]:
         if self._purpose is Purpose.DECIDE:
             self.counters.total_requests += len(messages)
-        return await self.check(messages, time_left_s)
+        return self.checked(messages, deadlines_s, request_ids)
 
     def known(self, messages: Sequence[bytes]) -> list[Known[Wording] | Failure]:
         recall = self.cache.get
@@ -42,10 +57,22 @@ class RlsDoor(LimiterDoor[Wording]):
 
     def read(self, message: bytes) -> Known[Wording]:
         request = decode(message)._replace(purpose=self._purpose)
-        call = self.limiter.prepare(request)
-        known = Known(call, self._encoder.wording(request, call.outline))
-        self.cache.put(message, known)
+        if self._request_id_entry:
+            known = self._read_identified(request)
+        else:
+            call = self.limiter.prepare(request)
+            known = Known(call, self._encoder.wording(request, call.outline))
+        if known.request_id is None:  # one that has an id is not seen again but in a retry
+            self.cache.put(message, known)
         return known
+
+    def _read_identified(self, request: Request) -> Known[Wording]:
+        """A descriptor that had nothing but the id is not decided about, and told that no limit applied."""
+        check(request)
+        rest, request_id, dropped = identified(request, self._request_id_entry)
+        call = self.limiter.prepare(rest) if rest.descriptors else _NO_LIMIT
+        wording = self._encoder.wording(rest, call.outline)
+        return Known(call, replace(wording, undecided=dropped) if dropped else wording, request_id)
 
     def word(self, decision: Decision, wording: Wording) -> bytes:
         return self._encoder.encode(decision, wording)

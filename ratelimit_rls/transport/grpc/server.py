@@ -27,6 +27,7 @@ class GrpcOptions:
     transport: Literal["native", "grpcio"] = "native"
     tls: TlsFiles | None = None
     runtime_dir: str = ""
+    request_id_metadata: str = ""  # key of a call's metadata that has its id; "": it has none
     reuse_port: bool = False
     io_threads: int = 1
     max_concurrent_streams: int = 1024
@@ -101,6 +102,7 @@ class GrpcServer:
                 self._doors,
                 self._room,
                 self._health,
+                request_id_metadata=options.request_id_metadata,
                 reuse_port=reuse_port,
                 max_concurrent_streams=options.max_concurrent_streams,
                 max_connection_age_s=options.max_connection_age_s,
@@ -114,6 +116,7 @@ class GrpcServer:
             self._room,
             self._health,
             directory=self._directory,
+            request_id_metadata=options.request_id_metadata,
             reuse_port=reuse_port,
             io_threads=options.io_threads,
             max_concurrent_streams=options.max_concurrent_streams,

@@ -63,8 +63,8 @@ class WaitingRoom:
         call_later: CallLater | None = None,
     ) -> None:
         """`margin_s` before its deadline a caller has its answer; `call_later` is the running loop's unless given."""
+        self.margin_s = margin_s
         self._most = most
-        self._margin_s = margin_s
         self._clock = clock
         self._call_later = call_later or _loop_call_later
         self._reserved = 0
@@ -101,7 +101,7 @@ class WaitingRoom:
         if time_left_s is None:
             self._reserved += 1
             return None
-        wait_us = int((time_left_s - self._margin_s) * 1e6)
+        wait_us = int((time_left_s - self.margin_s) * 1e6)
         if wait_us <= 0:
             return 0
         self._reserved += 1

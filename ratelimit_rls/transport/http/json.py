@@ -28,7 +28,7 @@ _ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 _HTTP_STATUS = {
     FailureCode.INVALID_ARGUMENT: 400,
-    FailureCode.RESOURCE_EXHAUSTED: 413,
+    FailureCode.RESOURCE_EXHAUSTED: 503,  # not its size: that is looked at before, and no message outgrows its JSON
     FailureCode.INTERNAL: 500,
     FailureCode.UNAVAILABLE: 503,
 }
@@ -52,7 +52,7 @@ def json_app(door: RlsDoor, room: WaitingRoom, health: Health) -> Starlette:
             message = json_format.Parse(body, RateLimitRequest(), descriptor_pool=POOL).SerializeToString()
         except (json_format.ParseError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
             return PlainTextResponse(f"not a RateLimitRequest in JSON: {one_line(str(error))}\n", 400)
-        (answer,) = await door.check([message], [None])
+        answer = await door.check(message)
         if isinstance(answer, Held):
             turn = await _turn(answer, room, request)
             return _answered(turn) if turn is not None else _cut_short()

@@ -16,6 +16,7 @@ from grpc import aio
 from ratelimit_rls.core.model import Answer, Purpose
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.errors import StoreError
+from ratelimit_rls.failure import Fallback
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.service import RateLimiter
@@ -106,7 +107,9 @@ class Service:
 
 def new_service(options: GrpcOptions, answers: AnswerOptions) -> Service:
     rules, store, metrics = Rules(), HoldingStore(), Metrics()
-    limiter = RateLimiter(rules, store, metrics, Policy())
+    fallback = Fallback(metrics)
+    fallback.get_ready()
+    limiter = RateLimiter(rules, store, metrics, Policy(), fallback)
     room = WaitingRoom(MOST_HELD, MARGIN_S)
     metrics.watch(room.gauges)
     door = RlsDoor(limiter, metrics, answers, room=room)

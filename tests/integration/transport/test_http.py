@@ -11,6 +11,7 @@ import pytest
 
 from ratelimit_rls.errors import Problem, RulesError, SettingsError, StoreUnavailable
 from ratelimit_rls.server.siblings import Siblings
+from ratelimit_rls.telemetry.hot_keys import HotKeys
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
 from ratelimit_rls.transport.grpc.server import GrpcOptions
@@ -59,7 +60,8 @@ async def http(service: Service) -> AsyncIterator[Port]:
 
 @pytest.fixture
 async def ops(service: Service) -> AsyncIterator[Port]:
-    server = HttpServer(ops_app(service.rules, Siblings(service.metrics).stats))
+    siblings = Siblings(service.metrics, HotKeys())
+    server = HttpServer(ops_app(service.rules, siblings.stats, siblings.hot))
     await server.start("127.0.0.1", 0)
     yield Port(server)
     await server.stop()

@@ -202,7 +202,7 @@ async def test_a_cancelled_call_and_a_missed_deadline_harm_nobody(client: Client
     cancelled.cancel()
     with pytest.raises(aio.AioRpcError) as missed:
         await late
-    assert missed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert missed.value.code() is grpc.StatusCode.UNAVAILABLE  # before its deadline, as its rules say (test_late.py)
     service.store.gate.set()
     assert RateLimitResponse.FromString(await patient).overall_code == OK
     assert (await client.ask({"user": "here"})).statuses[0].limit_remaining == 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
 
-from ratelimit_rls.transport.grpc.door import Answered
+from ratelimit_rls.transport.grpc.door import Asked
 from ratelimit_rls.transport.grpc.messages import RateLimitResponse
 from ratelimit_rls.transport.http import server as http_server
 from ratelimit_rls.transport.http.json import json_app
@@ -76,18 +77,18 @@ async def test_a_burst_leaves_in_order_and_one_slot_after_another(
     loop = asyncio.get_running_loop()
     came: list[bytes] = []  # in the order that the transport saw them: on their way calls may overtake each other
     answered_s: dict[bytes, float] = {}
-    answer = service.door.answer
+    to_door = service.door.ask
 
-    async def noted(messages: Sequence[bytes], time_left_s: Sequence[float | None]) -> list[Answered]:
+    def noted(messages: Sequence[bytes], *about: Any) -> Asked:
         came.extend(messages)
-        return await answer(messages, time_left_s)
+        return to_door(messages, *about)
 
     async def ask(number: int) -> None:
         asked = message({"brisk": "x"}, {"staff": str(number)})
         assert await code(client.raw(asked, timeout=10)) == OK
         answered_s[asked] = loop.time()
 
-    monkeypatch.setattr(service.door, "answer", noted)
+    monkeypatch.setattr(service.door, "ask", noted)
     begun_s = loop.time()
     await asyncio.gather(*(ask(number) for number in range(16)))
     assert len(came) == 16
@@ -118,7 +119,7 @@ async def test_the_slot_of_a_caller_that_leaves_is_the_next_one_s(client: Client
 
 async def test_a_caller_that_leaves_by_its_deadline_leaves_its_slot(client: Client, service: Service) -> None:
     """The room would have answered before; a caller may still count its time in another way."""
-    service.room._margin_s = -60
+    service.room.margin_s = -60
     assert await code(client.raw(SLOW)) == OK
     with pytest.raises(aio.AioRpcError) as missed:
         await client.raw(SLOW, timeout=0.1)

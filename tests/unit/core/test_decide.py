@@ -1,7 +1,22 @@
 from __future__ import annotations
 
-from ratelimit_rls.core.decide import UNLIMITED_REMAINING, decide
-from ratelimit_rls.core.model import Answer, Code, Decision, Descriptor, Entry, Purpose, Reading, Request, State
+from typing import Any
+
+import pytest
+
+from ratelimit_rls.core.decide import UNLIMITED_REMAINING, allowed, decide, denied
+from ratelimit_rls.core.model import (
+    Answer,
+    Code,
+    Decision,
+    Descriptor,
+    Entry,
+    OnStoreFailure,
+    Purpose,
+    Reading,
+    Request,
+    State,
+)
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -148,3 +163,71 @@ def test_a_report_is_never_refused() -> None:
     decision = _decide_watched("client", over, Reading(2, 0, 0), refused=True, purpose=Purpose.REPORT)
     assert decision.code is Code.OK
     assert decision.statuses[0].code is Code.OVER_LIMIT
+
+
+def _denied(keys: list[str], rules: str = RULES, policy: Policy | None = None, **request: Any) -> Decision:
+    tree = compile_documents({"f.yaml": rules.encode()}).tree
+    descriptors = tuple(Descriptor((Entry(key, "v"),), is_refund=key == "refund") for key in keys)
+    return denied(Planner(tree, policy or Policy()).plan(Request("d", descriptors, **request)).outline, 1_000)
+
+
+def test_without_a_store_nothing_is_claimed_of_what_is_let_through() -> None:
+    decision = allowed(_decide(["user", "shadow", "free"], ALLOWED, ALLOWED).outline)
+
+    assert (decision.code, decision.without_store) == (Code.OK, OnStoreFailure.ALLOW)
+    assert [(status.code, status.step, status.reading) for status in decision.statuses] == [(Code.OK, None, None)] * 3
+
+
+def test_without_a_store_every_limit_that_holds_refuses() -> None:
+    decision = _denied(["exempt", "user", "shadow", "free"])
+
+    assert (decision.code, decision.without_store, decision.now_us) == (Code.OVER_LIMIT, OnStoreFailure.DENY, 1_000)
+    assert [status.code.name for status in decision.statuses] == ["OK", "OVER_LIMIT", "OK", "OK"]
+    user = decision.statuses[1]
+    assert user.step is decision.outline.steps[0]
+    assert (user.remaining, user.reset_s, len(user.readings)) == (0, 1, 1)
+
+
+def test_several_limits_of_a_descriptor_refuse_together_and_the_first_is_spoken_of() -> None:
+    limits = "[{unit: minute, requests_per_unit: 5}, {unit: day, requests_per_unit: 9}]"
+    rules = f"domain: d\ndescriptors: [{{key: user, limits: {limits}}}]"
+    (status,) = _denied(["user"], rules).statuses
+
+    assert status.step is status.slot.steps[0]
+    assert [reading.retry_us for reading in status.readings] == [1_000_000] * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "policy", "asked", "code"),
+    [
+        (["shadow"], Policy(), {}, Code.OK),
+        (["free", "exempt"], Policy(), {}, Code.OK),
+        (["user"], Policy(), {"purpose": Purpose.REPORT}, Code.OK),  # it has happened
+        (["user"], Policy(), {"purpose": Purpose.LOOK}, Code.OVER_LIMIT),
+        (["user"], Policy(shadow_mode=True), {}, Code.OK),
+        (["user"], Policy(quota_mode=True), {}, Code.OVER_LIMIT),
+        (["user", "exempt"], Policy(quota_mode=True), {}, Code.OK),  # a quota that passes
+        (["user", "shadow"], Policy(quota_mode=True), {}, Code.OK),
+        (["user", "free"], Policy(quota_mode=True), {}, Code.OVER_LIMIT),
+    ],
+)
+def test_without_a_store_is_refused_what_a_store_could_refuse(
+    keys: list[str], policy: Policy, asked: dict[str, Any], code: Code
+) -> None:
+    decision = _denied(keys, policy=policy, **asked)
+
+    assert decision.code is code
+    assert decision.shadowed is policy.shadow_mode
+
+
+def test_what_is_given_back_is_never_refused() -> None:
+    rules = "domain: d\ndescriptors: [{key: refund, rate_limit: {unit: minute, requests_per_unit: 5}}]"
+
+    assert _denied(["refund"], rules).code is Code.OK
+
+
+def test_a_refusal_that_was_remembered_says_so() -> None:
+    outline = _decide(["user"], REFUSED).outline
+
+    assert decide(outline, Answer(True, 1_000, (REFUSED,), remembered=True)).remembered
+    assert not decide(outline, Answer(True, 1_000, (REFUSED,))).remembered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def message(path: str = "/", context: Mapping[str, str] | None = None, **headers
 
 async def ask(door: ExtAuthzDoor, *messages: bytes) -> list[Any]:
     """Responses where there are some."""
-    answers = await door.answer(messages, [None] * len(messages))
+    answers = await door.ask(messages, [inf] * len(messages)).answers()
     return [CheckResponse.FromString(answer) if isinstance(answer, bytes) else answer for answer in answers]
 
 
@@ -257,7 +258,7 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 2, algorithm: gcra, burst: 1}
 """
     )
-    first, second = await door(Limiter(rules)).answer([message(x_user="ann")] * 2, [None, None])
+    first, second = await door(Limiter(rules)).ask([message(x_user="ann")] * 2, [inf, inf]).answers()
     assert isinstance(first, bytes)
     assert isinstance(second, Held)
     assert CheckResponse.FromString(second.answer).status.code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from math import inf
 
 import pytest
 
@@ -59,11 +60,11 @@ def new_door(limiter: Limiter) -> RlsDoor:
     return RlsDoor(limiter, limiter.metrics, room=WaitingRoom(10, 0.003))
 
 
-async def answers(door: RlsDoor, *messages: bytes) -> list[Answered]:
-    return await door.answer(messages, [None] * len(messages))
+async def answers(door: RlsDoor, *messages: bytes) -> list[Answered | None]:
+    return list(await door.ask(messages, [inf] * len(messages)).answers())
 
 
-def remaining(answer: Answered) -> int:
+def remaining(answer: Answered | None) -> int:
     assert isinstance(answer, bytes)
     return int(RateLimitResponse.FromString(answer).statuses[0].limit_remaining)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from math import inf
 
@@ -16,7 +16,7 @@ from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.service import Call, RateLimiter
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
-from ratelimit_rls.transport.grpc import limiter_door
+from ratelimit_rls.transport.grpc import asked
 from ratelimit_rls.transport.grpc.door import Answered, Failure, Held
 from ratelimit_rls.transport.grpc.messages import RateLimitRequest, RateLimitResponse
 from ratelimit_rls.transport.grpc.rls import RlsDoor
@@ -63,12 +63,16 @@ class Limiter(RateLimiter):
         self.snapshot.swap(tree, digest="", files=1, loaded_at=datetime.now(UTC))
 
     async def check(
-        self, calls: Sequence[Call], waits_us: Sequence[int | None] | None = None
+        self,
+        calls: Sequence[Call],
+        waits_us: Sequence[int | None] | None = None,
+        request_ids: Sequence[bytes | None] | None = None,
+        answered: Collection[int] = (),
     ) -> list[Decision | StoreError]:
         self.told.append(waits_us)
         if self.fault is not None:
             raise self.fault
-        return await super().check(calls, waits_us)
+        return await super().check(calls, waits_us, request_ids, answered)
 
 
 class House:
@@ -77,17 +81,17 @@ class House:
         self.room = WaitingRoom(most, MARGIN_S)
         self.door = RlsDoor(self.limiter, self.limiter.metrics, room=self.room)
 
-    async def ask(self, *messages: bytes, left_s: float | None = None) -> list[Answered]:
-        return await self.door.answer(messages, [left_s] * len(messages))
+    async def ask(self, *messages: bytes, left_s: float = inf) -> list[Answered | None]:
+        return list(await self.door.ask(messages, [left_s] * len(messages)).answers())
 
-    async def one(self, message: bytes, left_s: float | None = None) -> Answered:
+    async def one(self, message: bytes, left_s: float = inf) -> Answered | None:
         (answer,) = await self.ask(message, left_s=left_s)
         return answer
 
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(limiter_door, "monotonic", lambda: 0.0)  # the store takes no time
+    monkeypatch.setattr(asked, "monotonic", lambda: 0.0)  # the store takes no time
     return House()
 
 
@@ -103,12 +107,12 @@ def message(*descriptors: dict[str, str], hits: int = 0) -> bytes:
 USER = message({"user": "a"})
 
 
-def code(answer: Answered) -> int:
+def code(answer: Answered | None) -> int:
     assert isinstance(answer, bytes)
     return int(RateLimitResponse.FromString(answer).overall_code)
 
 
-def held(answer: Answered) -> Held:
+def held(answer: Answered | None) -> Held:
     assert isinstance(answer, Held)
     assert RateLimitResponse.FromString(answer.answer).overall_code == OK
     return answer
@@ -159,7 +163,7 @@ async def test_time_under_way_is_the_caller_s_loss_only_where_its_deadline_says_
 ) -> None:
     await house.ask(USER)
     clock = iter([0.0, 0.5] * 2)
-    monkeypatch.setattr(limiter_door, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(asked, "monotonic", lambda: next(clock))
     assert held(await house.one(USER)).wait_s == 1
     waiting = held(await house.one(USER, left_s=2.303))
     assert waiting.wait_s == waiting.latest_s == pytest.approx(1.8)
@@ -167,9 +171,8 @@ async def test_time_under_way_is_the_caller_s_loss_only_where_its_deadline_says_
 
 async def test_calls_that_cannot_be_read_leave_the_others_in_step(house: House) -> None:
     plain, team = message({"plain": "a"}), message({"team": "a"})
-    answers = await house.door.answer(
-        [b"\xff", USER, plain, USER, b"\xff", team, team], [None, None, None, 0.5, None, None, 20.0]
-    )
+    batch = [b"\xff", USER, plain, USER, b"\xff", team, team]
+    answers = await house.door.ask(batch, [inf, inf, inf, 0.5, inf, inf, 20.0]).answers()
     assert [type(answer) for answer in answers] == [Failure, bytes, bytes, bytes, Failure, bytes, Held]
     assert [code(answers[number]) for number in (1, 2, 3, 5)] == [OK, OK, OVER_LIMIT, OK]
     assert house.limiter.told == [[None, None, 497_000, None, 19_997_000]]
@@ -200,3 +203,16 @@ async def test_places_are_free_again_whatever_happened(fault: Exception) -> None
     house.limiter.fault = None
     assert house.room.reserve(None) is None
     assert house.room.reserve(None) is None
+
+
+async def test_a_caller_with_an_id_leaves_its_slot_to_nobody_for_it_may_come_again(house: House) -> None:
+    async def ask(*ids: bytes | None) -> list[Answered | None]:
+        return list(await house.door.ask([USER] * len(ids), [inf] * len(ids), ids).answers())
+
+    await ask(None)
+    (first,) = map(held, await ask(b"mine"))
+    await first.give_back()  # as when its caller leaves
+    again, other = map(held, await ask(b"mine", None))
+
+    assert [first.wait_s, again.wait_s, other.wait_s] == [1.0, 1.0, 2.0]
+    assert len({first.queue, again.queue, other.queue}) == 3

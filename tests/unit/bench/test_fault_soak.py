@@ -1,0 +1,104 @@
+"""The fault soak tells the truth: whatever must not be is found in its record, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from bench.fault_soak import Record, Vitals, recoveries, troubles
+from bench.faults import Fault
+from bench.mixed_load import KINDS, Called, Outcome
+from ratelimit_rls.core.model import Code
+
+OK, OVER = Code.OK, Code.OVER_LIMIT
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+NOW_S = 1_786_000_000.0
+MIB = 2**20
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+HELD = Vitals(80 * MIB, 13, 34, 2)
+
+
+def call(name: str, at_s: float, outcome: Outcome = OK, took_s: float = 0.001, **more: object) -> Called:
+    return Called(BY_NAME[name], 0, NOW_S + at_s, took_s, outcome)._replace(**more)
+
+
+def record(
+    calls: Sequence[Called], *faults: Fault, begun: int | None = None, last: Vitals = HELD, lag_s: float = 0.001
+) -> Record:
+    orders = [call("order", 0.1 * number) for number in range(100)]  # as a soak has them all the time
+    return Record(
+        seed=1,
+        begun=len(calls) + len(orders) if begun is None else begun,
+        calls=[*orders, *calls],
+        lags_s=[lag_s] * 100,
+        faults=faults,
+        vitals={"warm": HELD, "at last": last},
+    )
+
+
+def killed(at_s: float, until_s: float) -> Fault:
+    return Fault("killed", NOW_S + at_s, NOW_S + until_s, (NOW_S + at_s, NOW_S + until_s), forgets=True)
+
+
+def admitted(number: int, name: str = "share") -> list[Called]:
+    """In the window that begins now."""
+    return [call(name, 0.01 * at) for at in range(number)]
+
+
+LIMIT = BY_NAME["share"].limit
+
+WELL = {
+    "quiet": record([]),
+    "as many as the limit": record(admitted(LIMIT)),
+    "and as many again from an empty Redis": record(admitted(2 * LIMIT), Fault("reset", NOW_S, NOW_S + 1, None, True)),
+    "or from the share": replace(record(admitted(2 * LIMIT)), decided_here=[(NOW_S + 1, NOW_S + 1.2)]),
+    "a retry that is told the same": record(
+        [call("order", 0, remaining=7, request_id="a"), call("order", 1, remaining=7, request_id="a")]
+    ),
+    "late, as the machine is": record([call("share", 0, grpc.StatusCode.DEADLINE_EXCEEDED, 0.2)], lag_s=0.2),
+    "less held": record([], last=Vitals(70 * MIB, 12, 33, 1)),
+}
+
+NOT_WELL = {
+    "a call without an end": (record([], begun=101), "lost"),
+    "more than the limit": (record(admitted(LIMIT + 1)), "admitted"),
+    "an error where there must be none": (record([call("page", 0, UNAVAILABLE, details="Redis is away")]), "`allow`"),
+    "not the policy's word": (record([call("login", 0.5, OK)], killed(0.1, 0.9)), "without Redis"),
+    "a retry that was counted": (
+        record([call("order", 0, remaining=7, request_id="a"), call("order", 1, remaining=6, request_id="a")]),
+        "retry",
+    ),
+    "no answer": (record([call("share", 0, grpc.StatusCode.DEADLINE_EXCEEDED, 0.1)]), "no answer"),
+    "an answer after the deadline": (record([call("share", 0, took_s=0.2)] * 2), "more than their deadlines"),
+    "never back": (record([], Fault("cut", NOW_S + 20, NOW_S + 21)), "only inf"),
+    "a connection more": (record([], last=HELD._replace(connections=3)), "connections 2 → 3"),
+    "a file more": (record([], last=HELD._replace(files=35)), "files"),
+    "a thread more": (record([], last=HELD._replace(threads=14)), "threads"),
+    "much memory more": (record([], last=HELD._replace(resident_bytes=90 * MIB)), "memory by 10.0 MiB"),
+    "a call that waits for ever": (replace(record([]), left_over={"held": 1}), "held is 1"),
+}
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_what_is_well_is_left_alone(name: str) -> None:
+    assert list(troubles(WELL[name])) == []
+
+
+@pytest.mark.parametrize("name", NOT_WELL)
+def test_what_must_not_be_is_found(name: str) -> None:
+    not_well, words = NOT_WELL[name]
+    assert any(words in trouble for trouble in troubles(not_well)), list(troubles(not_well))
+
+
+def test_a_recovery_lasts_until_the_last_call_that_redis_did_not_decide() -> None:
+    fault, later = Fault("cut", NOW_S, NOW_S + 1.05), Fault("cut", NOW_S + 3, NOW_S + 3.05)
+    failing = [call("order", at_s, UNAVAILABLE, details="no connection to Redis") for at_s in (0.5, 1.3, 3.01)]
+    (first, first_s), (second, second_s) = recoveries(record(failing, fault, later))
+
+    assert [first, second] == [fault, later]
+    assert first_s == pytest.approx(1.301 - 1.05, abs=1e-5)
+    assert second_s == pytest.approx(3.101 - 3.05, abs=1e-5)
