@@ -17,7 +17,8 @@ ARGV[3]    calls           big-endian 16-bit numbers: for each call (steps, flag
                            +8 the moment (64 bits) at which was charged what this call gives back: it is never refused,
                            and what belongs to a window that is over is not given back;
                            +16 the index into KEYS (16 bits) of the record of a call that counts once, and for how many
-                           seconds it counts so (16 bits): what was answered the first time is answered again;
+                           seconds it counts so (16 bits): what was answered the first time is answered again. With +8
+                           the record goes;
                            +32 hits (32 bits) in place of each step's cost: to give back, with +8; else the call takes
                            as many of them as every step has left, and that number stands where the verdict does
 ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, flags
@@ -71,8 +72,8 @@ local undo_key, undo_state = {}, {}
 --   reset     until all of them are as good as unused
 local fared = {}
 
--- By index into KEYS: what a call of this batch has left in its record.
-local recorded = {}
+-- By index into KEYS: what calls of this batch leave in their records, and for how many seconds; false: nothing.
+local recorded, recorded_s = {}, {}
 
 -- By place in the reply: whether a limit refuses only because the caller cannot wait as long as the rules would let it.
 local hasty = {}
@@ -101,7 +102,10 @@ end
 
 -- Answers with what the record holds, if it holds the answer to such a call; returns whether it does.
 local function answer_again(record, told, steps, hits)
-  local text = recorded[record] or found[record]
+  local text = recorded[record]
+  if text == nil then
+    text = found[record]
+  end
   local numbers = {}
   for number in string.gmatch(text or "", "%-?%d+") do
     numbers[#numbers + 1] = tonumber(number)
@@ -123,8 +127,7 @@ local function keep_answer(record, told, steps, seconds)
   for i = 1, 1 + 3 * steps do
     words[i] = string.format("%.0f", reply[told + i])
   end
-  recorded[record] = table.concat(words, " ")
-  redis.call("SET", KEYS[record], recorded[record], "PX", seconds * 1000)
+  recorded[record], recorded_s[record] = table.concat(words, " "), seconds
 end
 
 -- Decides the call whose steps begin at `first`, and appends what it says to the reply after place `told`.
@@ -148,13 +151,8 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
     local before = owner[k] and state[k] or state_before(k, spec)
     local cost = granted or spec.cost
     if charged_at then
-      cost = hits and -hits or cost
-      if algorithm.give_back then
-        algorithm.give_back(before, -cost, charged_at)
-        cost = 0
-      elseif not algorithm.returns(spec, now, charged_at) then
-        cost = 0
-      end
+      before = algorithm.give_back(before, spec, now, hits or -cost, charged_at)
+      cost = 0
     end
     local after, left, retry, reset = algorithm.spend(before, spec, now, cost)
     if charged_at then
@@ -165,10 +163,10 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
       hasty[told] = retry <= spec.delay
       retry = retry - longest -- as soon as its slot is near enough it is admitted, and waits the rest
     elseif retry > 0 then
-      if spec.cost > 0 then -- it is charged as debt, so that whoever comes next is told of a later slot
+      if cost > 0 then -- it is charged as debt, so that whoever comes next is told of a later slot
         local wait = retry
         spec.always = true
-        after, left, retry, reset = algorithm.spend(before, spec, now, spec.cost)
+        after, left, retry, reset = algorithm.spend(before, spec, now, cost)
         spec.always = false
         retry = -1 - wait
       else
@@ -292,6 +290,10 @@ while at < size do
       at = at + 4
     end
   end
+  if record and charged_at then
+    recorded[record] = false
+    record = nil
+  end
   if not record or not answer_again(record, told, steps, hits) then
     decide_call(at, told, steps, passes, shadowed, patience, charged_at, hits)
     if record then
@@ -301,9 +303,17 @@ while at < size do
   at, told = at + 4 * steps, told + 1 + 3 * steps
 end
 
+-- Records come last: should a write fail, a call that may not have been counted must not be answered as if it were.
 for k = 1, #KEYS do
   if state[k] ~= original[k] then
     owner[k].algorithm.write(KEYS[k], state[k], original[k], owner[k], now, jitter_ms)
+  end
+end
+for k, text in pairs(recorded) do
+  if text then
+    redis.call("SET", KEYS[k], text, "PX", recorded_s[k] * 1000)
+  else
+    redis.call("DEL", KEYS[k])
   end
 end
 

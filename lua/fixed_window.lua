@@ -22,11 +22,6 @@ function fixed_window.read(raw)
   return whole_number(raw)
 end
 
-function fixed_window.returns(spec, now, charged_at)
-  local _, into = place_fixed(now, spec)
-  return charged_at <= now and charged_at >= now - into
-end
-
 function fixed_window.spend(state, spec, now, cost)
   local limit = spec.limit
   local mine = state and state % 65536
@@ -55,6 +50,15 @@ function fixed_window.spend(state, spec, now, cost)
   end
   count = count + cost < most_hits and count + cost or most_hits
   return count * 65536 + index, limit - count, retry, reset
+end
+
+-- What belongs to a window that is over does not come back.
+function fixed_window.give_back(state, spec, now, hits, charged_at)
+  local _, into = place_fixed(now, spec)
+  if charged_at > now or charged_at < now - into then
+    return state
+  end
+  return (fixed_window.spend(state, spec, now, -hits))
 end
 
 function fixed_window.write(key, state, before, spec, now, jitter_ms)

@@ -91,8 +91,27 @@ function gcra.spend(state, spec, now, cost)
   return { tat = tat, part = part }, left, retry, reset
 end
 
-function gcra.returns()
-  return true
+-- As in the token bucket: as much stays booked as time has passed since, unless it was booked as debt.
+function gcra.give_back(state, spec, now, hits, charged_at)
+  if not state or state.tat < now then
+    return state
+  end
+  local limit = spec.limit
+  local taken, taken_part = mul_div(hits, spec.window, limit)
+  if spec.delay == 0 and now > charged_at then
+    taken = taken - (now - charged_at)
+  end
+  if taken < 0 then
+    return state
+  end
+  local tat, part = state.tat - taken, (state.part < limit and state.part or limit - 1) - taken_part
+  if part < 0 then
+    tat, part = tat - 1, part + limit
+  end
+  if tat < now then
+    tat, part = now, 0
+  end
+  return { tat = tat, part = part }
 end
 
 function gcra.write(key, state, _, _, now, jitter_ms)

@@ -31,19 +31,26 @@ local function drain_us(much, part, spec)
   return us < most_wait and us or most_wait
 end
 
+-- What is in it at a moment: now, or when a clock that was set back has caught up, since nothing leaks until then.
+local function level_in(state, spec, now)
+  local window = spec.window
+  local at = state.at > now and state.at or now
+  local leaked, rest = mul_div(at - state.at, spec.limit, window)
+  local level, part = state.level - leaked, state.part - rest
+  if part < 0 then
+    level, part = level - 1, part + window
+  end
+  if level < 0 then
+    return at, 0, 0
+  end
+  return at, level, part
+end
+
 function leaky_bucket.spend(state, spec, now, cost)
-  local window, burst = spec.window, spec.burst
+  local burst = spec.burst
   local at, level, part = now, 0, 0
   if state then
-    at = state.at > now and state.at or now -- the clock was set back: nothing leaks until it has caught up
-    local leaked, rest = mul_div(at - state.at, spec.limit, window)
-    level, part = state.level - leaked, state.part - rest
-    if part < 0 then
-      level, part = level - 1, part + window
-    end
-    if level < 0 then
-      level, part = 0, 0
-    end
+    at, level, part = level_in(state, spec, now)
   end
   local filled = part > 0 and level + 1 or level -- a started unit takes a whole one's room
 
@@ -78,8 +85,28 @@ function leaky_bucket.spend(state, spec, now, cost)
   return { at = at, level = level, part = part, empty = empty }, burst - filled, retry, reset
 end
 
-function leaky_bucket.returns()
-  return true
+-- As in the token bucket: as much stays charged as has leaked out since, unless it was charged as debt.
+function leaky_bucket.give_back(state, spec, now, hits, charged_at)
+  if not state then
+    return nil
+  end
+  local window = spec.window
+  local leaked, rest = 0, 0
+  if spec.delay == 0 and now > charged_at then
+    leaked, rest = mul_div(now - charged_at, spec.limit, window)
+  end
+  if leaked >= hits then
+    return state
+  end
+  local at, level, part = level_in(state, spec, now)
+  level, part = level - hits + leaked, part + rest
+  if part >= window then
+    level, part = level + 1, part - window
+  end
+  if level < 0 then
+    return { at = at, level = 0, part = 0, empty = at }
+  end
+  return { at = at, level = level, part = part, empty = at + drain_us(level, part, spec) }
 end
 
 function leaky_bucket.write(key, state, _, _, now, jitter_ms)

@@ -157,40 +157,43 @@ function sliding_log.spend(state, spec, now, cost)
 end
 
 -- Takes back hits that were charged at a moment: those and no newer ones, which stay longer, or more would pass than may.
--- It is written at once, since a call that gives back is never refused. A charge too far back stays.
-function sliding_log.give_back(state, hits, charged_at)
+-- It is written at once, since a call that gives back is never refused. A charge too far back stays, and one beside what
+-- calls before it in the batch have yet to write.
+function sliding_log.give_back(state, _, _, hits, charged_at)
   local log = state and state.log
-  if not log or not log.last then
-    return
+  if not log or not log.last or state.taken_back > 0 or state.added > 0 then
+    return state
   end
   -- The newest elements, newest first, down to the one before the charge.
   local key, newest, of_then = log.key, {}, nil
   local entry = log.last
   while entry.at >= charged_at do
     newest[#newest + 1] = entry
-    of_then = entry.at == charged_at and (of_then or #newest) or of_then
+    of_then = of_then or (entry.at == charged_at and #newest) or nil
     local text = redis.call("LINDEX", key, -#newest - 1)
     if not text or #newest == most_rewritten then
-      return
+      return state
     end
     entry = parse_entry(text)
   end
   if not of_then then
-    return
+    return state
   end
   local charged = newest[of_then].total - entry.total
   hits = hits < charged and hits or charged
-  local most = newest[of_then].total - hits
-  for i = 1, #newest do
-    local total = i < of_then and newest[i].total - hits or math.min(newest[i].total, most)
-    redis.call("LSET", key, -i, string.format("%.0f %.0f", newest[i].at, total))
-  end
-  if of_then == 1 and hits == charged then
-    redis.call("LTRIM", key, 0, -#newest - 1)
+  local most, total = newest[of_then].total - hits, entry.total
+  redis.call("LTRIM", key, 0, -#newest - 1)
+  for i = #newest, 1, -1 do
+    local after = i < of_then and newest[i].total - hits or math.min(newest[i].total, most)
+    if after > total then -- one that has no hits left goes
+      redis.call("RPUSH", key, string.format("%.0f %.0f", newest[i].at, after))
+      total = after
+    end
   end
   log.entries, log.fetched, log.length = {}, 0, nil
   log.last = parse_entry(redis.call("LINDEX", key, -1))
   log.used = log.used - hits
+  return state
 end
 
 function sliding_log.write(key, state, _, spec, now, jitter_ms)

@@ -92,9 +92,13 @@ function sliding_window.spend(state, spec, now, cost)
   return { index = index, current = spent, previous = previous }, left, retry, reset
 end
 
-function sliding_window.returns(spec, now, charged_at)
+-- What belongs to a window that is over does not come back.
+function sliding_window.give_back(state, spec, now, hits, charged_at)
   local _, into = place(now, spec.window)
-  return charged_at <= now and charged_at >= now - into
+  if charged_at > now or charged_at < now - into then
+    return state
+  end
+  return (sliding_window.spend(state, spec, now, -hits))
 end
 
 function sliding_window.write(key, state, _, spec, now, jitter_ms)

@@ -30,19 +30,26 @@ local function refill_us(short, part, spec)
   return us < most_wait and us or most_wait
 end
 
-function token_bucket.spend(state, spec, now, cost)
+-- What is in it at a moment: now, or when a clock that was set back has caught up, since nothing comes in until then.
+local function level_at(state, spec, now)
   local window, burst = spec.window, spec.burst
+  local at = state.at > now and state.at or now
+  local gained, rest = mul_div(at - state.at, spec.limit, window)
+  local tokens, part = state.tokens + gained, state.part + rest
+  if part >= window then
+    tokens, part = tokens + 1, part - window
+  end
+  if tokens >= burst then
+    return at, burst, 0
+  end
+  return at, tokens, part
+end
+
+function token_bucket.spend(state, spec, now, cost)
+  local burst = spec.burst
   local at, tokens, part = now, burst, 0
   if state then
-    at = state.at > now and state.at or now -- the clock was set back: nothing comes in until it has caught up
-    local gained, rest = mul_div(at - state.at, spec.limit, window)
-    tokens, part = state.tokens + gained, state.part + rest
-    if part >= window then
-      tokens, part = tokens + 1, part - window
-    end
-    if tokens >= burst then
-      tokens, part = burst, 0
-    end
+    at, tokens, part = level_at(state, spec, now)
   end
 
   local need = needed(cost, spec)
@@ -76,8 +83,29 @@ function token_bucket.spend(state, spec, now, cost)
   return { at = at, tokens = tokens, part = part, full = full }, tokens, retry, reset
 end
 
-function token_bucket.returns()
-  return true
+-- The bucket may have been full since, and then run over for want of the room that the charge made. So as much stays
+-- charged as has come in since; not where it was charged as debt (throttle), when it has not been full.
+function token_bucket.give_back(state, spec, now, hits, charged_at)
+  if not state then
+    return nil
+  end
+  local window, burst = spec.window, spec.burst
+  local gained, rest = 0, 0
+  if spec.delay == 0 and now > charged_at then
+    gained, rest = mul_div(now - charged_at, spec.limit, window)
+  end
+  if gained >= hits then
+    return state
+  end
+  local at, tokens, part = level_at(state, spec, now)
+  tokens, part = tokens + hits - gained, part - rest
+  if part < 0 then
+    tokens, part = tokens - 1, part + window
+  end
+  if tokens >= burst then
+    return { at = at, tokens = burst, part = 0, full = at }
+  end
+  return { at = at, tokens = tokens, part = part, full = at + refill_us(burst - tokens, part, spec) }
 end
 
 function token_bucket.write(key, state, _, _, now, jitter_ms)

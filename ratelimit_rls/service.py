@@ -15,7 +15,7 @@ from ratelimit_rls.core.model import Answer, Decision, OnStoreFailure, Outline, 
 from ratelimit_rls.core.plan import Planner, Policy, per_outline
 from ratelimit_rls.core.refund import refund
 from ratelimit_rls.errors import NotReady, StoreError
-from ratelimit_rls.failure import Counters, Fallback
+from ratelimit_rls.failure import Counters, Fallback, Undecided
 from ratelimit_rls.rules.snapshot import Loaded, Rules
 from ratelimit_rls.store.base import Prepared, Store
 from ratelimit_rls.store.embedded import EmbeddedStore
@@ -121,32 +121,45 @@ class RateLimiter:
                 self._fallback.store_answered()
             answers = iter(told)
         decisions: list[Decision | StoreError] = []
+        undecided: dict[int, Undecided] = {}
         for outline, counters, prepared in calls:
             answer = next(answers) if prepared is not None else None
             if isinstance(answer, StoreError):
+                assert prepared is not None
                 number = len(decisions)
                 if number not in answered:
                     wait_us = waits_us[number] if waits_us is not None else None
-                    decisions.append(self.instead(calls[number], answer, wait_us))
-                else:
-                    decisions.append(answer)
+                    undecided[number] = Undecided(outline, counters, prepared, answer, wait_us)
+                decisions.append(answer)
                 continue
             decision = decide(outline, answer)
             if not answered or len(decisions) not in answered:
                 self._metrics.record(decision, counters)
             decisions.append(decision)
+        if undecided:
+            for number, instead in zip(undecided, self._fallback.instead([*undecided.values()]), strict=True):
+                decisions[number] = instead
         if self._hot_keys is not None:
             self._hot_keys.observe(calls, decisions)
         return decisions
 
-    def instead(self, call: Call, why: StoreError, wait_us: int | None = None) -> Decision | StoreError:
-        """What to tell a caller without the store's word, as the rules of its call say."""
-        outline, counters, prepared = call
-        if prepared is None:
-            decision = decide(outline, None)
-            self._metrics.record(decision, counters)
-            return decision
-        return self._fallback.instead(outline, counters, prepared, why, wait_us)
+    def instead(self, calls: Sequence[tuple[Call, StoreError]]) -> list[Decision | StoreError]:
+        """What to tell callers who cannot be held, without the store's word: as the rules of each call say."""
+        undecided = [
+            Undecided(outline, counters, prepared, why, 0)
+            for (outline, counters, prepared), why in calls
+            if prepared is not None
+        ]
+        told = iter(self._fallback.instead(undecided))
+        decisions: list[Decision | StoreError] = []
+        for (outline, counters, prepared), _ in calls:
+            if prepared is not None:
+                decisions.append(next(told))
+            else:
+                decision = decide(outline, None)
+                self._metrics.record(decision, counters)
+                decisions.append(decision)
+        return decisions
 
     async def give_back(self, call: Call, decision: Decision) -> None:
         """Take back what an admitted call was charged: its caller left before it was answered.

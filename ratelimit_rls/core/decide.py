@@ -51,6 +51,8 @@ def decide(outline: Outline, answer: Answer | None) -> Decision:
     decision = Decision(code, tuple(statuses), outline, over and outline.shadow_mode, answer.now_us)
     if answer.remembered:
         return decision._replace(remembered=True)
+    if answer.moments_us:
+        decision = decision._replace(moments_us=answer.moments_us)
     return _held(decision, answer.readings) if outline.can_wait and not over else decision
 
 

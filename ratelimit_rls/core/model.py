@@ -319,6 +319,7 @@ class Answer(NamedTuple):
     granted: int = 0  # of a plan that takes as many hits as there are: how many it took
     remembered: bool = False  # a refusal that still held, so that the store was not asked
     again: bool = False  # of a call that counts once: this was told before, and nothing was charged now
+    moments_us: tuple[int, ...] = ()  # for each key, where not all were decided at `now_us`, by one clock
 
 
 class Status(NamedTuple):
@@ -348,3 +349,4 @@ class Decision(NamedTuple):
     held_by: int = -1  # then: the number of the plan's key whose slot is waited for
     without_store: OnStoreFailure | None = None  # the store did not answer, and this is what was done instead
     remembered: bool = False  # a refusal that still held, so that the store was not asked
+    moments_us: tuple[int, ...] = ()  # as of the answer

@@ -41,7 +41,8 @@ class Stores:
 def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bool], None]) -> Stores:
     """Nothing is connected yet. `on_connection` hears of Redis coming and going."""
     if settings.redis is None:
-        embedded = EmbeddedStore(settings.rls_embedded_memory_bytes)
+        once_s = settings.request_id_s
+        embedded = EmbeddedStore(settings.rls_embedded_memory_bytes, once_s=once_s)
         metrics.watch(embedded.gauges)
         return Stores(embedded, embedded)
     news: News | None = None

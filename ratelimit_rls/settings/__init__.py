@@ -150,6 +150,11 @@ class Settings(
         )
 
     @property
+    def request_id_s(self) -> int:
+        """For how many whole seconds a call that carries an id is counted once."""
+        return max(1, round(self.rls_request_id_ttl.total_seconds()))
+
+    @property
     def client_ca(self) -> str:
         """The file with the CA of client certificates; empty: clients need none."""
         return self.grpc_client_tls_cacert or self.grpc_server_tls_ca_cert

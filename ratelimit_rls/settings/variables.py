@@ -110,7 +110,10 @@ class StoreSettings(BaseModel):
     )
     rls_request_id_metadata: str = Field("", description="The same, from the gRPC metadata of a call.")
     rls_request_id_ttl: Duration = Field(
-        timedelta(minutes=5), gt=timedelta(), description="How long a request id is remembered."
+        timedelta(minutes=5),
+        gt=timedelta(),
+        le=timedelta(hours=18),
+        description="How long a request id is remembered; at most 18h.",
     )
     rls_hot_key_rate: Count = Field(
         1000, description="A counter asked for so many times a second is reported as hot; 0: never."

@@ -52,6 +52,12 @@ class Form(Generic[Part]):
     gives_back: bool = False
     purpose: Purpose = Purpose.DECIDE
 
+    @property
+    def asked(self) -> bytes:
+        """What tells a question from another about the same counters: how many hits, and what for."""
+        costs = [str(step.cost) for slot in self.slots for step in slot.steps]
+        return " ".join([self.purpose.value, *costs]).encode()
+
 
 class PackedPlan(NamedTuple, Generic[Part]):
     """A plan as its store sends it: its keys, ready to be joined, and the form it shares with others."""
@@ -74,9 +80,11 @@ class PackedPlan(NamedTuple, Generic[Part]):
     def within(self, patience_us: int) -> PackedPlan[Part]:
         return self._replace(patience_us=min(patience_us, MOST_PATIENCE_US))
 
-    def once(self, request_id: bytes) -> PackedPlan[Part]:
-        keys = [self.form.key_of_part(key) for key in self.keys]
-        return self._replace(record=self.form.part_of_key(record_key(keys, request_id)))
+    def once(self, request_id: bytes, whole: Sequence[Part] = ()) -> PackedPlan[Part]:
+        """`whole` are the keys of the call of which this is a part."""
+        form = self.form
+        keys = [form.key_of_part(key) for key in (*self.keys, *whole)]
+        return self._replace(record=form.part_of_key(record_key(keys, form.asked, request_id)))
 
     def at_most(self, hits: int) -> PackedPlan[Part]:
         return self._replace(hits=hits)
@@ -85,10 +93,10 @@ class PackedPlan(NamedTuple, Generic[Part]):
         return self._replace(hits=hits, charged_at_us=charged_at_us)
 
 
-def record_key(keys: Sequence[bytes], request_id: bytes) -> bytes:
-    """On the slot of the first key, and no other's: neither another id's, nor of other counters."""
+def record_key(keys: Sequence[bytes], asked: bytes, request_id: bytes) -> bytes:
+    """On the slot of the first key, and no other's: neither another id's, nor of other counters or another question."""
     digest = blake2b(digest_size=16)
-    for text in (*keys, request_id):
+    for text in (*keys, asked, request_id):
         digest.update(b"%d:%s" % (len(text), text))
     tag, _, _ = keys[0].partition(b"}")
     return b"%s}:once:%s" % (tag, digest.hexdigest().encode())

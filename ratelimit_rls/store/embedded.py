@@ -17,7 +17,7 @@ from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import Prepared
-from ratelimit_rls.store.batch import DatedSpec, Form, PackedPlan, form_of, pack_batch, runs, unpack
+from ratelimit_rls.store.batch import COUNTED_ONCE_S, DatedSpec, Form, PackedPlan, form_of, pack_batch, runs, unpack
 from ratelimit_rls.store.script import definitions, read
 
 DEFAULT_BUDGET_BYTES = 256 * 2**20
@@ -92,8 +92,15 @@ def wall_clock_us() -> int:
 class EmbeddedStore:
     """Decides in the calling thread, in a few microseconds a call."""
 
-    def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES, clock: Callable[[], int] = wall_clock_us) -> None:
+    def __init__(
+        self,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        clock: Callable[[], int] = wall_clock_us,
+        once_s: int = COUNTED_ONCE_S,
+    ) -> None:
+        """`once_s`: for how long a call that carries an id is counted once."""
         self._clock = clock
+        self._once_s = once_s
         lua = LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False)
         program = _PROGRAM.format(
             keyspace=read("keyspace"), definitions=definitions(), decide=read("decide"), most_specs=MOST_SPECS
@@ -104,9 +111,11 @@ class EmbeddedStore:
         return PackedPlan(plan.keys, _form(plan.outline))
 
     def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
-        keys = cast("PackedPlan[_Part]", prepared).keys
-        own = tuple(keys[number] for number in refund.numbers)
-        return PackedPlan(own, _form(refund.outline), charged_at_us=refund.charged_at_us)
+        charged = cast("PackedPlan[_Part]", prepared)
+        own = tuple(charged.keys[number] for number in refund.numbers)
+        # The earliest, since what is given back must not go to a window that was never charged.
+        moment_us = min(refund.charged_at_us)
+        return PackedPlan(own, _form(refund.outline), charged_at_us=moment_us, record=charged.record)
 
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         return self.decide(cast("Sequence[PackedPlan[_Part]]", batch))
@@ -115,7 +124,7 @@ class EmbeddedStore:
         answers: list[Answer | StoreError] = []
         now_us = self._clock()
         for run in runs(batch):
-            packed = pack_batch(run, now_us)
+            packed = pack_batch(run, now_us, self._once_s)
             specs = [argument for spec in packed.specs for argument in spec]
             reply = self._run(now_us, packed.calls, len(packed.keys), *packed.keys, *specs)
             answers += unpack(run, [int(number) for number in reply])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import Algorithm, Answer, Charge, Plan
+from ratelimit_rls.core.refund import refund
 from ratelimit_rls.store.batch import COUNTED_ONCE_S
 from tests.stores import StoreUnderTest, call, step
 
@@ -83,3 +85,26 @@ def test_an_id_is_known_for_five_minutes(store: StoreUnderTest) -> None:
     ask(store, plan, b"id")
 
     assert left(store, Algorithm.TOKEN_BUCKET) == 10
+
+
+def test_another_question_about_the_same_counters_is_not_answered_with_the_first(store: StoreUnderTest) -> None:
+    """The same id comes with the call and, when its stream is done, with what it has cost."""
+    ask(store, call(step(limit=10)), b"id")
+    ask(store, call(step(limit=10, cost=4)), b"id")
+    ask(store, call(step(limit=10, cost=-1)), b"id")
+
+    assert left(store) == 6
+
+
+def test_who_is_given_back_its_charge_is_charged_when_it_comes_again(store: StoreUnderTest) -> None:
+    plan = call(step(limit=10))
+    prepared = store.store.prepare(plan).once(b"id")
+    (first,) = store.answered(prepared)
+    owed = refund(decide(plan.outline, first))
+    assert owed is not None
+    store.answered(store.store.opposite(prepared, owed))
+    assert left(store) == 10
+    (again,) = store.answered(prepared)
+
+    assert not again.again
+    assert left(store) == 9

@@ -125,3 +125,63 @@ def test_what_belongs_to_a_window_that_is_over_does_not_come_back(store: StoreUn
     give_back(store, plan, 8, taken.now_us)
 
     assert left(store, algorithm) == 2
+
+
+BUCKETS = pytest.mark.parametrize(
+    "algorithm", [Algorithm.TOKEN_BUCKET, Algorithm.LEAKY_BUCKET, Algorithm.GCRA], ids=lambda one: one.value
+)
+
+
+@BUCKETS
+def test_a_bucket_that_may_have_been_full_meanwhile_gets_back_less_by_what_came_in(
+    store: StoreUnderTest, algorithm: Algorithm
+) -> None:
+    """Ten a minute with a burst of one: what was charged is there again after six seconds, and must not come twice."""
+    bucket = step(limit=10, algorithm=algorithm, burst=1)
+    taken = take(store, call(bucket), 1)
+    store.now_us += 6_000_000
+    assert not store.ask(bucket).refused
+    give_back(store, call(bucket), 1, taken.now_us)
+    store.now_us += 1
+
+    refused = store.ask(bucket)
+    assert refused.refused
+    assert refused.readings[0].retry_us == 6_000_000 - 1
+
+
+@BUCKETS
+def test_a_bucket_that_was_full_before_is_full_after_however_long_it_took(
+    store: StoreUnderTest, algorithm: Algorithm
+) -> None:
+    bucket = step(limit=10, algorithm=algorithm)
+    taken = take(store, call(bucket), 4)
+    store.now_us += 7_654_321
+    give_back(store, call(bucket), 4, taken.now_us)
+
+    again = store.ask(step(limit=10, algorithm=algorithm, cost=0)).readings[0]
+    assert (again.left, again.reset_us) == (10, 0)
+
+
+@BUCKETS
+def test_of_an_emptier_bucket_no_more_stays_charged_than_has_come_in_since(
+    store: StoreUnderTest, algorithm: Algorithm
+) -> None:
+    bucket = step(limit=10, algorithm=algorithm)
+    take(store, call(bucket), 6)
+    taken = take(store, call(bucket), 4)
+    store.now_us += 6_000_000  # one comes in
+    give_back(store, call(bucket), 4, taken.now_us)
+
+    assert left(store, algorithm) == 0 + 1 + 3
+
+
+def test_a_log_with_refunds_and_returns_in_one_batch_stays_whole(store: StoreUnderTest) -> None:
+    plan = store.store.prepare(call(step(limit=10, algorithm=Algorithm.SLIDING_LOG)))
+    refund = store.store.prepare(call(step(limit=10, algorithm=Algorithm.SLIDING_LOG, cost=-1)))
+    taken = store.answered(plan.at_most(4))[0]
+    store.now_us += 1_000_000
+    store.answered(plan, refund, plan.returned(2, taken.now_us), plan)
+
+    assert left(store, Algorithm.SLIDING_LOG) in (5, 7)  # what is beside a refund of the same batch may stay charged
+    store.answered(plan.returned(2, taken.now_us))
+    assert left(store, Algorithm.SLIDING_LOG) >= 7

@@ -21,7 +21,7 @@ from ratelimit_rls.core.model import (
 )
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.errors import Late, Overloaded, StoreError, StoreTimeout, StoreUnavailable
-from ratelimit_rls.failure import Fallback
+from ratelimit_rls.failure import Fallback, Undecided
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import LimitCounters, Metrics
@@ -45,6 +45,10 @@ descriptors:
     action: throttle
     max_delay: 1m
     rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_bucket, burst: 1}
+  - key: paced
+    action: throttle
+    max_delay: 1m
+    rate_limit: {unit: minute, requests_per_unit: 60, algorithm: gcra, burst: 1}
   - key: free
     rate_limit: {unlimited: true}
 """
@@ -69,7 +73,8 @@ class House:
     ) -> Decision | StoreError:
         plan = self.plan(*keys, value=value, hits=hits)
         counters = tuple(self.metrics.limit(slot.metric_path) if slot.steps else None for slot in plan.outline.slots)
-        return self.fallback.instead(plan.outline, counters, self._store.prepare(plan), why, wait_us)
+        (told,) = self.fallback.instead([Undecided(plan.outline, counters, self._store.prepare(plan), why, wait_us)])
+        return told
 
     def decision(self, *keys: str, value: str = "v", hits: int = 0, wait_us: int | None = None) -> Decision:
         told = self.ask(*keys, value=value, hits=hits, wait_us=wait_us)
@@ -163,14 +168,15 @@ def test_local_tells_of_the_limit_that_callers_know_and_counts_against_the_share
     assert house.metrics.limit("d.user") == LimitCounters(total_hits=6, within_limit=5, near_limit=1, over_limit=1)
 
 
-def test_who_can_wait_is_held_locally_and_gives_back_what_it_leaves() -> None:
+@pytest.mark.parametrize("key", ["slow", "paced"])
+def test_who_can_wait_is_held_locally_and_gives_back_what_it_leaves(key: str) -> None:
     house = House(OnStoreFailure.LOCAL, 2)  # a slot every two seconds
-    assert house.decision("slow").wait_us == 0
-    held = house.decision("slow")
+    assert house.decision(key).wait_us == 0
+    held = house.decision(key)
     assert held.wait_us == 2_000_000
-    assert house.decision("slow", wait_us=1_000_000).code is Code.OVER_LIMIT
-    house.give_back(held, "slow")
-    assert house.decision("slow").wait_us == 2_000_000
+    assert house.decision(key, wait_us=1_000_000).code is Code.OVER_LIMIT
+    house.give_back(held, key)
+    assert house.decision(key).wait_us == 2_000_000
 
 
 def test_nothing_is_kept_before_it_is_needed_and_never_more_than_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

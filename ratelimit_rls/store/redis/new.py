@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.redis_address import RedisServers
@@ -23,7 +24,7 @@ def new_redis_store(settings: Settings, on_connection: Callable[[bool], None] = 
         timeout_s=settings.rls_store_timeout.total_seconds(),
         connect_timeout_s=settings.redis_timeout.total_seconds(),
         jitter_ms=settings.expiration_jitter_max_seconds * 1000,
-        once_s=max(1, round(settings.rls_request_id_ttl.total_seconds())),
+        once_s=settings.request_id_s,
         key_prefix=settings.cache_key_prefix.encode(),
         on_connection=on_connection,
     )
@@ -42,8 +43,27 @@ def redis_store(
         return RedisStore(OneServer(main, terms))
     if per_second is None:
         return ShardedStore(_servers(main, terms))
-    own_terms = replace(terms, connect_timeout_s=per_second_connect_timeout_s or terms.connect_timeout_s)
-    return ShardedStore(_servers(main, terms), _servers(per_second, own_terms))
+    both = _Both(terms.on_connection)
+    patience_s = per_second_connect_timeout_s or terms.connect_timeout_s
+    return ShardedStore(
+        _servers(main, replace(terms, on_connection=partial(both.told, "main"))),
+        _servers(
+            per_second,
+            replace(terms, on_connection=partial(both.told, "per second"), connect_timeout_s=patience_s),
+        ),
+    )
+
+
+class _Both:
+    """Two that are connected only together."""
+
+    def __init__(self, on_connection: Callable[[bool], None]) -> None:
+        self._on_connection = on_connection
+        self._up = {"main": False, "per second": False}
+
+    def told(self, which: str, up: bool) -> None:
+        self._up[which] = up
+        self._on_connection(all(self._up.values()))
 
 
 def _servers(servers: RedisServers, terms: Terms) -> Servers:

@@ -16,6 +16,9 @@ from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.commands import command
 from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
 
+SHORTEST_ANSWER_S = 0.05
+"""What a sentinel is given, even when those before it have used up all the time."""
+
 LONGEST_ANSWER_S = 1.0
 """Of a sentinel that is watched: then the next one is."""
 
@@ -37,7 +40,7 @@ async def find_master(servers: RedisServers, timeout_s: float) -> RedisAddress:
     ends = asyncio.get_running_loop().time() + timeout_s
     said: list[str] = []
     for place, sentinel in enumerate(in_turn):
-        left_s = ends - asyncio.get_running_loop().time()
+        left_s = max(SHORTEST_ANSWER_S, ends - asyncio.get_running_loop().time())
         # One that hangs takes half of what is left, so that there is something left for those after it.
         patience_s = left_s if place == len(in_turn) - 1 else left_s / 2
         try:
@@ -76,7 +79,7 @@ async def _ask(sentinel: RedisAddress, master: str, timeout_s: float) -> tuple[s
         async with asyncio.timeout(timeout_s), _asked(sentinel, timeout_s) as pipe:
             return await _where(pipe, sentinel, master, timeout_s)
     except TimeoutError:
-        raise StoreUnavailable(f"the sentinel at {sentinel} did not answer within {timeout_s:g} s") from None
+        raise StoreUnavailable(f"the sentinel at {sentinel} did not answer within {timeout_s:.2g} s") from None
 
 
 @asynccontextmanager
@@ -94,7 +97,7 @@ async def _where(pipe: Pipe, sentinel: RedisAddress, master: str, timeout_s: flo
         async with asyncio.timeout(timeout_s):
             reply = await pipe.send(question)
     except TimeoutError:
-        raise StoreUnavailable(f"the sentinel at {sentinel} did not answer within {timeout_s:g} s") from None
+        raise StoreUnavailable(f"the sentinel at {sentinel} did not answer within {timeout_s:.2g} s") from None
     if reply is None:
         raise StoreUnavailable(f"the sentinel at {sentinel} knows no master of this name")
     if isinstance(reply, ReplyError):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Outline, Plan, Slot, Unit
+from ratelimit_rls.core.model import Answer, Charge, Outline, Plan, Reading, Slot, Unit
 from ratelimit_rls.core.parts import is_refused, key_numbers, part_of
 from ratelimit_rls.core.refund import Refund, refund
 from ratelimit_rls.errors import StoreError
@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 MAIN = 0
 PER_SECOND = 1
+
+_FINE = Reading(0, 0, 0)
+"""Of what has not been asked yet."""
 
 
 class Place(NamedTuple):
@@ -48,6 +51,7 @@ class Part(NamedTuple):
     numbers: tuple[int, ...]  # of the plan's keys
     outline: Outline
     plan: PackedPlan[bytes]
+    comes_last: bool = False  # it gives back, which cannot be undone, so the others are asked first
 
 
 class ShardedPlan(NamedTuple):
@@ -68,8 +72,7 @@ class ShardedPlan(NamedTuple):
 
     def once(self, request_id: bytes) -> ShardedPlan:
         """One record per place, and none that another call over the same place would take for its own."""
-        whole_id = b"\n".join((request_id, *self.keys))
-        return self._with(part.plan.once(whole_id) for part in self.parts)
+        return self._with(part.plan.once(request_id, self.keys) for part in self.parts)
 
     def at_most(self, hits: int) -> ShardedPlan:
         return self._with(part.plan.at_most(hits) for part in self.parts)
@@ -87,23 +90,27 @@ class ShardedStore(RedisCounters):
         super().__init__(main, *([per_second] if per_second else []))
 
     def prepare(self, plan: Plan) -> Prepared:
-        places: dict[Place, list[int]] = {}
-        ranges = key_numbers(plan.outline.slots)
-        for number, (slot, own_keys) in enumerate(zip(plan.outline.slots, ranges, strict=True)):
-            if slot.steps:
-                places.setdefault(self._place(slot, plan.keys[own_keys.start]), []).append(number)
+        slots = plan.outline.slots
+        ranges = key_numbers(slots)
+        places = {
+            number: self._place(slot, plan.keys[ranges[number].start])
+            for number, slot in enumerate(slots)
+            if slot.steps
+        }
         keys = tuple(map(bulk, plan.keys))
         whole = form(plan.outline)
-        if len(places) == 1:
-            (place,) = places
-            only = Part(place, tuple(range(len(keys))), plan.outline, PackedPlan(keys, whole))
+        if len(set(places.values())) == 1:
+            only = Part(places.popitem()[1], tuple(range(len(keys))), plan.outline, PackedPlan(keys, whole))
             return ShardedPlan(keys, whole, (only,))
+        groups: dict[tuple[Place, bool], list[int]] = {}
+        for number, place in places.items():
+            groups.setdefault((place, _gives_back_if_admitted(slots[number])), []).append(number)
         parts = []
-        for place, slots in places.items():
-            numbers = tuple(number for slot_number in slots for number in ranges[slot_number])
-            outline = part_of(plan.outline, tuple(slots))
+        for (place, comes_last), members in groups.items():
+            numbers = tuple(number for member in members for number in ranges[member])
+            outline = part_of(plan.outline, tuple(members))
             own = PackedPlan(tuple(keys[number] for number in numbers), form(outline))
-            parts.append(Part(place, numbers, outline, own))
+            parts.append(Part(place, numbers, outline, own, comes_last))
         return ShardedPlan(keys, whole, tuple(parts))
 
     def _place(self, slot: Slot, key: bytes) -> Place:
@@ -118,17 +125,20 @@ class ShardedStore(RedisCounters):
         whole = cast("ShardedPlan", prepared)
         keys = tuple(whole.keys[number] for number in refund.numbers)
         parts = []
-        for place, numbers, _, _ in whole.parts:
+        for place, numbers, _, charged, _ in whole.parts:
             own = tuple(at for at, number in enumerate(refund.numbers) if number in numbers)
             if own:
                 outline = part_of(refund.outline, own)
-                plan = PackedPlan(tuple(keys[at] for at in own), form(outline), charged_at_us=refund.charged_at_us)
+                moment_us = min(refund.charged_at_us[at] for at in own)
+                plan = PackedPlan(
+                    tuple(keys[at] for at in own), form(outline), charged_at_us=moment_us, record=charged.record
+                )
                 parts.append(Part(place, own, outline, plan))
         return ShardedPlan(keys, form(refund.outline), tuple(parts))
 
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         plans = cast("Sequence[ShardedPlan]", batch)
-        told = await self._decide([part for plan in plans for part in plan.parts if not _comes_last(plan, part)])
+        told = await self._decide([part for plan in plans for part in plan.parts if not part.comes_last])
         if len(told) < sum(len(plan.parts) for plan in plans):
             told = await self._decide_last(plans, told)
         answered = iter(told)
@@ -139,17 +149,17 @@ class ShardedStore(RedisCounters):
     async def _decide_last(
         self, plans: Sequence[ShardedPlan], told: Sequence[Answer | StoreError]
     ) -> list[Answer | StoreError]:
-        """With what gives back in calls that also spend elsewhere: only if nobody refused, else it is but looked at."""
+        """With the parts that come last: given back if the call passes, else only looked at."""
         earlier = iter(told)
         answers: list[Any] = []
         last: list[Part] = []
         for plan in plans:
-            own = [None if _comes_last(plan, part) else next(earlier) for part in plan.parts]
-            passes = all(answer is None or (isinstance(answer, Answer) and not answer.refused) for answer in own)
+            own = [None if part.comes_last else next(earlier) for part in plan.parts]
+            passes = _passes_so_far(plan, own)
             last += [
-                part if passes else part._replace(plan=part.plan.at_most(0))
+                part if passes else part._replace(plan=part.plan.at_most(0)._replace(record=None))
                 for part in plan.parts
-                if _comes_last(plan, part)
+                if part.comes_last
             ]
             answers += own
         later = iter(await self._decide(last))
@@ -192,9 +202,25 @@ class ShardedStore(RedisCounters):
         return answers
 
 
-def _comes_last(plan: ShardedPlan, part: Part) -> bool:
-    """A refund cannot be taken back, so it waits for what others say. Calls that give back and spend are rare."""
-    return part.plan.form.gives_back and part.plan.charged_at_us is None and len(plan.parts) > 1
+def _gives_back_if_admitted(slot: Slot) -> bool:
+    """Under `always` it gives back whatever the verdict."""
+    return slot.steps[0].cost < 0 and slot.steps[0].charge is Charge.ADMITTED
+
+
+def _passes_so_far(plan: ShardedPlan, told: Sequence[Answer | StoreError | None]) -> bool:
+    """By what was told; a refund is never what refuses a call."""
+    readings = [_FINE] * len(plan.keys)
+    for part, answer in zip(plan.parts, told, strict=True):
+        if isinstance(answer, StoreError):
+            return False
+        if answer is not None:
+            for number, reading in zip(part.numbers, answer.readings, strict=True):
+                readings[number] = reading
+    return bool(plan.form.flags & CALL_SHADOWED) or not _is_refused(plan, readings)
+
+
+def _is_refused(plan: ShardedPlan, readings: Sequence[Reading]) -> bool:
+    return is_refused(plan.form.slots, readings, bool(plan.form.flags & CALL_QUOTA_PASSES))
 
 
 def _joined(plan: ShardedPlan, told: list[Answer | StoreError]) -> tuple[Answer | StoreError, Sequence[Part]]:
@@ -206,23 +232,25 @@ def _joined(plan: ShardedPlan, told: list[Answer | StoreError]) -> tuple[Answer 
         if isinstance(answer, StoreError):
             return answer, ()  # what was charged elsewhere stays: whether to give it back is not known
         answers.append(answer)
-    readings: list[Any] = [None] * len(plan.keys)
+    readings = [_FINE] * len(plan.keys)
+    moments_us = [0] * len(plan.keys)
     for part, answer in zip(plan.parts, answers, strict=True):
         for number, reading in zip(part.numbers, answer.readings, strict=True):
             readings[number] = reading
-    whole = plan.form
-    refused = is_refused(whole.slots, readings, bool(whole.flags & CALL_QUOTA_PASSES))
+            moments_us[number] = answer.now_us
+    refused = _is_refused(plan, readings)
     owed: list[Part] = []
-    if refused and not whole.flags & CALL_SHADOWED:
+    if refused and not plan.form.flags & CALL_SHADOWED:
         for part, answer in zip(plan.parts, answers, strict=True):
             if not answer.refused and part.plan.charged_at_us is None:
                 owed += _charged(part, answer, readings)
     again = all(answer.again for answer in answers)
-    return Answer(refused, max(answer.now_us for answer in answers), tuple(readings), again=again), owed
+    now_us = max(moments_us)
+    return Answer(refused, now_us, tuple(readings), again=again, moments_us=tuple(moments_us)), owed
 
 
-def _charged(part: Part, answer: Answer, readings: list[Any]) -> Iterator[Part]:
-    """What gives it back, if there is something; the readings then tell of the limits as they stand after that."""
+def _charged(part: Part, answer: Answer, readings: list[Reading]) -> Iterator[Part]:
+    """What gives it back, if there is something; the readings then tell what is left after that."""
     owed = refund(decide(part.outline, answer))
     if owed is None:
         return
@@ -232,5 +260,6 @@ def _charged(part: Part, answer: Answer, readings: list[Any]) -> Iterator[Part]:
     if answer.again:
         return  # the call that was charged, of which this is a retry, gives it back
     keys = tuple(part.plan.keys[number] for number in owed.numbers)
-    plan = PackedPlan(keys, form(owed.outline), charged_at_us=owed.charged_at_us)
+    # Without a record: should another place have lost its own, a retry must be charged here again.
+    plan = PackedPlan(keys, form(owed.outline), charged_at_us=answer.now_us, record=part.plan.record)
     yield Part(part.place, owed.numbers, owed.outline, plan)

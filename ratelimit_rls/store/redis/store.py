@@ -14,7 +14,7 @@ from typing import Any, cast
 from ratelimit_rls.core.model import Answer, Outline, Plan
 from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.core.refund import Refund
-from ratelimit_rls.errors import StoreError
+from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.store.base import Prepared
 from ratelimit_rls.store.batch import Form, PackedPlan, Spec, form_of, runs, unpack
 from ratelimit_rls.store.redis.commands import bulk, word_of
@@ -31,9 +31,11 @@ class RedisStore(RedisCounters):
         return PackedPlan(tuple(map(bulk, plan.keys)), form(plan.outline))
 
     def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
-        keys = cast("PackedPlan[bytes]", prepared).keys
-        own = tuple(keys[number] for number in refund.numbers)
-        return PackedPlan(own, form(refund.outline), charged_at_us=refund.charged_at_us)
+        charged = cast("PackedPlan[bytes]", prepared)
+        own = tuple(charged.keys[number] for number in refund.numbers)
+        # The earliest, since what is given back must not go to a window that was never charged.
+        moment_us = min(refund.charged_at_us)
+        return PackedPlan(own, form(refund.outline), charged_at_us=moment_us, record=charged.record)
 
     async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
         plans = cast("Sequence[PackedPlan[bytes]]", batch)
@@ -47,7 +49,12 @@ class RedisStore(RedisCounters):
 
 
 def answers_of(piece: Sequence[PackedPlan[bytes]], reply: Any) -> Sequence[Answer | StoreError]:
-    return [reply] * len(piece) if isinstance(reply, StoreError) else unpack(piece, reply)
+    if isinstance(reply, StoreError):
+        return [reply] * len(piece)
+    try:
+        return unpack(piece, reply)
+    except (IndexError, TypeError):
+        return [StoreUnavailable("Redis answered what the script never says")] * len(piece)
 
 
 @per_outline

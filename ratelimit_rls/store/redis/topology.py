@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.commands import command
 from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
 from ratelimit_rls.store.redis.line import LONGEST_ATTEMPT_S, Connect
 from ratelimit_rls.store.redis.node import Node, Terms
 from ratelimit_rls.store.redis.servers import Work, no_reply_error, scan
+from ratelimit_rls.store.redis.view import SLOTS, View, Where, parse_where, told_at, told_by
 
 log = structlog.get_logger()
-
-SLOTS = 16_384
 
 CALM_S = 10.0
 """Between two looks at the map while nothing seems wrong."""
@@ -35,21 +34,17 @@ CALM_S = 10.0
 TROUBLED_S = 0.1
 """The same while a node is away or slots are on the move."""
 
-MOST_MOVES = 16
+MOST_MOVES = 8
 """Times that one run is sent elsewhere before it is given up: a map that leads in a circle must end."""
+
+ASKED_AT_ONCE = 256
+"""Keys that are looked at or forgotten together."""
 
 PAUSE_S = 0.01
 """Before a run is sent again whose keys are on the move (TRYAGAIN)."""
 
 GUEST_S = 60.0
 """For so long a node without slots is kept that somebody was sent to (ASK): it is about to get its first."""
-
-_HOW_AND_WHERE = command(b"CLUSTER", b"INFO"), command(b"CLUSTER", b"SLOTS")
-
-
-class Where(NamedTuple):
-    host: str
-    port: int
 
 
 def slot_of(key: bytes) -> int:
@@ -99,6 +94,7 @@ class Cluster:
         self._keeper = asyncio.create_task(self._keep_learning())
 
     async def _keep_learning(self) -> None:
+        told = False
         while True:
             pause_s = CALM_S if self.connected else TROUBLED_S
             try:
@@ -109,23 +105,26 @@ class Cluster:
             self._look.clear()
             try:
                 await self._learn()
+                told = False
             except StoreError as exc:
-                log.debug("the redis cluster does not say who has which slot", error=str(exc))
+                tell = log.debug if told else log.warning  # the first reason is worth a line
+                tell("the redis cluster does not say who has which slot", error=str(exc))
+                told = True
             await asyncio.sleep(TROUBLED_S / 2)  # a hundred runs that were moved are one reason to look
 
     async def _learn(self) -> None:
         self._take(await self._best_view())
 
-    async def _best_view(self) -> _View:
+    async def _best_view(self) -> View:
         """Ask for the map: nodes that are connected first, then those that were named in the settings.
 
         A node that is cut off from the others, or has left them, tells how things were, or of nothing. It also says
         that its cluster is down, so it is believed only if nobody tells better.
         """
-        nodes = [partial(_told_by, node) for node in self._nodes.values() if node.line.connected]
+        nodes = [partial(told_by, node) for node in self._nodes.values() if node.line.connected]
         timeout_s = min(self._terms.connect_timeout_s, LONGEST_ATTEMPT_S)
-        seeds = [partial(_told_at, address, timeout_s) for address in self._seeds]
-        views: list[_View] = []
+        seeds = [partial(told_at, address, timeout_s) for address in self._seeds]
+        views: list[View] = []
         faults: list[str] = []
         for some in (nodes, seeds):
             for ask in some:
@@ -144,7 +143,7 @@ class Cluster:
             raise StoreUnavailable("; ".join(faults) or f"no node of the Redis cluster at {self._name} has slots")
         return best
 
-    def _take(self, view: _View) -> None:
+    def _take(self, view: View) -> None:
         owners: list[Node | None] = [None] * SLOTS
         for first, last, where in view.ranges:
             owners[first : last + 1] = [self._node(where)] * (last + 1 - first)
@@ -207,7 +206,7 @@ class Cluster:
                         f"a slot of Redis at {self._name} is on the move: {reply}"
                     )
                     again.append(_Errand(errand.number, where_to.asking))
-            if not again or loop.time() >= until_s:
+            if not again or (moves and loop.time() >= until_s):  # the first word of a move is followed, however late
                 return replies
             pending = again
             if moves:
@@ -240,13 +239,20 @@ class Cluster:
 
     def _sent_on(self, slot: int, error: ReplyError) -> _SentOn | None:
         """Where a run should be sent next; None: nowhere, that is the answer."""
-        match str(error).split(" "):
-            case ["MOVED", _, where]:
+        try:
+            return self._named_by(slot, str(error))
+        except StoreUnavailable as exc:
+            log.warning("a redis cluster leads nowhere", error=str(exc))
+            return None
+
+    def _named_by(self, slot: int, error: str) -> _SentOn | None:
+        match error.split(" "):
+            case ["MOVED", _, whose]:
                 self._look.set()
-                self._map[slot] = self._named(where, slot)
+                self._map[slot] = self._named(whose, slot)
                 return _SentOn(None)
-            case ["ASK", _, where]:
-                guest = self._named(where, slot)
+            case ["ASK", _, whose]:
+                guest = self._named(whose, slot)
                 self._guests[guest] = monotonic()
                 return _SentOn(guest)
             case ["TRYAGAIN", *_]:
@@ -259,14 +265,18 @@ class Cluster:
             case _:
                 return None
 
-    def _named(self, where: str, slot: int) -> Node:
-        """Without a host, it is that of the node that said so, which has been the slot's."""
-        host, port = _where(where)
+    def _named(self, name: str, slot: int) -> Node:
+        """Without a host, it is that of the node that said so, which has been the slot's. Raises StoreUnavailable."""
+        host, port = parse_where(name)
         owner = self._map[slot]
-        return self._node(Where(host or (_where(owner.line.name).host if owner else ""), port))
+        return self._node(Where(host or (parse_where(owner.line.name).host if owner else ""), port))
 
     async def each(self, verb: bytes, keys: Sequence[bytes]) -> list[Any]:
-        return [await self._ask_owner(slot_of(key), command(verb, key)) for key in keys]
+        told: list[Any] = []
+        for at in range(0, len(keys), ASKED_AT_ONCE):
+            some = keys[at : at + ASKED_AT_ONCE]
+            told += await asyncio.gather(*(self._ask_owner(slot_of(key), command(verb, key)) for key in some))
+        return told
 
     async def _ask_owner(self, slot: int, asked: bytes) -> Any:
         for _ in range(MOST_MOVES):
@@ -284,6 +294,7 @@ class Cluster:
             if where_to is None:
                 break
             if where_to.asking:
+                await where_to.asking.line.first_attempt(self._terms.timeout_s)
                 with where_to.asking.line.send([command(b"ASKING"), asked]) as sent:
                     reply = (await sent.replies())[1]
                 if not isinstance(reply, ReplyError | StoreError):
@@ -338,55 +349,3 @@ class _Errand(NamedTuple):
 
 class _SentOn(NamedTuple):
     asking: Node | None  # None: ask the map again
-
-
-class _View(NamedTuple):
-    """The cluster, as one of its nodes sees it."""
-
-    is_well: bool
-    ranges: list[tuple[int, int, Where]]  # of slots, from the first to the last, and whose they are
-
-    @property
-    def covered(self) -> int:
-        return sum(last + 1 - first for first, last, _ in self.ranges)
-
-
-async def _told_by(node: Node) -> _View:
-    with node.line.send(_HOW_AND_WHERE) as sent:
-        info, slots = await sent.replies()
-    return _view(info, slots, _where(node.line.name))
-
-
-async def _told_at(address: RedisAddress, timeout_s: float) -> _View:
-    pipe = await connect(address, timeout_s)
-    try:
-        async with asyncio.timeout(timeout_s):
-            info, slots = [await reply for reply in map(pipe.send, _HOW_AND_WHERE)]
-    except TimeoutError:
-        raise StoreTimeout(f"Redis at {address} does not tell its slots: no answer within {timeout_s:g} s") from None
-    finally:
-        pipe.abort()
-    return _view(info, slots, Where(address.host, address.port))
-
-
-def _view(info: Any, slots: Any, asked: Where) -> _View:
-    """A host that a node does not know of is its own. Raises StoreError."""
-    if isinstance(slots, StoreError):
-        raise slots
-    name = f"{asked.host}:{asked.port}"
-    if isinstance(slots, ReplyError):
-        raise StoreUnavailable(f"Redis at {name} is not a node of a cluster: {slots}")
-    try:
-        ranges = [
-            (first, last, Where(host.decode() if host else asked.host, port))
-            for first, last, (host, port, *_), *_ in slots
-        ]
-    except (TypeError, ValueError, AttributeError) as exc:
-        raise StoreUnavailable(f"Redis at {name} tells its slots in a way that is not understood: {exc}") from exc
-    # Who may not ask how a cluster is has to take it as it comes.
-    return _View(bool(ranges) and not (isinstance(info, bytes) and b"cluster_state:ok" not in info), ranges)
-
-
-def _where(text: str) -> Where:
-    host, _, port = text.rpartition(":")
-    return Where(host, int(port))

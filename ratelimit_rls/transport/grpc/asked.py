@@ -7,7 +7,7 @@ read ─► at once   cannot be read, has no time left, or is one too many
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -85,44 +85,51 @@ class AskedLimiter(Generic[W]):
         asked: list[Known[W]] = []
         numbers: list[int] = []
         ids: list[bytes | None] = []
+        without: list[tuple[int, Known[W], StoreError]] = []
         for number, (known, sent_id) in enumerate(zip(ready, request_ids, strict=True)):
-            left_s = self._deadlines_s[number] - door.room.margin_s - self._begun_s
-            answer = self._answer_at_once(known, sent_id, left_s, places)
-            if answer is not None:
-                self._at_once.append((number, answer))
+            if isinstance(known, Failure):
+                self._at_once.append((number, known))
+            elif (failure := self._refused_id(sent_id)) is not None:
+                self._at_once.append((number, failure))
+            elif (why := self._not_asked(known.call, self._deadlines_s[number], places)) is not None:
+                without.append((number, known, why))
             else:
-                assert isinstance(known, Known)
                 asked.append(known)
                 numbers.append(number)
                 ids.append(known.request_id or sent_id)
                 places -= known.call.prepared is not None
         self._asked, self._numbers, self._request_ids = asked, numbers, ids
         self._calls = [known.call for known in asked]
+        self._at_once += self._instead(without)
         if self._at_once:
             self.due_s = _AT_ONCE_S
 
-    def _answer_at_once(
-        self, known: Known[W] | Failure, sent_id: bytes | None, time_left_s: float, places: int
-    ) -> bytes | Failure | None:
-        door = self._door
-        if isinstance(known, Failure):
-            return known
-        if sent_id is not None:
-            try:
+    def _refused_id(self, sent_id: bytes | None) -> Failure | None:
+        try:
+            if sent_id is not None:
                 checked(sent_id)
-            except BadRequest as fault:
-                return door.failure(fault)
-        if known.call.prepared is None:  # the store has no say in it
-            return None
-        if time_left_s <= 0 and not door.limiter.decides_here:
-            return door.instead(known, Late("the call came too late for an answer before its deadline"))
-        if places <= 0:
-            return door.instead(known, Overloaded("too many calls wait for the store; try again later"))
+        except BadRequest as fault:
+            return self._door.failure(fault)
         return None
+
+    def _not_asked(self, call: Call, deadline_s: float, places: int) -> StoreError | None:
+        """Why the store is not even asked about a call of which it has something to say."""
+        door = self._door
+        if call.prepared is None:
+            return None
+        if deadline_s - door.room.margin_s <= self._begun_s and not door.limiter.decides_here:
+            return Late("the call came too late for an answer before its deadline")
+        return Overloaded("too many calls wait for the store; try again later") if places <= 0 else None
+
+    def _instead(self, without: Sequence[tuple[int, Known[W], StoreError]]) -> Iterator[tuple[int, bytes | Failure]]:
+        answers = self._door.instead([(known, why) for _, known, why in without]) if without else ()
+        return zip((number for number, _, _ in without), answers, strict=True)
 
     def due(self, now_s: float) -> list[tuple[int, bytes | Failure]]:
         due, self._at_once = self._at_once, []
         margin_s = self._door.room.margin_s
+        why = Late("no answer from the store in time for the caller's deadline")
+        late: list[tuple[int, Known[W], StoreError]] = []
         self.due_s = inf
         for index, (number, known) in enumerate(zip(self._numbers, self._asked, strict=True)):
             if index in self._answered:
@@ -130,11 +137,10 @@ class AskedLimiter(Generic[W]):
             due_s = self._deadlines_s[number] - margin_s
             if due_s > now_s:
                 self.due_s = min(self.due_s, due_s)
-                continue
-            self._answered.add(index)
-            why = Late("no answer from the store in time for the caller's deadline")
-            due.append((number, self._door.instead(known, why)))
-        return due
+            else:
+                self._answered.add(index)
+                late.append((number, known, why))
+        return [*due, *self._instead(late)]
 
     async def answers(self) -> Sequence[Answered | None]:
         door = self._door

@@ -105,12 +105,13 @@ class LimiterDoor(ABC, Generic[W]):
         except Exception as fault:
             return self.failure(fault)
 
-    def instead(self, known: Known[W], why: StoreError) -> bytes | Failure:
-        """What to tell a caller who is not held, whatever the rules say: it has no time, or there is no place."""
+    def instead(self, undecided: Sequence[tuple[Known[W], StoreError]]) -> list[bytes | Failure]:
+        """What to tell callers for whom the store cannot be waited for. Nobody is held: there is no time, or place."""
         try:
-            return self.told(known, self.limiter.instead(known.call, why, 0))
+            decisions = self.limiter.instead([(known.call, why) for known, why in undecided])
         except Exception as fault:
-            return self.failure(fault)
+            return [self.failure(fault)] * len(undecided)
+        return [self.told(known, decision) for (known, _), decision in zip(undecided, decisions, strict=True)]
 
     def failure(self, fault: Exception) -> Failure:
         match fault:

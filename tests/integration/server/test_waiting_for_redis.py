@@ -1,4 +1,4 @@
-"""A start without Redis: it is waited for, nothing listens before it is there, and the waiting has an end."""
+"""A start without Redis: it is waited for, and the waiting has an end; or it is done without until it is there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 from ratelimit_rls.cli.exit_codes import ExitCode
@@ -68,3 +69,56 @@ def test_a_redis_that_accepts_and_says_nothing_is_waited_for_like_an_absent_one(
             service.wait_for_log("waiting for redis", times=2)
             redis.resume()
             service.wait_until_serving()
+
+
+FAILING = """\
+domain: absent
+descriptors:
+  - {key: lax, on_store_failure: allow, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: strict, on_store_failure: deny, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: plain, rate_limit: {unit: year, requests_per_unit: 1000}}
+"""
+
+
+def told(service: Launched, key: str) -> tuple[int, int] | grpc.StatusCode:
+    """The code, and what is left; or the status."""
+    try:
+        answer = ask(service.grpc_address, rate_limit_request("absent", {key: "v"}))
+    except grpc.RpcError as error:
+        return error.code()
+    return int(answer.overall_code), answer.statuses[0].limit_remaining
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+@pytest.mark.parametrize("looks", ["false", "true"])
+def test_without_waiting_calls_are_answered_as_the_rules_say_until_redis_is_there(
+    tmp_path: Path, transport: str, looks: str
+) -> None:
+    path = tmp_path / "absent.yaml"
+    path.write_text(FAILING)
+    redis = RedisServer()
+    variables = {
+        "RLS_RULES": path,
+        "REDIS_URL": redis.address,
+        "RLS_WAIT_FOR_REDIS": "false",
+        "RLS_FAILURE_MODE": "error",
+        "RLS_TRANSPORT": transport,
+        "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION": looks,
+    }
+    with Launched(variables) as service:
+        service.wait_until(lambda: listens(service.grpc_port) and listens(service.http_port), "listens")
+        assert told(service, "lax") == (Code.OK, 0)
+        assert told(service, "strict") == (Code.OVER_LIMIT, 0)
+        assert told(service, "plain") is grpc.StatusCode.UNAVAILABLE
+        assert service.healthcheck().status == (500 if looks == "true" else 200)
+        assert [service.health(), service.health("")] == ["NOT_SERVING" if looks == "true" else "SERVING", "SERVING"]
+        assert service.log().count("calls are answered without the store") == 1
+
+        with redis:
+            service.wait_until(lambda: told(service, "plain") == (Code.OK, 999), "counts in Redis")
+            assert told(service, "strict") == (Code.OK, 999)
+            assert service.healthcheck().status == 200
+            time.sleep(1.1)  # quiet for so long, and it is over
+            assert told(service, "lax") == (Code.OK, 999)
+            service.wait_for_log("the store decides again")
+        assert service.stat("ratelimit.store_failure.allow") == 1

@@ -30,7 +30,7 @@ def cluster() -> Iterator[RedisCluster]:
 @asynccontextmanager
 async def connected(nodes: Sequence[RedisServer]) -> AsyncIterator[ShardedStore]:
     seeds = tuple(RedisAddress("127.0.0.1", node.port) for node in nodes)
-    store = ShardedStore(Cluster(RedisServers("cluster", seeds), Terms()))
+    store = ShardedStore(Cluster(RedisServers("cluster", seeds), Terms(timeout_s=5)))  # on a machine that may be busy
     await store.start()
     try:
         yield store
@@ -93,12 +93,17 @@ async def test_nodes_come_and_go_without_failing_a_call(cluster: RedisCluster) -
     cluster.nodes.remove(guest)
 
 
+def node_of_its_own() -> RedisServer:
+    """Not started yet, and nobody it has met."""
+    return RedisCluster(masters=1).nodes[0]
+
+
 def received(server: RedisServer) -> int:
     return int(server.cli("INFO", "stats")["total_connections_received"])
 
 
 async def test_a_node_that_has_left_its_cluster_is_not_believed(cluster: RedisCluster) -> None:
-    with RedisServer(extra=["--cluster-enabled", "yes"], databases=1) as stranger:
+    with node_of_its_own() as stranger:
         assert stranger.cli("CLUSTER", "SLOTS") == []
         async with connected([stranger, *cluster.nodes]) as store:
             (told,) = await store.spend([store.prepare(call(step("carol")))])
@@ -107,7 +112,7 @@ async def test_a_node_that_has_left_its_cluster_is_not_believed(cluster: RedisCl
 
 async def test_a_node_that_sees_but_a_part_of_its_cluster_is_not_believed(cluster: RedisCluster) -> None:
     """As one that is cut off from the others sees it, after a while."""
-    with RedisServer(extra=["--cluster-enabled", "yes"], databases=1) as alone:
+    with node_of_its_own() as alone:
         alone.cli("CLUSTER", "ADDSLOTS", *range(16_000))
         async with connected([alone, *cluster.nodes]) as store:
             (told,) = await store.spend([store.prepare(call(step("carol")))])

@@ -28,15 +28,17 @@ async def test_a_server_that_refuses_everything_costs_few_connections_and_few_li
         node = Node(any_redis.address, partial(connect, address), Terms(), must_write=False)
         await node.line.start()
         run = [RedisStore.prepare(None, call(step("k", 10**6)))]  # type: ignore[arg-type]
-        any_redis.cli("CONFIG", "SET", "maxmemory", "1")
         before = int(any_redis.cli("INFO", "stats")["total_connections_received"])
         refused = 0
-        ends_s = monotonic() + 3
-        while monotonic() < ends_s:
-            refused += await _refuses(node, run)
-            await asyncio.sleep(0.002)
+        any_redis.cli("CONFIG", "SET", "maxmemory", "1")
+        try:
+            ends_s = monotonic() + 3
+            while monotonic() < ends_s:
+                refused += await _refuses(node, run)
+                await asyncio.sleep(0.002)
+        finally:
+            any_redis.cli("CONFIG", "SET", "maxmemory", "0")
         connections = int(any_redis.cli("INFO", "stats")["total_connections_received"]) - before
-        any_redis.cli("CONFIG", "SET", "maxmemory", "0")
         back_s = monotonic()
         while await _refuses(node, run):
             await asyncio.sleep(0.002)

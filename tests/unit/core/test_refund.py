@@ -33,7 +33,8 @@ def _owed(descriptors: tuple[Descriptor, ...], *readings: Reading) -> dict[int, 
     owed = refund(decide(outline, Answer(False, 1_000, readings)))
     if owed is None:
         return {}
-    assert owed.charged_at_us == 1_000
+    assert set(owed.charged_at_us) == {1_000}
+    assert len(owed.charged_at_us) == len(owed.numbers)
     return {number: step.cost for number, step in zip(owed.numbers, owed.outline.steps, strict=True)}
 
 
@@ -53,3 +54,25 @@ def test_looks_and_refunds_took_nothing() -> None:
     look = Descriptor((Entry("shadow", "v"),), hits=0)
     back = Descriptor((Entry("queue", "v"),), hits=3, is_refund=True)
     assert _owed((look, back), ALLOWED, ALLOWED, NORMAL) == {}
+
+
+def test_each_is_given_back_as_of_the_moment_at_which_it_was_charged() -> None:
+    outline = Planner(TREE, Policy()).plan(Request("d", _of("queue"))).outline
+    answer = Answer(False, 1_000, (HELD, NORMAL), moments_us=(900, 1_000))
+    owed = refund(decide(outline, answer))
+
+    assert owed is not None
+    assert owed.charged_at_us == (900,)
+
+
+def test_only_what_was_charged_as_debt_says_so() -> None:
+    """What was not may have been unused since, and is given back with more care."""
+    outline = Planner(TREE, Policy()).plan(Request("d", _of("queue"))).outline
+    at_once, held = (
+        refund(decide(outline, Answer(False, 0, (reading, NORMAL)))) for reading in (HELD._replace(retry_us=0), HELD)
+    )
+
+    assert at_once is not None
+    assert held is not None
+    assert at_once.outline.steps[0].max_delay_us == 0
+    assert held.outline.steps[0].max_delay_us > 0

@@ -1,0 +1,242 @@
+"""A Redis Cluster under load: slots move, a node joins and gets some, a master dies and its replica takes over.
+
+Calls ask for one descriptor, or for three that live on three nodes. With `local` no caller sees an error, and no limit
+lets pass more than what a dead master took and its replica never saw, and the share of `local`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from ratelimit_rls.core.model import Code
+from tests.client import rate_limit_request
+from tests.handed_out import handed_out
+from tests.launched import Watched
+from tests.paced import Paced
+from tests.redis_servers import RedisCluster, until
+from tests.servers import RedisServer, redis_binaries
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+
+LIMIT = 800
+REPLICAS = 40
+SHARE = -(-LIMIT // REPLICAS)
+"""What `local` lets pass of a limit in this process, the only one there is."""
+
+PER_SECOND = 300
+DEADLINE_S = 3.0
+MARGIN = "2600ms"
+"""Kept of the deadline. This much, because the machine may be busy, and what is tested here is not its scheduler."""
+
+BACK_WITHIN_S = 1.5
+"""A second, and half of one for a busy machine."""
+
+RULES = f"""
+domain: edge
+charge: admitted
+on_store_failure: POLICY
+descriptors:
+  - key: tight
+    rate_limit: {{unit: year, requests_per_unit: {LIMIT}}}
+  - key: wide
+    rate_limit: {{unit: year, requests_per_unit: {10 * LIMIT}}}
+"""
+
+
+class Asked(NamedTuple):
+    """What one kind of call asks for: of its descriptors one is tight, and refuses first."""
+
+    descriptors: tuple[tuple[str, str], ...]
+
+    @property
+    def message(self) -> bytes:
+        return bytes(rate_limit_request("edge", *({key: value} for key, value in self.descriptors)))
+
+    @property
+    def tight(self) -> int:
+        return next(number for number, (key, _) in enumerate(self.descriptors) if key == "tight")
+
+    @property
+    def slot(self) -> int:
+        """Of the tight one."""
+        return _slot(*self.descriptors[self.tight])
+
+    def counted(self, cluster: RedisCluster) -> int:
+        key, value = self.descriptors[self.tight]
+        return int(cluster.owner(self.slot).cli("GET", f"rl:{{edge/{key}={value}}}:fixed_window:31536000") or 0) >> 16
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    with RedisCluster(redis_binaries().get(request.param), replicas=1) as cluster:
+        yield cluster
+
+
+def service_on(cluster: RedisCluster, directory: Path, policy: str) -> Watched:
+    rules = directory / "rules.yaml"
+    rules.write_text(RULES.replace("POLICY", policy))
+    return Watched(
+        {
+            "RLS_RULES": rules,
+            "REDIS_TYPE": "CLUSTER",
+            "REDIS_URL": cluster.url,
+            "RLS_REPLICAS": REPLICAS,
+            "RLS_DEADLINE_MARGIN": MARGIN,
+        }
+    )
+
+
+def calls_for(cluster: RedisCluster) -> list[Asked]:
+    """Three for each of the masters, and three over all of them, each with its tight descriptor on another one."""
+    values = map(str, itertools.count())
+    masters = [cluster.owner(slot) for slot in (0, 8000, 16000)]
+
+    def on(master: RedisServer, key: str) -> tuple[str, str]:
+        return key, next(value for value in values if cluster.owner(_slot(key, value)) is master)
+
+    one_each = [Asked((on(master, "tight"),)) for master in masters * 3]
+    over_all = [
+        Asked(tuple(on(master, "tight" if master is tightest else "wide") for master in masters))
+        for tightest in masters
+    ]
+    return [*one_each, *over_all]
+
+
+def _slot(key: str, value: str) -> int:
+    return RedisCluster.slot_of(f"{{edge/{key}={value}}}")
+
+
+@pytest.mark.parametrize("cluster", ["redis-6.2"], indirect=True)
+def test_no_call_fails_and_no_limit_is_exceeded_while_slots_and_masters_move(
+    cluster: RedisCluster, tmp_path: Path
+) -> None:
+    calls = calls_for(cluster)
+    messages = [asked.message for asked in calls]
+    with (
+        service_on(cluster, tmp_path, "local") as service,
+        Paced(service.grpc_address, messages, per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
+    ):
+        figures = _Figures(service, load)
+        time.sleep(0.5)
+        figures.tell("before")
+        for asked in (calls[0], calls[4], calls[9], calls[10]):
+            owner = cluster.owner(asked.slot)
+            move_slowly(cluster, asked.slot, next(node for node in cluster.nodes[:3] if node is not owner))
+        assert figures.tell("four slots moved") == 0
+        guest = cluster.add_node()
+        for asked in (calls[1], calls[11]):
+            move_slowly(cluster, asked.slot, guest)
+        assert figures.tell("a node joined and got two") == 0
+        assert evals(guest) > 0
+
+        victim = cluster.owner(calls[3].slot)
+        on_victim = [cluster.owner(asked.slot) is victim for asked in calls]
+        gone_s = time.monotonic()
+        cluster.kill(victim)
+        heir = wait_for_heir(cluster, calls[3].slot, victim)
+        taken_over_s = time.monotonic()
+        until(lambda: evals(heir) > 0, "the service counts on the heir")
+        back_s = time.monotonic()
+        service.wait_for_log("the store decides again")
+        figures.tell("a master died")
+        assert min(LIMIT - asked.counted(cluster) for asked in calls) >= SHARE, "it has taken too long"
+        load.use_up()
+
+        outcomes = [
+            handed_out((call for call in load.calls if call.message == number), LIMIT, SHARE, asked.tight)
+            for number, asked in enumerate(calls)
+        ]
+        print(
+            f"a replica took over after {taken_over_s - gone_s:.1f} s and was counted on {back_s - taken_over_s:.2f} s "
+            f"later; limits of {LIMIT} with a share of {SHARE}, admitted / unknown to the heir / counted but unheard:\n"
+            + ", ".join(f"{admitted}/{twice}/{unheard}" for admitted, twice, unheard in outcomes)
+        )
+        assert set(load.outcomes) == {Code.OK, Code.OVER_LIMIT}, "some calls failed, or were not answered in time"
+        assert back_s - taken_over_s < BACK_WITHIN_S
+        assert [asked.counted(cluster) for asked in calls] == [LIMIT] * len(calls)
+        for (admitted, twice, unheard), had_an_heir in zip(outcomes, on_victim, strict=True):
+            assert admitted <= LIMIT + twice + SHARE
+            assert admitted >= LIMIT + twice - unheard
+            assert twice == 0 or had_an_heir, "a slot that moves takes its hits along"
+        assert service.healthcheck().status == 200
+        # A few for each node and event, however long it takes.
+        assert len(service.log().splitlines()) <= 25, service.log()
+
+
+@pytest.mark.parametrize("cluster", ["valkey-9"], indirect=True)
+def test_how_long_calls_fail_when_a_master_dies_and_the_rules_say_error(cluster: RedisCluster, tmp_path: Path) -> None:
+    calls = calls_for(cluster)
+    messages = [asked.message for asked in calls]
+    with (
+        service_on(cluster, tmp_path, "error") as service,
+        Paced(service.grpc_address, messages, per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
+    ):
+        time.sleep(0.5)
+        victim = cluster.owner(calls[0].slot)
+        gone_s = time.monotonic()
+        cluster.kill(victim)
+        wait_for_heir(cluster, calls[0].slot, victim)
+        taken_over_s = time.monotonic()
+        time.sleep(BACK_WITHIN_S)
+        load.stop()
+
+    failed = [call for call in load.calls if call.outcome == grpc.StatusCode.UNAVAILABLE]
+    last_s = max(call.begun_s for call in failed)
+    meanwhile = [call for call in load.calls if gone_s <= call.begun_s <= last_s]
+    print(
+        f"a replica took over after {1000 * (taken_over_s - gone_s):.0f} ms; {len(failed)} of {len(meanwhile)} calls "
+        f"failed in {1000 * (last_s - gone_s):.0f} ms, {1000 * (last_s - taken_over_s):+.0f} ms beside the takeover"
+    )
+    assert set(load.outcomes) == {Code.OK, grpc.StatusCode.UNAVAILABLE}
+    assert last_s - taken_over_s < BACK_WITHIN_S
+    assert all(call.begun_s >= gone_s - DEADLINE_S for call in failed)
+
+
+def move_slowly(cluster: RedisCluster, slot: int, to: RedisServer) -> None:
+    """So that calls meet each of its stages: ASK for keys that have gone, and MOVED when all have."""
+    cluster.begin_move(slot, to)
+    time.sleep(0.05)
+    cluster.move_keys(slot, to)
+    time.sleep(0.05)
+    cluster.finish_move(slot, to)
+
+
+def wait_for_heir(cluster: RedisCluster, slot: int, victim: RedisServer) -> RedisServer:
+    until(lambda: cluster.owner(slot) is not victim, "a replica takes over")
+    return cluster.owner(slot)
+
+
+def evals(server: RedisServer) -> int:
+    stats = server.cli("INFO", "commandstats")
+    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("eval", "evalsha"))
+
+
+class _Figures:
+    """What has become of the calls since the last time."""
+
+    def __init__(self, service: Watched, load: Paced) -> None:
+        self._service = service
+        self._load = load
+        self._calls = self._without_store = self._late = 0
+
+    def tell(self, what: str) -> int:
+        """Returns how many calls the store has failed; some more may be late, on a machine that is busy."""
+        calls = self._load.calls[self._calls :]
+        self._calls += len(calls)
+        so_far = self._service.stat("ratelimit.store_failure.local")
+        without_store, self._without_store = so_far - self._without_store, so_far
+        late_so_far = self._service.stat("ratelimit.service.call.should_rate_limit.late")
+        late, self._late = late_so_far - self._late, late_so_far
+        longest_s = max(call.ended_s - call.begun_s for call in calls)
+        print(
+            f"{what}: {len(calls)} calls, the longest {longest_s:.2f} s, {without_store} answered without the store, "
+            f"{late} of them because it was late"
+        )
+        return without_store - late

@@ -1,0 +1,225 @@
+"""All that Redis can do to its clients, one after the other and under load: each call is told what its rules say.
+
+Deadlines are measured by the caller. A machine that has other things to do makes calls look late, so what caller and
+service had to wait for a core is taken off; where some were late nevertheless, or too many had no core to be measured
+by, the same is tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from ratelimit_rls.core.model import Code
+from tests.client import rate_limit_request
+from tests.launched import Watched
+from tests.paced import Paced, Told
+from tests.relays import SlowRelay
+from tests.servers import RedisServer
+from tests.starved import Starved
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+
+POLICIES = ("error", "allow", "deny", "local")
+LIMIT, REPLICAS = 1_000_000_000, 10_000
+SHARE = LIMIT // REPLICAS
+"""No store has as little left, and this process alone no more."""
+
+RULES = "domain: chaos\ndescriptors:\n" + "".join(
+    f"""\
+  - key: {policy}
+    on_store_failure: {policy}
+    rate_limit: {{unit: year, requests_per_unit: {LIMIT}}}
+"""
+    for policy in POLICIES
+)
+MESSAGES = [bytes(rate_limit_request("chaos", {policy: "client"})) for policy in POLICIES]
+
+CALLS_PER_S = 300
+DEADLINE_S = 0.05
+MARGIN_S = 0.01  # more than in production, where the service has its core to itself
+PASSWORD = "right"
+SETTLE_S = 0.3  # until the store has noticed, some calls are answered by it and others not
+FAULT_S = 1.2
+BACK_WITHIN_S = 1.0
+LATE_S = 0.005
+MOST_GROWTH_MIB = 8
+TRIES = 4
+
+STORE, POLICY, NOBODY = "store", "policy", "nobody"
+
+
+class House(NamedTuple):
+    redis: RedisServer
+    relay: SlowRelay
+    password_file: Path
+    service: Watched
+    behind_relay: Watched  # the same, but what it hears of Redis goes through the relay
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    directory = tmp_path_factory.mktemp("chaos")
+    (directory / "rules.yaml").write_text(RULES)
+    password_file = directory / "password"
+    password_file.write_text(PASSWORD)
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer(password=PASSWORD))
+        relay = stack.enter_context(SlowRelay(redis))
+        variables = {
+            "RLS_RULES": directory / "rules.yaml",
+            "REDIS_AUTH_FILE": password_file,
+            "RLS_REPLICAS": REPLICAS,
+            "RLS_DEADLINE_MARGIN": f"{MARGIN_S * 1000:.0f}ms",
+        }
+        services = [
+            stack.enter_context(Watched({**variables, "REDIS_URL": address}))
+            for address in (redis.address, relay.address)
+        ]
+        for service in services:
+            with Paced(service.grpc_address, MESSAGES, per_second=CALLS_PER_S, timeout_s=5) as load:
+                wait_for(lambda: len(load.calls) > CALLS_PER_S)  # everything that is made once is made
+        yield House(redis, relay, password_file, *services)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.005)
+
+
+def by_whom(call: Told) -> str:
+    """Whether the store decided a call, or what its rules say without it; or neither."""
+    (left,) = call.left or (0,)
+    if call.details.startswith("Stream removed"):  # so many had given up that the front took it for an attack
+        return NOBODY
+    match POLICIES[call.message], call.outcome:
+        case _, Code.OK if left > SHARE:
+            return STORE
+        case ("error", grpc.StatusCode.UNAVAILABLE) | ("deny", Code.OVER_LIMIT):
+            return POLICY
+        case "allow", Code.OK if left == 0:
+            return POLICY
+        case "local", Code.OK if left < SHARE:
+            return POLICY
+        case _, grpc.StatusCode.DEADLINE_EXCEEDED:
+            return NOBODY
+    raise AssertionError(f"{POLICIES[call.message]} was told {call}")
+
+
+def is_served(calls: list[Told]) -> bool:
+    """Whether the store decides, whatever the rules say without it."""
+    by = Counter(map(by_whom, calls[-40:]))
+    return by[STORE] > 30 and not by[POLICY]
+
+
+class Fault(NamedTuple):
+    begin: Callable[[House], None]
+    end: Callable[[House], None]
+    is_total: bool = True  # the store answers nobody in time
+    is_of_relay: bool = False
+
+
+def restart(house: House) -> None:
+    house.redis.kill()
+    house.redis.start()
+
+
+def rotate(house: House, password: str) -> None:
+    house.password_file.write_text(password)
+
+
+def rotate_in_a_wrong_one(house: House) -> None:
+    rotate(house, "wrong")
+    house.redis.cli("CLIENT", "KILL", "TYPE", "normal")
+
+
+def nothing(house: House) -> None: ...
+
+
+FAULTS = {
+    "killed": Fault(lambda house: house.redis.kill(), lambda house: house.redis.start() and None),
+    "paused": Fault(lambda house: house.redis.pause(), lambda house: house.redis.resume()),
+    "restarted empty": Fault(restart, nothing, is_total=False),
+    "slow by 50 ms": Fault(
+        lambda house: setattr(house.relay, "delay_ms", 50.0),
+        lambda house: setattr(house.relay, "delay_ms", 0.0),
+        is_of_relay=True,
+    ),
+    "scripts flushed": Fault(lambda house: house.redis.cli("SCRIPT", "FLUSH"), nothing, is_total=False),
+    "out of memory": Fault(
+        lambda house: house.redis.cli("CONFIG", "SET", "maxmemory", "1"),
+        lambda house: house.redis.cli("CONFIG", "SET", "maxmemory", "0"),
+    ),
+    "a read-only replica": Fault(
+        lambda house: house.redis.cli("REPLICAOF", "127.0.0.1", "1"),
+        lambda house: house.redis.cli("REPLICAOF", "NO", "ONE"),
+    ),
+    "a wrong password": Fault(rotate_in_a_wrong_one, lambda house: rotate(house, PASSWORD)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_call_is_told_what_its_rules_say_in_time_and_service_is_back_soon(house: House, name: str) -> None:
+    in_time = [suffer(house, name, FAULTS[name])]
+    while not in_time[-1] and len(in_time) < TRIES:
+        in_time.append(suffer(house, name, FAULTS[name]))
+    assert in_time[-1]
+
+
+def suffer(house: House, name: str, fault: Fault) -> bool:
+    """Whether all calls were answered in time; everything else is asserted here."""
+    service = house.behind_relay if fault.is_of_relay else house.service
+    before_mib = memory_mib(service)
+    with (
+        Paced(service.grpc_address, MESSAGES, per_second=CALLS_PER_S, timeout_s=DEADLINE_S) as load,
+        Starved(os.getpid(), service.pid) as starved,
+    ):
+        wait_for(lambda: is_served(load.calls))
+        begun_s = time.monotonic()
+        fault.begin(house)
+        if fault.is_total:
+            time.sleep(FAULT_S)
+        ending_s = time.monotonic()
+        fault.end(house)
+        back_s = time.monotonic()
+        wait_for(lambda: is_served([call for call in load.calls if call.begun_s > back_s]))
+    calls = [call for call in load.calls if call.ended_s > begun_s]
+    by = Counter(map(by_whom, calls))
+    starved_s = {call: starved.between_s(call.begun_s, call.ended_s) for call in calls}
+    seen_s = p999([call.ended_s - call.begun_s - DEADLINE_S for call in calls])
+    over_s = p999([call.ended_s - call.begun_s - DEADLINE_S - starved_s[call] for call in calls])
+    given_up = sum(by_whom(call) == NOBODY and starved_s[call] < MARGIN_S / 2 for call in calls)
+    again_s = max((call.begun_s for call in calls if by_whom(call) == POLICY), default=back_s)
+    growth_mib = memory_mib(service) - before_mib
+    print(
+        f"\n{name}: {len(calls)} calls, {by[STORE]} decided by Redis, {by[POLICY]} as rules say, {given_up} given up "
+        f"({by[NOBODY] - given_up} more for want of a core); p99.9 ended {seen_s * 1000:+.1f} ms from its deadline "
+        f"({over_s * 1000:+.1f} ms with a core at hand); "
+        f"served again {again_s - back_s:+.2f} s after Redis was back; memory {growth_mib:+.1f} MiB"
+    )
+    if fault.is_total:
+        during = [call for call in calls if begun_s + SETTLE_S < call.begun_s < ending_s - DEADLINE_S]
+        told = {(POLICIES[call.message], by_whom(call)) for call in during if by_whom(call) != NOBODY}
+        assert told == {(policy, POLICY) for policy in POLICIES}
+    assert again_s - back_s < BACK_WITHIN_S
+    assert growth_mib < MOST_GROWTH_MIB
+    return over_s < LATE_S and given_up <= 0.001 * len(calls) and by[NOBODY] <= 0.2 * len(calls)
+
+
+def p999(times_s: list[float]) -> float:
+    return sorted(times_s)[int(len(times_s) * 0.999)]
+
+
+def memory_mib(service: Watched) -> float:
+    return int(Path(f"/proc/{service.pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
