@@ -17,7 +17,7 @@ ARGV[3]    calls           big-endian 16-bit numbers: for each call (steps, flag
                            +8 the moment (64 bits) at which was charged what this call gives back: it is never refused,
                            and what belongs to a window that is over is not given back;
                            +16 the index into KEYS (16 bits) of the record of a call that counts once, and for how many
-                           seconds it counts so (16 bits): what was answered the first time is answered again. With +8
+                           seconds it counts so (16 bits): what was answered when it counted is answered again. With +8
                            the record goes;
                            +32 hits (32 bits) in place of each step's cost: to give back, with +8; else the call takes
                            as many of them as every step has left, and that number stands where the verdict does
@@ -110,11 +110,17 @@ local function answer_again(record, told, steps, hits)
   for number in string.gmatch(text or "", "%-?%d+") do
     numbers[#numbers + 1] = tonumber(number)
   end
-  if #numbers ~= 1 + 3 * steps then -- none, or of another time's rules
+  if #numbers ~= 2 + 3 * steps then -- none, or of another time's rules
     return false
   end
+  local ago = now - numbers[1]
+  table.remove(numbers, 1)
   for i = 1, #numbers do
     reply[told + i] = numbers[i]
+    if i % 3 == 0 and numbers[i] < -1 then -- the slot it was given may have come
+      local wait = -1 - numbers[i] - ago
+      reply[told + i] = wait > 0 and -1 - wait or 0
+    end
   end
   if not hits then -- else a number of hits stands there
     reply[told + 1] = numbers[1] + 2
@@ -123,14 +129,15 @@ local function answer_again(record, told, steps, hits)
 end
 
 local function keep_answer(record, told, steps, seconds)
-  local words = {}
+  local words = { string.format("%.0f", now) }
   for i = 1, 1 + 3 * steps do
-    words[i] = string.format("%.0f", reply[told + i])
+    words[i + 1] = string.format("%.0f", reply[told + i])
   end
   recorded[record], recorded_s[record] = table.concat(words, " "), seconds
 end
 
--- Decides the call whose steps begin at `first`, and appends what it says to the reply after place `told`.
+-- Decides the call whose steps begin at `first`, and appends what it says to the reply after place `told`. Returns whether
+-- it counts: a refusal that charges nobody does not, and is decided anew if it comes again.
 local function decide_call(first, told, steps, passes, shadowed, patience, charged_at, hits)
   local at, a, b, c, d
   local verdict_at, granted = told + 1, nil
@@ -139,6 +146,7 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
     granted = hits
   end
   local failed, quotas, failed_quotas, undoable, watched = 0, passes and 1 or 0, 0, false, false
+  local charged_anyway = false
   local quota_failed -- whether the descriptor at hand has failed as a quota: it does so once, however many limits it has
   told = verdict_at
 
@@ -181,6 +189,8 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
       watched = true
     elseif not spec.always then
       undoable = true
+    elseif cost ~= 0 then
+      charged_anyway = true
     end
     if spec.quota and not spec.joined then
       quotas = quotas + 1
@@ -262,6 +272,7 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
       telling = telling + 3
     end
   end
+  return charged_anyway or shadowed or not refused
 end
 
 local at, size, told = 1, #calls, 1
@@ -295,8 +306,8 @@ while at < size do
     record = nil
   end
   if not record or not answer_again(record, told, steps, hits) then
-    decide_call(at, told, steps, passes, shadowed, patience, charged_at, hits)
-    if record then
+    local counted = decide_call(at, told, steps, passes, shadowed, patience, charged_at, hits)
+    if record and counted then
       keep_answer(record, told, steps, seconds)
     end
   end

@@ -8,6 +8,7 @@ Call    ─► instead ─► Decision  without the store, as the call's rules s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from ratelimit_rls.core.decide import decide
@@ -34,6 +35,10 @@ class Call(NamedTuple):
     outline: Outline
     counters: Counters
     prepared: Prepared | None  # None: nothing to ask the store
+
+
+NO_LIMIT = Call(Outline("", True, (), ()), (), None)
+"""Of a request that asks for nothing: it passes."""
 
 
 class RateLimiter:
@@ -110,6 +115,7 @@ class RateLimiter:
         here, and is neither counted nor replaced.
         """
         asked = _asked(calls, waits_us, request_ids)
+        begun_s = monotonic() if waits_us is not None else 0.0
         answers: Iterator[Answer | StoreError] = iter(())
         if asked:
             self._in_flight += len(asked)
@@ -129,11 +135,14 @@ class RateLimiter:
                 number = len(decisions)
                 if number not in answered:
                     wait_us = waits_us[number] if waits_us is not None else None
+                    if wait_us is not None:  # the store has used some of it up
+                        wait_us = max(0, wait_us - int((monotonic() - begun_s) * 1e6))
                     undecided[number] = Undecided(outline, counters, prepared, answer, wait_us)
                 decisions.append(answer)
                 continue
             decision = decide(outline, answer)
-            if not answered or len(decisions) not in answered:
+            is_retry = request_ids is not None and answer is not None and answer.again
+            if not is_retry and (not answered or len(decisions) not in answered):
                 self._metrics.record(decision, counters)
             decisions.append(decision)
         if undecided:

@@ -34,6 +34,11 @@ class Prepared(Protocol):
         """Whether it asks what its plan says and nothing more, as `prepare` made it: see the methods below."""
         ...
 
+    @property
+    def own_bytes(self) -> int:
+        """What it weighs beside its keys and what it shares with others, for whoever keeps many."""
+        ...
+
     def within(self, patience_us: int) -> Self:
         """The same for a caller that can wait so long and no longer; as it is, any wait the rules allow will do."""
         ...

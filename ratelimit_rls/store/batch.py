@@ -74,6 +74,10 @@ class PackedPlan(NamedTuple, Generic[Part]):
         return self.charged_at_us is not None or self.form.gives_back
 
     @property
+    def own_bytes(self) -> int:
+        return 0
+
+    @property
     def is_plain(self) -> bool:
         return self.patience_us is self.charged_at_us is self.hits is self.record is None
 
@@ -235,7 +239,8 @@ def unpack(batch: Sequence[PackedPlan[Part]], reply: Sequence[int]) -> list[Answ
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
         readings = tuple([Reading(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, at, 3)])
         if plan.hits is None or plan.charged_at_us is not None:
-            answers.append(Answer(verdict % 2 == 1, now_us, readings, again=verdict > 1))
+            answer = Answer(verdict % 2 == 1, now_us, readings)
+            answers.append(answer._replace(again=True) if verdict > 1 else answer)
         else:
             answers.append(Answer(verdict == 0, now_us, readings, granted=verdict))
     return answers

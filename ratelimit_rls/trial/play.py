@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Code, Decision, Descriptor, Outline, Request, Rule, State, Status
+from ratelimit_rls.core.model import Code, Decision, Descriptor, Request, Rule, State, Status
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.core.span import format_span
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.rules.snapshot import Rules
-from ratelimit_rls.service import Call, RateLimiter
+from ratelimit_rls.service import NO_LIMIT, Call, RateLimiter
 from ratelimit_rls.store.base import Store
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.trial.case import NEVER_US, Case, CaseStep, Expected, Suite
 from ratelimit_rls.trial.moments import VirtualClock
-
-_NO_LIMIT = Call(Outline("", True, (), ()), (), None)  # as for ext_authz: nothing came of the request, so it passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ async def play(tree: Tree, case: Case, store: Store, turn_clock: Callable[[int],
 
 def _turns(case: Case, limiter: RateLimiter) -> Iterator[_Turn]:
     for number, step in enumerate(case.steps):
-        call = limiter.prepare(Request(case.domain, step.descriptors)) if step.descriptors else _NO_LIMIT
+        call = limiter.prepare(Request(case.domain, step.descriptors)) if step.descriptors else NO_LIMIT
         for i in range(step.times):
             yield _Turn(step.at_us + i * step.every_us, number, call)
 

@@ -42,16 +42,38 @@ def test_retries_within_one_batch_are_counted_once(store: StoreUnderTest) -> Non
     assert left(store) == 8
 
 
-def test_a_refusal_is_remembered_too_whatever_has_become_free_since(store: StoreUnderTest) -> None:
+def test_a_refusal_that_counted_nothing_is_decided_anew(store: StoreUnderTest) -> None:
+    """Whoever comes back when it was told to, under its id, is let in."""
     plan = call(step(limit=1))
+    (_, refused) = ask(store, plan, b"", b"late")
+    assert refused.refused
+    store.now_us += 60_000_000
+    (again,) = ask(store, plan, b"late")
+
+    assert (again.refused, again.again) == (False, False)
+    assert left(store, limit=1) == 0
+
+
+def test_a_refusal_that_was_counted_is_told_again(store: StoreUnderTest) -> None:
+    plan = call(step(limit=1, charge=Charge.ALWAYS))
     (_, refused) = ask(store, plan, b"", b"late")
     store.now_us += 60_000_000
     (again,) = ask(store, plan, b"late")
 
-    assert refused.refused
-    assert again.refused
+    assert (again.refused, again.again) == (True, True)
     assert again.readings == refused.readings
-    assert left(store, limit=1) == 1
+
+
+def test_a_slot_that_has_come_meanwhile_is_not_waited_for_again(store: StoreUnderTest) -> None:
+    queue = call(step(limit=60, algorithm=Algorithm.GCRA, burst=1, max_delay_us=10_000_000))
+    (_, held) = ask(store, queue, b"", b"mine")
+    assert held.readings[0].wait_us == 1_000_000
+    store.now_us += 400_000
+    (sooner,) = ask(store, queue, b"mine")
+    store.now_us += 600_000
+    (then,) = ask(store, queue, b"mine")
+
+    assert [sooner.readings[0].wait_us, then.readings[0].wait_us] == [600_000, 0]
 
 
 def test_an_admission_is_remembered_although_the_limit_is_used_up_since(store: StoreUnderTest) -> None:

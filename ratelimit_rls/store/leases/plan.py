@@ -14,6 +14,10 @@ from ratelimit_rls.store.leases.hand import Hand, Taken
 MOST_LEASED = 3
 """Descriptors of one call that are served from hand, so that there are at most eight kinds of what is left of it."""
 
+# Weighed with tracemalloc on CPython 3.11.
+_PLAN_BYTES = 500
+_HAND_BYTES = 1600
+
 
 @per_outline
 def leased_slots(outline: Outline) -> tuple[int, ...]:
@@ -118,6 +122,11 @@ class LeasedPlan:
     @property
     def gives_back(self) -> bool:
         return self.whole.gives_back
+
+    @property
+    def own_bytes(self) -> int:
+        """With its hands: a call that is kept keeps what is known of its counters."""
+        return self.whole.own_bytes + _PLAN_BYTES + _HAND_BYTES * len(self.hot)
 
     @property
     def is_plain(self) -> bool:

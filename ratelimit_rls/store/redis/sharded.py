@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 MAIN = 0
 PER_SECOND = 1
 
+_PART_BYTES = 350  # weighed with tracemalloc on CPython 3.11
+
 _FINE = Reading(0, 0, 0)
 """Of what has not been asked yet."""
 
@@ -66,6 +68,10 @@ class ShardedPlan(NamedTuple):
     @property
     def is_plain(self) -> bool:
         return all(part.plan.is_plain for part in self.parts)
+
+    @property
+    def own_bytes(self) -> int:
+        return _PART_BYTES * len(self.parts)
 
     def within(self, patience_us: int) -> ShardedPlan:
         return self._with(part.plan.within(patience_us) for part in self.parts)

@@ -1,6 +1,6 @@
 """A batch behind a rate limiter's door, from the moment it was read until each of its calls has its answer.
 
-read ─► at once   cannot be read, has no time left, or is one too many
+read ─► at once   cannot be read, needs no store, has no time left, or is one too many
      ─► asked ─► the store's word              in time
              └─► what the rules say without it      late
 """
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE_S = -1.0
 """Before every moment of the monotonic clock."""
+
+_NOT_NEEDED = StoreError("the store has nothing to say of this call")
 
 W = TypeVar("W")
 
@@ -75,6 +77,7 @@ class AskedLimiter(Generic[W]):
             or self.due_s <= self._begun_s
             or request_ids is not None
             or door.messages_have_ids
+            or (door.some_ask_nothing and not door.limiter.decides_here)
         ):
             self._sift(ready, request_ids or [None] * self._size)
 
@@ -91,13 +94,15 @@ class AskedLimiter(Generic[W]):
                 self._at_once.append((number, known))
             elif (failure := self._refused_id(sent_id)) is not None:
                 self._at_once.append((number, failure))
-            elif (why := self._not_asked(known.call, self._deadlines_s[number], places)) is not None:
+            elif known.call.prepared is None:
+                without.append((number, known, _NOT_NEEDED))
+            elif (why := self._not_asked(self._deadlines_s[number], places)) is not None:
                 without.append((number, known, why))
             else:
                 asked.append(known)
                 numbers.append(number)
                 ids.append(known.request_id or sent_id)
-                places -= known.call.prepared is not None
+                places -= 1
         self._asked, self._numbers, self._request_ids = asked, numbers, ids
         self._calls = [known.call for known in asked]
         self._at_once += self._instead(without)
@@ -112,11 +117,9 @@ class AskedLimiter(Generic[W]):
             return self._door.failure(fault)
         return None
 
-    def _not_asked(self, call: Call, deadline_s: float, places: int) -> StoreError | None:
+    def _not_asked(self, deadline_s: float, places: int) -> StoreError | None:
         """Why the store is not even asked about a call of which it has something to say."""
         door = self._door
-        if call.prepared is None:
-            return None
         if deadline_s - door.room.margin_s <= self._begun_s and not door.limiter.decides_here:
             return Late("the call came too late for an answer before its deadline")
         return Overloaded("too many calls wait for the store; try again later") if places <= 0 else None

@@ -66,6 +66,6 @@ class CallCache(Generic[W]):
 
 def weight_bytes(message: bytes, known: Known[Any]) -> int:
     outline, _, prepared = known.call
-    keys = len(prepared.keys) if prepared is not None else 0
+    keys, own_bytes = (len(prepared.keys), prepared.own_bytes) if prepared is not None else (0, 0)
     copies = 1 + -(-keys // max(1, len(outline.slots)))
-    return _ENTRY_BYTES + _KEY_BYTES * keys + outline.own_bytes + copies * len(message)
+    return _ENTRY_BYTES + _KEY_BYTES * keys + outline.own_bytes + own_bytes + copies * len(message)

@@ -6,9 +6,9 @@ Every Check is different (ids, times, ports), so what was worked out is kept by 
 from __future__ import annotations
 
 from ratelimit_rls.core.attributes import AttributeMapping
-from ratelimit_rls.core.model import Decision, Outline, Request
+from ratelimit_rls.core.model import Decision, Request
 from ratelimit_rls.errors import BadRequest, NotReady
-from ratelimit_rls.service import Call, RateLimiter
+from ratelimit_rls.service import NO_LIMIT, Call, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.authz_decode import attributes, parse
@@ -22,8 +22,6 @@ DOMAIN_EXTENSION = "ratelimit_domain"
 
 MOST_NAMED = 5
 """Domains that a message lists."""
-
-_NO_LIMIT = Call(Outline("", True, (), ()), (), None)
 
 
 class ExtAuthzDoor(LimiterDoor[Asked]):
@@ -46,12 +44,12 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         context = parse(message)
         domain, mapping = self._chosen(context.context_extensions.get(DOMAIN_EXTENSION, ""))
         if mapping is None:
-            return Known(_NO_LIMIT, Asked(None))
+            return Known(NO_LIMIT, Asked(None))
         told = attributes(context, mapping.metadata)
         header = told.headers.get
         asked = Asked(mapping, header("x-request-id", ""), header("content-type", "").startswith("application/grpc"))
         request = mapping.request(domain, told)
-        return Known(_NO_LIMIT if request is None else self._call(request), asked)
+        return Known(NO_LIMIT if request is None else self._call(request), asked)
 
     def word(self, decision: Decision, wording: Asked) -> bytes:
         return self._encoder.encode(decision, wording)

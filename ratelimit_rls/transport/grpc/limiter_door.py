@@ -38,7 +38,9 @@ class LimiterDoor(ABC, Generic[W]):
         self.counters = metrics.service
         self.cache: CallCache[W] = CallCache(cache_bytes)  # empty again whenever the rules change
         self.room = room
-        self.some_can_wait = False  # under the rules in force, as far as calls were seen
+        # Under the rules in force, as far as calls were seen.
+        self.some_can_wait = False
+        self.some_ask_nothing = False
         self._rules = limiter.rules
 
     @abstractmethod
@@ -67,6 +69,8 @@ class LimiterDoor(ABC, Generic[W]):
             return self.failure(fault)
         if known.call.outline.can_wait:
             self.some_can_wait = True
+        if known.call.prepared is None:
+            self.some_ask_nothing = True
         return known
 
     def ask(
@@ -93,7 +97,7 @@ class LimiterDoor(ABC, Generic[W]):
         """`ask`, and nothing is counted."""
         if self.limiter.rules is not self._rules:
             self._rules = self.limiter.rules
-            self.some_can_wait = False
+            self.some_can_wait = self.some_ask_nothing = False
             self.cache.clear()
         return AskedLimiter(self, self.known(messages), deadlines_s, request_ids)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ratelimit_rls.core.model import Decision, Outline, Purpose, Request
+from ratelimit_rls.core.model import Decision, Purpose, Request
 from ratelimit_rls.core.plan import check
-from ratelimit_rls.service import Call, RateLimiter
+from ratelimit_rls.service import NO_LIMIT, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.asked import AskedLimiter
@@ -18,8 +18,6 @@ from ratelimit_rls.transport.grpc.encode import Encoder, Wording
 from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
 from ratelimit_rls.transport.grpc.request_id import identified
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
-
-_NO_LIMIT = Call(Outline("", True, (), ()), (), None)
 
 
 class RlsDoor(LimiterDoor[Wording]):
@@ -70,7 +68,7 @@ class RlsDoor(LimiterDoor[Wording]):
         """A descriptor that had nothing but the id is not decided about, and told that no limit applied."""
         check(request)
         rest, request_id, dropped = identified(request, self._request_id_entry)
-        call = self.limiter.prepare(rest) if rest.descriptors else _NO_LIMIT
+        call = self.limiter.prepare(rest) if rest.descriptors else NO_LIMIT
         wording = self._encoder.wording(rest, call.outline)
         return Known(call, replace(wording, undecided=dropped) if dropped else wording, request_id)
 

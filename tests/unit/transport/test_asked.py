@@ -226,17 +226,26 @@ async def test_a_store_in_this_process_is_asked_however_little_time_is_left() ->
     assert told(answer) == OK
 
 
+async def test_who_needs_no_store_does_not_wait_for_those_who_do() -> None:
+    house = House()
+    asked = house.ask(USER, FREE)
+    assert due(asked, 0) == {1: OK}
+    waiting = await house.under_way(asked)
+    house.store.gate.set()
+    assert [told(answer) for answer in await waiting] == [OK, None]
+
+
 async def test_one_too_many_is_answered_at_once_and_the_store_is_not_asked() -> None:
     house = House(most_in_flight=3)
     waiting = await house.under_way(house.ask(USER, LAX))
     asked = house.ask(FREE, USER, LAX, STRICT, LOCAL, USER, FREE)
-    assert due(asked, 0) == {2: OK, 3: OVER_LIMIT, 4: OK, 5: FailureCode.RESOURCE_EXHAUSTED}
+    assert due(asked, 0) == {0: OK, 2: OK, 3: OVER_LIMIT, 4: OK, 5: FailureCode.RESOURCE_EXHAUSTED, 6: OK}
     others = await house.under_way(asked)
     assert (house.store.asked, house.gauge()) == (3, 3)
     assert house.stat("service.call.should_rate_limit.overloaded") == 4
     house.store.gate.set()
     assert [told(answer) for answer in await waiting] == [OK, OK]
-    assert [told(answer) for answer in await others] == [OK, OK, None, None, None, None, OK]
+    assert [told(answer) for answer in await others] == [None, OK, None, None, None, None, None]
     assert (house.gauge(), house.limiter.places_left) == (0, 3)
 
 
