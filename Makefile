@@ -41,7 +41,10 @@ demo: .venv/.stamp ## a real Envoy in front: watch 200s turn into 429s
 bench: .venv/.stamp ## calls per second and CPU per call, service and Redis apart
 	$(BIN)/python -m bench
 
-soak: .venv/.stamp ## the same load for an hour, watching memory and errors
+soak: .venv/.stamp ## two hours of load, of faults and of a million keys, watching memory and errors
+	$(BIN)/python -m bench.fault_soak
+	$(BIN)/python -m bench.fault_soak --cluster
+	$(BIN)/python -m bench.keys_soak
 	$(BIN)/python -m bench.soak
 	$(BIN)/python -m bench.simulate_soak
 

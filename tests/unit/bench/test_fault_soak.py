@@ -77,7 +77,7 @@ NOT_WELL = {
     "never back": (record([], Fault("cut", NOW_S + 20, NOW_S + 21)), "only inf"),
     "a connection more": (record([], last=HELD._replace(connections=3)), "connections 2 → 3"),
     "a file more": (record([], last=HELD._replace(files=35)), "files"),
-    "a thread more": (record([], last=HELD._replace(threads=14)), "threads"),
+    "several threads more": (record([], last=HELD._replace(threads=18)), "threads 13 → 18"),
     "much memory more": (record([], last=HELD._replace(resident_bytes=90 * MIB)), "memory by 10.0 MiB"),
     "a call that waits for ever": (replace(record([]), left_over={"held": 1}), "held is 1"),
 }
@@ -94,11 +94,21 @@ def test_what_must_not_be_is_found(name: str) -> None:
     assert any(words in trouble for trouble in troubles(not_well)), list(troubles(not_well))
 
 
-def test_a_recovery_lasts_until_the_last_call_that_redis_did_not_decide() -> None:
-    fault, later = Fault("cut", NOW_S, NOW_S + 1.05), Fault("cut", NOW_S + 3, NOW_S + 3.05)
-    failing = [call("order", at_s, UNAVAILABLE, details="no connection to Redis") for at_s in (0.5, 1.3, 3.01)]
-    (first, first_s), (second, second_s) = recoveries(record(failing, fault, later))
+def test_a_recovery_lasts_until_redis_decides_several_calls_in_a_row() -> None:
+    faults = (
+        Fault("cut", NOW_S, NOW_S + 1.05),
+        Fault("paused", NOW_S + 3, NOW_S + 3.05),
+        Fault("cut", NOW_S + 8, NOW_S + 8),
+    )
+    failing = [call("order", at_s, UNAVAILABLE, details="no connection to Redis") for at_s in (0.5, 1.25, 2.5, 3.01)]
+    back_s = [seconds for _, seconds in recoveries(record(failing, *faults))]
 
-    assert [first, second] == [fault, later]
-    assert first_s == pytest.approx(1.301 - 1.05, abs=1e-5)
-    assert second_s == pytest.approx(3.101 - 3.05, abs=1e-5)
+    assert back_s == pytest.approx([1.301 - 1.05, 3.101 - 3.05, 0.001], abs=1e-5)
+
+
+def test_a_fault_that_the_next_one_follows_before_redis_is_back_took_at_least_that_long() -> None:
+    faults = Fault("cut", NOW_S, NOW_S), Fault("cut", NOW_S + 0.02, NOW_S + 0.02)
+    failing = [call("order", 0.01, UNAVAILABLE, details="no connection to Redis")]
+    (_, first_s), _ = recoveries(record(failing, *faults))
+
+    assert first_s == pytest.approx(0.02, abs=1e-5)

@@ -1,0 +1,414 @@
+"""`python -m bench.fault_soak`: steady calls of every kind while Redis fails in every way, at random, for ten minutes.
+
+Wanted, and told at the end: every call was answered or has a status, and what it was told is what its rules say of a
+store that does not answer; nobody waited past its deadline; no limit let pass more than Redis and the local share can
+explain; service was back soon after Redis was; and when all is over the process holds no more memory, threads, files
+and connections than after it had seen each fault once. The seed is printed, and the same seed does the same again.
+
+A machine that has more to do than it can is late with everything. How late the load itself was is looked at all the
+time, and as much is forgiven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import grpc
+
+from bench import mixed_load
+from bench.faults import Fault, Faults
+from bench.mixed_load import KINDS, WINDOW_S, Called, Kind, MixedLoad, Outcome
+from bench.soak import resident_bytes
+from ratelimit_rls.core.model import Code, OnStoreFailure
+from tests.launched import Watched
+from tests.redis_servers import RedisCluster
+from tests.relays import SlowRelay
+from tests.servers import RedisServer
+
+SECONDS = 600.0
+WARM_S = 3.0
+CALM_S = (0.5, 2.0)
+"""Between two faults: the next sometimes meets what is left of the last."""
+
+SETTLE_S = 6.0
+STORE_TIMEOUT_S = 0.3
+LOOK_EVERY_S = 0.2
+NODE_TIMEOUT_S = 1.0
+"""After which the nodes of a cluster (tests/redis_servers.py) give one up."""
+
+BACK_WITHIN_S = 1.0
+IN_A_ROW = 3
+MOST_OVER_S = 0.005
+MOST_UNANSWERED = 0.002
+"""Of the calls: within their deadline, on a machine that has nothing else to do."""
+
+LAGGING_S = 0.01
+DROPPED = ("Stream removed", "GOAWAY", "Connection reset", "Broken pipe")
+"""What a client says of a call whose connection was closed under way: the native transport does so when a process that
+did not run for some time finds more than twenty calls that were given up meanwhile."""
+
+MOST_GROWTH_BYTES = 8 * 2**20
+POOL_THREADS = 4
+"""That asyncio may add to its pool at any time, when it reads files: it makes one whenever all it has are busy."""
+
+AWAY_MARGIN_S = 0.1
+"""After a server is gone, calls are still told what was known before."""
+
+SAID: dict[Outcome, str] = {Code.OK: "passed", Code.OVER_LIMIT: "refused"}
+LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Vitals(NamedTuple):
+    """What a process holds."""
+
+    resident_bytes: int
+    threads: int
+    files: int
+    connections: int  # to Redis, as its servers count them
+
+    def __str__(self) -> str:
+        memory = self.resident_bytes / 2**20
+        return f"{memory:.1f} MiB, {self.threads} threads, {self.files} files, {self.connections} connections to Redis"
+
+
+@dataclass(slots=True)
+class Record:
+    """A whole soak."""
+
+    seed: int
+    begun: int = 0
+    calls: Sequence[Called] = ()
+    lags_s: Sequence[float] = ()
+    faults: Sequence[Fault] = ()
+    decided_here: Sequence[tuple[float, float]] = ()  # times in which calls were decided by the local share
+    vitals: dict[str, Vitals] = field(default_factory=dict)
+    left_over: dict[str, int] = field(default_factory=dict)  # by gauge, when nobody calls any more
+
+
+class Stats:
+    """Looks at the service's counters again and again, in a thread."""
+
+    def __init__(self, service: Watched) -> None:
+        self.decided_here: list[tuple[float, float]] = []
+        self._service = service
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        before, before_s = 0, time.time()
+        while not self._over.wait(LOOK_EVERY_S):
+            looking_s = time.time()
+            now = self._service.stat("ratelimit.store_failure.local")
+            if now > before:
+                self.decided_here.append((before_s, time.time()))
+            before, before_s = now, looking_s
+
+
+def soak(seconds: float, seed: int, *, cluster: bool = False) -> Record:
+    """Raises if the service dies."""
+    record = Record(seed)
+    with ExitStack() as stack:
+        rules = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))) / "soak.yaml"
+        rules.write_text(mixed_load.rules())
+        variables: dict[str, object] = {
+            "RLS_RULES": rules,
+            "RLS_STORE_TIMEOUT": f"{STORE_TIMEOUT_S:g}s",
+            "RLS_REQUEST_ID_METADATA": mixed_load.REQUEST_ID,
+        }
+        new_faults: Callable[..., Faults]
+        if cluster:
+            nodes = stack.enter_context(RedisCluster(masters=3))
+            servers, new_faults = nodes.nodes, partial(Faults, settle=partial(_agreed, nodes))
+            variables |= {"REDIS_TYPE": "CLUSTER", "REDIS_URL": nodes.url}
+        else:
+            servers = [stack.enter_context(RedisServer())]
+            relay = stack.enter_context(SlowRelay(servers[0]))
+            new_faults = partial(Faults, relay=relay)
+            variables["REDIS_URL"] = relay.address
+        service = stack.enter_context(Watched(variables))
+        faults = new_faults(servers, service, rules, seed)
+        record.vitals["at first"] = vitals(service, servers)
+        with Stats(service) as stats, MixedLoad(service.grpc_address, seed) as load:
+            _hurt(record, faults, load, service, servers, seconds)
+        record.begun, record.calls, record.lags_s = load.begun, load.calls, load.lags_s
+        record.faults, record.decided_here = faults.done, stats.decided_here
+        for gauge in ("ratelimit.store.calls_in_flight", "ratelimit.throttle.held"):
+            record.left_over[gauge] = service.stat(gauge)
+    return record
+
+
+def _agreed(nodes: RedisCluster) -> None:
+    """One that was away for almost as long as others wait may still be given up, and taken back, when it is there."""
+    time.sleep(NODE_TIMEOUT_S)
+    nodes.wait_until_ok()
+
+
+def _hurt(
+    record: Record, faults: Faults, load: MixedLoad, service: Watched, servers: Sequence[RedisServer], seconds: float
+) -> None:
+    """One of each fault, to be warm; then any, until the time is up; then none."""
+    drawn = random.Random(record.seed)
+    ends_s = time.monotonic() + seconds - SETTLE_S
+    time.sleep(WARM_S)
+    for inject in faults.kinds():
+        inject()
+        time.sleep(drawn.uniform(*CALM_S))
+    time.sleep(CALM_S[1])
+    baseline = record.vitals["warm"] = vitals(service, servers)
+    told_s = time.monotonic()
+    while (now_s := time.monotonic()) < ends_s:
+        faults.any()
+        time.sleep(drawn.uniform(*CALM_S))
+        if now_s - told_s >= 60.0:
+            told_s = now_s
+            print(f"{len(faults.done):4} faults{len(load.calls):9,} calls   {vitals(service, servers)}", flush=True)
+    settled_s = time.monotonic() + SETTLE_S
+    time.sleep(SETTLE_S / 2)
+    record.vitals["at last"] = vitals(service, servers)
+    while time.monotonic() < settled_s and _grown(baseline, record.vitals["at last"]):
+        time.sleep(LOOK_EVERY_S)
+        record.vitals["at last"] = vitals(service, servers)
+
+
+def vitals(service: Watched, servers: Sequence[RedisServer]) -> Vitals:
+    connections = 0
+    for server in servers:
+        listed = server.cli("CLIENT", "LIST")
+        # Not the one that asks, and not what the nodes of a cluster have to do with each other.
+        connections += sum(client["cmd"] != "client" and client["flags"] != "M" for client in _clients(listed))
+    of_process = Path(f"/proc/{service.pid}")
+    threads, files = len(os.listdir(of_process / "task")), len(os.listdir(of_process / "fd"))
+    return Vitals(resident_bytes(service.pid), threads, files, connections)
+
+
+def _clients(listed: object) -> Iterator[dict[str, str]]:
+    """CLIENT LIST as redis-py has read it, or its text."""
+    if isinstance(listed, list):
+        yield from listed
+        return
+    text = listed.decode() if isinstance(listed, bytes) else str(listed)
+    for line in text.splitlines():
+        yield dict(word.partition("=")[::2] for word in line.split())
+
+
+def _grown(before: Vitals, after: Vitals) -> list[str]:
+    """What there is more of."""
+    counts = [
+        ("threads", before.threads, after.threads - POOL_THREADS),
+        ("files", before.files, after.files),
+        ("connections", before.connections, after.connections),
+    ]
+    more = [f"{name} {getattr(before, name)} → {getattr(after, name)}" for name, had, has in counts if has > had]
+    grown_bytes = after.resident_bytes - before.resident_bytes
+    return more + ([f"memory by {grown_bytes / 2**20:.1f} MiB"] if grown_bytes > MOST_GROWTH_BYTES else [])
+
+
+def recoveries(record: Record) -> list[tuple[Fault, float]]:
+    """How long after each fault some calls in a row were decided by Redis again: the end of the first of them.
+
+    If another fault came first, it took at least as long as until then.
+    """
+    asked = [call for call in record.calls if call.kind.policy is OnStoreFailure.ERROR and not unanswered(call)]
+    asked.sort(key=lambda call: call.begun_s)
+    begun_s = [call.begun_s for call in asked]
+    decided = [isinstance(call.outcome, int) for call in asked]
+    found = []
+    for fault, following in pairwise([*record.faults, None]):
+        assert fault is not None
+        after = range(bisect_left(begun_s, fault.ended_s), len(asked))
+        first_s = next((asked[at].ended_s for at in after if all(decided[at : at + IN_A_ROW])), inf)
+        next_s = following.begun_s if following is not None else inf
+        found.append((fault, min(first_s, next_s) - fault.ended_s))
+    return found
+
+
+class Window(NamedTuple):
+    """What one limit let pass in one window, and what it may have."""
+
+    kind: Kind
+    admitted: int
+    limits: int  # how many times the limit: Redis's, and one more for each reason there is
+
+
+def windows(record: Record) -> list[Window]:
+    """Of the audited limits. Calls at the edge of a window, which may belong to either, are left out."""
+    admitted: Counter[tuple[Kind, int, int]] = Counter()
+    for call in record.calls:
+        number = int(call.begun_s // WINDOW_S)
+        if call.kind.audited and call.outcome == Code.OK and int(call.ended_s // WINDOW_S) == number:
+            admitted[call.kind, call.value, number] += 1
+    return [Window(kind, count, _limits(record, number)) for (kind, _, number), count in admitted.items()]
+
+
+def _limits(record: Record, number: int) -> int:
+    begun_s, ended_s = number * WINDOW_S, (number + 1) * WINDOW_S
+    forgotten = sum(fault.forgets and fault.begun_s < ended_s and begun_s < fault.ended_s for fault in record.faults)
+    here = any(first_s < ended_s and begun_s < last_s for first_s, last_s in record.decided_here)
+    return 1 + forgotten + here
+
+
+def troubles(record: Record) -> Iterator[str]:
+    """Everything that must not be; nothing if all is well."""
+    calls = record.calls
+    if len(calls) != record.begun:
+        yield f"{record.begun - len(calls)} calls were lost"
+    yield from _wrong_words(calls)
+    for fault in record.faults:
+        yield from _wrong_words_without_redis(calls, fault)
+    forgiven_s = 2 * max(record.lags_s)  # on the way there and on the way back
+    forgiven = 3 * sum(lag_s > LAGGING_S for lag_s in record.lags_s) / len(record.lags_s)
+    late = sum(unanswered(call) for call in calls)
+    if late > (MOST_UNANSWERED + forgiven) * len(calls):
+        yield f"{late} of {len(calls)} calls had no answer within their deadline"
+    over_s = quantile([call.over_deadline_s for call in calls], 0.999)
+    if over_s > MOST_OVER_S + forgiven_s:
+        yield f"calls took up to {over_s * 1000:.1f} ms more than their deadlines (99.9 %)"
+    for fault, back_s in recoveries(record):
+        if back_s > BACK_WITHIN_S + forgiven_s:
+            yield f"{fault.name}: Redis decided again only {back_s:.2f} s after it was back"
+    for kind, admitted, limits in windows(record):
+        if admitted > limits * kind.limit:
+            yield f"{kind.name}: {admitted} admitted in a window, and {limits} times the limit is {limits * kind.limit}"
+    yield from _different_answers(record)
+    yield from (f"{name} is {number} although nobody calls" for name, number in record.left_over.items() if number)
+    yield from (f"it has grown: {what}" for what in _grown(record.vitals["warm"], record.vitals["at last"]))
+
+
+def unanswered(call: Called) -> bool:
+    return call.outcome is LATE or _dropped(call)
+
+
+def _dropped(call: Called) -> bool:
+    """What the service itself says when it has no connection names Redis."""
+    return "Redis" not in call.details and any(words in call.details for words in DROPPED)
+
+
+def _wrong_words(calls: Sequence[Called]) -> Iterator[str]:
+    for policy in OnStoreFailure:
+        fine = {*SAID}
+        if policy is OnStoreFailure.ERROR:
+            fine.add(grpc.StatusCode.UNAVAILABLE)
+        wrong = Counter(
+            (call.kind.name, str(call.outcome), call.details)
+            for call in calls
+            if call.kind.policy is policy and call.outcome not in fine and not unanswered(call)
+        )
+        yield from (f"{number} times, where the rules say `{policy.value}`: {what}" for what, number in wrong.items())
+
+
+def _wrong_words_without_redis(calls: Sequence[Called], fault: Fault) -> Iterator[str]:
+    if fault.away is None:
+        return
+    gone_s, back_s = fault.away
+    words: dict[OnStoreFailure, set[Outcome]] = {
+        OnStoreFailure.ALLOW: {Code.OK},
+        OnStoreFailure.DENY: {Code.OVER_LIMIT},
+        OnStoreFailure.LOCAL: {Code.OK, Code.OVER_LIMIT},
+        OnStoreFailure.ERROR: {grpc.StatusCode.UNAVAILABLE},
+    }
+    for call in calls:
+        meanwhile = call.begun_s > gone_s + AWAY_MARGIN_S and call.ended_s < back_s
+        if meanwhile and call.outcome not in words[call.kind.policy] and not unanswered(call):
+            yield f"without Redis, {call.kind.name} (`{call.kind.policy.value}`) was told {call.outcome}"
+
+
+def _different_answers(record: Record) -> Iterator[str]:
+    """To a call and its retry, unless Redis forgot it in between."""
+    by_id: dict[str, list[Called]] = {}
+    for call in record.calls:
+        if call.request_id and isinstance(call.outcome, int):
+            by_id.setdefault(call.request_id, []).append(call)
+    for told in by_id.values():
+        begun_s, ended_s = min(call.begun_s for call in told), max(call.ended_s for call in told)
+        forgotten = any(
+            fault.forgets and fault.begun_s < ended_s and begun_s < fault.ended_s for fault in record.faults
+        )
+        if not forgotten and len({(call.outcome, call.remaining) for call in told}) > 1:
+            yield f"a retry was told something else: {[(call.outcome, call.remaining) for call in told]}"
+
+
+def quantile(numbers: Sequence[float], part: float) -> float:
+    ordered = sorted(numbers)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
+
+
+def report(record: Record) -> Iterator[str]:
+    calls = record.calls
+    yield f"seed {record.seed}: {len(calls):,} calls, {len(record.faults)} faults"
+    for policy in OnStoreFailure:
+        said = Counter(_said(call) for call in calls if call.kind.policy is policy)
+        yield f"  {policy.value:6}" + ", ".join(f"{number:,} {what}" for what, number in said.most_common())
+    over_s = [call.over_deadline_s for call in calls]
+    shown = [f"{quantile(over_s, part) * 1000:.1f}" for part in (0.5, 0.99, 0.999, 1.0)]
+    lags = [f"{quantile(record.lags_s, part) * 1000:.1f}" for part in (0.99, 0.999, 1.0)]
+    yield f"  over their deadlines, in ms: p50 {shown[0]}, p99 {shown[1]}, p99.9 {shown[2]}, most {shown[3]}"
+    yield f"  how late the load itself was: p99 {lags[0]}, p99.9 {lags[1]}, most {lags[2]}"
+    by_name: dict[str, list[float]] = {}
+    for fault, back_s in recoveries(record):
+        by_name.setdefault(fault.name, []).append(back_s)
+    for name, times_s in by_name.items():
+        back = f"Redis decides again after {quantile(times_s, 0.5):.2f} s, at most {max(times_s):.2f} s"
+        yield f"  {name:22}{len(times_s):4} times, {back}"
+    for kind in KINDS:
+        if kind.audited:
+            own = [window for window in windows(record) if window.kind is kind]
+            plain = [window.admitted for window in own if window.limits == 1]
+            without = f"at most {max(plain, default=0)} in {len(plain)} windows without faults"
+            most = max(window.admitted for window in own)
+            yield f"  {kind.name}: a limit of {kind.limit}, admitted {without}, {most} in any of {len(own)}"
+    for when, held in record.vitals.items():
+        yield f"  {when:9}{held}"
+
+
+def _said(call: Called) -> str:
+    if isinstance(call.outcome, int):
+        return SAID[call.outcome]
+    return "dropped" if _dropped(call) else call.outcome.name
+
+
+def tell(record: Record) -> list[str]:
+    """Print all there is to know; returns what must not be."""
+    found = list(troubles(record))
+    print(*report(record), sep="\n")
+    print(*(f"  NOT OK: {trouble}" for trouble in found[:20]), sep="\n", end="\n" if found else "")
+    print(f"faults: {f'{len(found)} troubles: NOT OK' if found else 'ok'}", flush=True)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.fault_soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="in all (default: ten minutes)")
+    parser.add_argument("--seed", type=int, default=None, help="of what is drawn (default: another each time)")
+    parser.add_argument("--cluster", action="store_true", help="on a cluster of three masters")
+    chosen = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(2**32) if chosen.seed is None else chosen.seed
+    print(f"seed {seed}", flush=True)
+    return 1 if tell(soak(chosen.seconds, seed, cluster=chosen.cluster)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

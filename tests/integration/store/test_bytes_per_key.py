@@ -1,0 +1,41 @@
+"""What a caller costs a Redis, in every kind of state: as docs/operations.md says, and gone when its time is over.
+
+`python -m bench.keys_soak`, a part of `make soak`, does the same with a million callers, and prints the table.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.keys_soak import KINDS, SERVERS, Kind, soak, table
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CALLERS = 10_000
+MOST_OFF = 0.25
+"""Memory comes in pieces of 16 bytes and tables in powers of two: a digit more or a key fewer may be another piece."""
+
+MOST_LATE_S = 5.0
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+def documented(server: str, kind: Kind) -> int:
+    text = OPERATIONS.read_text()
+    (header,) = re.findall(r"^\| state \|.*$", text, re.MULTILINE)
+    (row,) = re.findall(rf"^\| {re.escape(kind.name)} \|.*$", text, re.MULTILINE)
+    cells = dict(zip(header.split("|"), row.split("|"), strict=True))
+    return int(cells[f" {server} "])
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_kind_of_state_takes_what_is_documented_and_expires(server: str) -> None:
+    figures = list(soak(CALLERS, [server], KINDS))
+    print("", *table(figures), *figures, sep="\n")
+
+    for kind, measured in zip(KINDS, figures, strict=True):
+        assert measured.bytes_each == pytest.approx(documented(server, kind), rel=MOST_OFF), kind.name
+        assert measured.late_s < MOST_LATE_S, measured
