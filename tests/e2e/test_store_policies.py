@@ -1,0 +1,108 @@
+"""What a client of Envoy sees of failure policies, leases, remembered refusals and request ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.client import get
+from tests.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
+
+pytestmark = pytest.mark.e2e
+
+RULES = """\
+domain: edge
+charge: admitted
+descriptors:
+  - {key: user, value: local, on_store_failure: local, rate_limit: {unit: day, requests_per_unit: 4}}
+  - {key: user, value: deny, on_store_failure: deny, rate_limit: {unit: day, requests_per_unit: 4}}
+  - {key: user, value: allow, on_store_failure: allow, rate_limit: {unit: day, requests_per_unit: 4}}
+  - {key: user, value: hot, hot: {lease: 10s}, rate_limit: {unit: day, requests_per_unit: 30}}
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 4}}
+"""
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def by_user(document: dict[str, Any]) -> dict[str, Any]:
+    """Every request has a descriptor with its x-user; returns the settings of the connection manager."""
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    manager: dict[str, Any] = chain["filters"][0]["typed_config"]
+    action = {"request_headers": {"header_name": "x-user", "descriptor_key": "user"}}
+    manager["route_config"]["virtual_hosts"][0]["rate_limits"] = [{"actions": [action]}]
+    return manager
+
+
+def with_request_id(document: dict[str, Any]) -> None:
+    service = by_user(document)["http_filters"][0]["typed_config"]["rate_limit_service"]
+    service["grpc_service"]["initial_metadata"] = [{"key": "x-request-id", "value": "%REQ(x-request-id)%"}]
+
+
+@pytest.fixture
+def envoy_on(upstream: Upstream, any_redis: RedisServer, tmp_path: Path) -> Iterator[Callable[..., EnvoyServer]]:
+    """An Envoy before the service on Redis, with its configuration changed as asked."""
+    running: list[Service | EnvoyServer] = []
+
+    def start(change: Change = by_user, **variables: object) -> EnvoyServer:  # type: ignore[assignment]
+        (tmp_path / "rules.yaml").write_text(RULES)
+        document = yaml.safe_load((SANDBOXES / "rls-http" / "envoy.yaml").read_text())
+        change(document)
+        config = tmp_path / "envoy.yaml"
+        config.write_text(yaml.safe_dump(document))
+        service = Service(
+            {"RLS_RULES": tmp_path / "rules.yaml", "REDIS_URL": any_redis.address, "RLS_REPLICAS": 2, **variables}
+        )
+        running.append(service.start())
+        proxy = EnvoyServer(config, {8000: upstream.port, 8081: service.grpc_port})
+        running.append(proxy.start())
+        return proxy
+
+    yield start
+    for process in reversed(running):
+        process.close()
+
+
+def statuses(proxy: EnvoyServer, user: str, times: int, **headers: str) -> list[int]:
+    return [get(proxy.url, "/anything", x_user=user, **headers).status for _ in range(times)]
+
+
+def test_each_policy_is_what_clients_see_while_redis_is_away(
+    envoy_on: Callable[..., EnvoyServer], any_redis: RedisServer
+) -> None:
+    proxy = envoy_on()
+    assert statuses(proxy, "local", 1) == [200]
+    any_redis.stop()
+
+    assert statuses(proxy, "local", 3) == [200, 200, 429]  # half of four
+    assert statuses(proxy, "deny", 2) == [429, 429]
+    assert statuses(proxy, "allow", 6) == [200] * 6
+    any_redis.start()
+    proxy.wait_until(lambda: statuses(proxy, "deny", 1) == [200], "is served by Redis again", timeout_s=5)
+
+
+def test_who_is_refused_costs_redis_nothing_more_and_a_lease_spends_the_limit_exactly(
+    envoy_on: Callable[..., EnvoyServer], any_redis: RedisServer
+) -> None:
+    proxy = envoy_on()
+    assert statuses(proxy, "somebody", 5)[-2:] == [200, 429]
+    before = runs(any_redis)
+    assert statuses(proxy, "somebody", 20) == [429] * 20
+    assert runs(any_redis) == before
+    assert sorted(statuses(proxy, "hot", 35)) == [200] * 30 + [429] * 5
+
+
+def test_a_retry_under_its_request_id_is_counted_once(envoy_on: Callable[..., EnvoyServer]) -> None:
+    proxy = envoy_on(with_request_id, RLS_REQUEST_ID_METADATA="x-request-id")
+    same = "11111111-1111-4111-8111-111111111111"
+
+    assert statuses(proxy, "somebody", 10, x_request_id=same) == [200] * 10
+    assert statuses(proxy, "somebody", 4) == [200, 200, 200, 429]
+
+
+def runs(server: RedisServer) -> int:
+    """Of the script, so far."""
+    return int(server.cli("INFO", "commandstats")["cmdstat_evalsha"]["calls"])
