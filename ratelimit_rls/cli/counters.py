@@ -61,7 +61,7 @@ def with_redis(settings: Settings, work: Callable[[InRedis], Coroutine[Any, Any,
     from ratelimit_rls.store.redis.new import new_redis_store
 
     async def run() -> T:
-        store = new_redis_store(settings)
+        store = new_redis_store(settings, must_write=False)
         try:
             await store.start()
             return await work(store)

@@ -54,6 +54,8 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
     )
     # debug is about this service; what libraries have to say at that level starts at trace.
     logging.basicConfig(handlers=[handler], level=least if least != logging.DEBUG else logging.INFO, force=True)
+    # Whatever happens beside the rules is a change to it, and no news.
+    logging.getLogger("watchfiles").setLevel(max(least, logging.WARNING) if least > 0 else least)
 
 
 def _json() -> list[Processor]:

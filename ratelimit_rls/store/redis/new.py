@@ -17,8 +17,10 @@ from ratelimit_rls.store.redis.topology import Cluster
 InRedis = RedisStore | ShardedStore
 
 
-def new_redis_store(settings: Settings, on_connection: Callable[[bool], None] = lambda connected: None) -> InRedis:
-    """`settings.redis` is there. Not connected yet."""
+def new_redis_store(
+    settings: Settings, on_connection: Callable[[bool], None] = lambda connected: None, *, must_write: bool = True
+) -> InRedis:
+    """`settings.redis` is there. Not connected yet. `must_write` is not for who only looks or forgets."""
     assert settings.redis is not None
     terms = Terms(
         timeout_s=settings.rls_store_timeout.total_seconds(),
@@ -26,6 +28,7 @@ def new_redis_store(settings: Settings, on_connection: Callable[[bool], None] = 
         jitter_ms=settings.expiration_jitter_max_seconds * 1000,
         once_s=settings.request_id_s,
         key_prefix=settings.cache_key_prefix.encode(),
+        must_write=must_write,
         on_connection=on_connection,
     )
     patience_s = settings.redis_persecond_timeout.total_seconds()

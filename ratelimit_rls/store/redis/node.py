@@ -32,6 +32,7 @@ class Terms:
     jitter_ms: int = 0
     once_s: int = COUNTED_ONCE_S
     key_prefix: bytes = b""
+    must_write: bool = True  # a server counts only if it takes writes; not for who only looks, or forgets
     clock: Callable[[], int] | None = None  # for tests; without one, the server's own time decides
     on_connection: Callable[[bool], None] = lambda connected: None
 
@@ -59,7 +60,7 @@ class Node:
 
     async def _greet(self, pipe: Pipe, timeout_s: float) -> None:
         greetings = [command(b"SCRIPT", b"LOAD", script())]
-        if self._must_write:
+        if self._must_write and self._terms.must_write:
             probe = self._terms.key_prefix + b"rl:probe"
             greetings += command(b"SET", probe, b"1", b"PX", b"1000"), command(b"DEL", probe)
         try:
@@ -69,7 +70,7 @@ class Node:
             raise StoreTimeout(f"Redis at {self.line.name} did not take the script within {timeout_s:g} s") from exc
         for reply in replies:
             if isinstance(reply, ReplyError):
-                raise StoreUnavailable(f"Redis at {self.line.name} does not serve: {reply}")
+                raise StoreUnavailable(f"Redis at {self.line.name} does not serve: {reply}{hint(reply)}")
 
     async def decide(self, runs: Sequence[Run], *, asking: bool = False) -> list[Any]:
         """For each run its reply, a ReplyError, or a StoreError. Raises StoreUnavailable if there is no connection.
@@ -107,6 +108,11 @@ class Node:
 
     async def close(self) -> None:
         await self.line.close()
+
+
+def hint(error: ReplyError) -> str:
+    """What to do about an error of a server that is thought to be the only one."""
+    return "; it is a node of a cluster, so set REDIS_TYPE=CLUSTER" if str(error).startswith("MOVED") else ""
 
 
 def is_error(reply: Any, word: str) -> bool:

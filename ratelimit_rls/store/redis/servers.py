@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.commands import command
 from ratelimit_rls.store.redis.connect import Pipe, ReplyError, connect
 from ratelimit_rls.store.redis.line import Connect, Line
-from ratelimit_rls.store.redis.node import Node, Run, Terms
+from ratelimit_rls.store.redis.node import Node, Run, Terms, hint
 from ratelimit_rls.store.redis.sentinel import find_master, watch_master
 
 SCANNED_AT_ONCE = b"1000"
@@ -126,7 +126,7 @@ class OneServer:
             replies = await self._node.decide([run for _, run in work])
         except StoreUnavailable as exc:
             return [exc] * len(work)
-        return [no_reply_error(self._node.line.name, reply) for reply in replies]
+        return [no_reply_error(self._node.line.name, reply, hint) for reply in replies]
 
     async def each(self, verb: bytes, keys: Sequence[bytes]) -> list[Any]:
         return await self._node.line.ask(*(command(verb, key) for key in keys)) if keys else []
@@ -158,7 +158,7 @@ async def scan(line: Line, match: bytes) -> AsyncIterator[list[bytes]]:
             return
 
 
-def no_reply_error(name: str, reply: Any) -> Any:
+def no_reply_error(name: str, reply: Any, hint: Callable[[ReplyError], str] = lambda error: "") -> Any:
     if isinstance(reply, ReplyError):
-        return StoreUnavailable(f"Redis at {name} refused the batch: {reply}")
+        return StoreUnavailable(f"Redis at {name} refused the batch: {reply}{hint(reply)}")
     return reply

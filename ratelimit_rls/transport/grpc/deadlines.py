@@ -19,7 +19,17 @@ EARLY_S = 0.001
 """Timers of the loop are set in whole milliseconds. Rounded down, one may ring by so much too early, and whoever is due
 by then is answered: the margin before a deadline is not for our own timer."""
 
+ROUNDED = 0.01
+"""Clients tell a second and more as a number of few digits, rounded up by this share of it at most."""
+
 Batch = TypeVar("Batch", bound=Hashable)
+
+
+def deadline_s(now_s: float, left_s: float | None) -> float:
+    """When a caller stops waiting, on the clock of `now_s`; never later than it really does."""
+    if left_s is None:
+        return inf
+    return now_s + left_s if left_s < 1 else now_s + left_s * (1 - ROUNDED)
 
 
 class Deadlines(Generic[Batch]):

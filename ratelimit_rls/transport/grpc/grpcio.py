@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -15,7 +14,7 @@ import grpc
 from grpc import aio
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.transport.grpc.deadlines import Deadlines
+from ratelimit_rls.transport.grpc.deadlines import Deadlines, deadline_s
 from ratelimit_rls.transport.grpc.door import Door, Failure, Held
 from ratelimit_rls.transport.grpc.drain import until_none
 from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
@@ -118,7 +117,7 @@ class _Method:
         waiting: Waiting = loop.create_future()
         left_s = context.time_remaining()
         batch.messages.append(message)
-        batch.deadlines_s.append(inf if left_s is None else monotonic() + left_s)
+        batch.deadlines_s.append(deadline_s(monotonic(), left_s))
         batch.waiting.append(waiting)
         if self._request_id_metadata:
             batch.request_ids.append(sent_along(context.invocation_metadata() or (), self._request_id_metadata))

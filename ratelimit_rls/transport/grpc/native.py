@@ -12,7 +12,6 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from functools import partial
-from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from grpc import aio
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.transport.grpc.deadlines import Deadlines
+from ratelimit_rls.transport.grpc.deadlines import Deadlines, deadline_s
 from ratelimit_rls.transport.grpc.door import Door, Failure
 from ratelimit_rls.transport.grpc.drain import until_none
 from ratelimit_rls.transport.grpc.request_id import sent_along
@@ -139,7 +138,7 @@ class NativeServer:
                 batch.call_ids.append(call_id)
                 batch.messages.append(message)
                 left_s = details[2]
-                batch.deadlines_s.append(inf if left_s is None else at_s + left_s)
+                batch.deadlines_s.append(deadline_s(at_s, left_s))
                 unanswered.add(call_id)
         if self._request_id_metadata:
             self._note_request_ids(events)

@@ -12,7 +12,9 @@ from ratelimit_rls.core.model import Algorithm, Answer, Charge, Plan, Unit
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.node import Terms
+from ratelimit_rls.store.redis.servers import OneServer
 from ratelimit_rls.store.redis.sharded import ShardedStore
+from ratelimit_rls.store.redis.store import RedisStore
 from ratelimit_rls.store.redis.topology import Cluster, slot_of
 from tests.redis_servers import RedisCluster
 from tests.servers import RedisServer
@@ -218,3 +220,20 @@ async def test_a_server_that_is_no_cluster_is_told_apart(any_redis: RedisServer)
     with pytest.raises(StoreUnavailable, match="not a node of a cluster"):
         await store.start()
     await store.close()
+
+
+async def test_a_node_of_a_cluster_that_is_taken_for_the_only_server_says_what_to_set(cluster: RedisCluster) -> None:
+    told = set()
+    for node in cluster.nodes:
+        servers = RedisServers("single", (RedisAddress("127.0.0.1", node.port),))
+        store = RedisStore(OneServer(servers, Terms()))
+        try:
+            await store.start()
+            answers = await store.spend([store.prepare(call(step(f"user{number}"))) for number in range(20)])
+            told |= {str(answer) for answer in answers if isinstance(answer, StoreError)}
+        except StoreUnavailable as exc:
+            told.add(str(exc))
+        await store.close()
+
+    assert all("set REDIS_TYPE=CLUSTER" in sentence or "CROSSSLOT" in sentence for sentence in told), told
+    assert len(told) >= 2

@@ -410,3 +410,14 @@ async def test_what_is_freed_is_told_to_everybody(any_redis: RedisServer) -> Non
             heard += message["data"].split(b"\n")
 
     assert heard == [b"rl:{a}:fixed_window:60", b"rl:{c}:fixed_window:60", b"rl:{d}:gcra:60"]
+
+
+async def test_who_only_looks_or_forgets_needs_no_server_that_takes_more(any_redis: RedisServer) -> None:
+    async with connected(at(any_redis)) as store:
+        await spend(store, call(step("k")))
+    any_redis.cli("CONFIG", "SET", "maxmemory", "1")
+    try:
+        async with connected(at(any_redis), must_write=False) as store:
+            assert await store.forget([b"rl:{k}:fixed_window:60"]) == [b"rl:{k}:fixed_window:60"]
+    finally:
+        any_redis.cli("CONFIG", "SET", "maxmemory", "0")

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from ratelimit_rls.transport.grpc.deadlines import EARLY_S, Deadlines
+from ratelimit_rls.transport.grpc.deadlines import EARLY_S, Deadlines, deadline_s
 from ratelimit_rls.transport.grpc.door import Answered, Failure
 
 
@@ -134,3 +134,12 @@ def test_after_the_end_nothing_rings(house: House) -> None:
     house.deadlines.close()
     house.clock.turn(1.0)
     assert house.settled == []
+
+
+def test_what_clients_round_up_is_not_waited_for() -> None:
+    """Of 1.5 s they tell 1.51, of 20 s 20.1."""
+    assert deadline_s(100, None) == inf
+    assert deadline_s(100, 0.02) == 100.02
+    assert deadline_s(100, 1.51) <= 101.5
+    assert deadline_s(100, 20.1) <= 120
+    assert deadline_s(100, 20.1) > 119.8
