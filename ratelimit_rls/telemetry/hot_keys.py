@@ -46,6 +46,9 @@ MOST_WARNINGS = 3
 LONGEST_LOGGED = 120
 """Characters of a key in the log."""
 
+MOST_OWN_BYTES = 8192
+"""What a request brought with it (a limit, values for metrics) would be kept with its key; long texts are not."""
+
 HOTTEST = "ratelimit.hot_keys.hottest_per_second"
 OVER_THRESHOLD = "ratelimit.hot_keys.over_threshold"
 
@@ -253,7 +256,7 @@ class _Generation:
         self.calls += weight
         if weight > self.heaviest:
             self.heaviest = weight
-        if call.prepared is None:
+        if call.prepared is None or call.outline.own_bytes > MOST_OWN_BYTES:
             return
         keys, at = call.prepared.keys, 0
         told = None if isinstance(decision, StoreError) else decision
