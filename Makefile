@@ -22,19 +22,8 @@ run: .venv-run/.stamp ## serve descriptors/ on the embedded store, on the usual 
 	@echo 'or look at http://localhost:6070/rlconfig and http://localhost:8080/healthcheck. Ctrl-C stops it.'
 	@RLS_RULES=descriptors RLS_DRAIN_DELAY=0s exec .venv-run/bin/ratelimit-rls serve
 
-# In two processes, since most tests wait for servers more than they compute; those that measure how a server that is
-# killed or paused is borne come last, and alone.
-SLOW := build/slow-tests.log
 test: check ## everything: the checks, then every test, the quick ones first
-	@mkdir -p build
-	@$(BIN)/pytest -q -m "(slow or e2e) and not chaos" tests/integration tests/e2e tests/packaging > $(SLOW) 2>&1 & \
-	  others=$$!; \
-	  $(BIN)/pytest -q; quick=$$?; \
-	  $(BIN)/pytest -q -m "(slow or e2e) and not chaos" --ignore tests/integration --ignore tests/e2e --ignore tests/packaging; \
-	  slow=$$?; \
-	  wait $$others; code=$$?; cat $(SLOW); \
-	  [ $$quick -eq 0 ] && [ $$slow -eq 0 ] && [ $$code -eq 0 ]
-	$(BIN)/pytest -q -m chaos
+	$(BIN)/python -m tests.everything
 
 check: .venv/.stamp ## lint, format, types and layers; no tests
 	$(BIN)/ruff check .

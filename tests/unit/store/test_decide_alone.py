@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Penalty, Plan, Step, Unit, WarnAt
 from ratelimit_rls.store.embedded import MOST_SPECS, EmbeddedStore
 from tests.stores import START_US, Asked, Watched, call, step, watched_call
@@ -29,6 +31,7 @@ def test_costs_that_clients_think_up_are_never_mixed_up() -> None:
         assert answer.readings[0].left == 2**31 - cost
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_a_batch() -> None:
     drawn = random.Random(5)
     now_us = START_US

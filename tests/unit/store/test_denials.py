@@ -858,6 +858,7 @@ def check(examples: int) -> int:
     return twins.told_again
 
 
+@pytest.mark.slow
 def test_every_answer_is_the_plain_stores() -> None:
     assert check(10) > 0
 

@@ -29,6 +29,7 @@ def resident_bytes() -> int:
         return int(statm.read().split()[1]) * 4096
 
 
+@pytest.mark.slow
 def test_state_stays_within_the_budget_whatever_clients_send() -> None:
     kept = Clocked(2**20)
 

@@ -372,6 +372,7 @@ async def test_a_refund_of_what_was_served_from_hand_goes_to_the_store() -> None
     assert world.left(plan) == [1_000 - len(admitted + more) + 1]
 
 
+@pytest.mark.slow
 @virtually
 async def test_no_hit_is_lost_or_doubled_when_calls_of_many_kinds_meet() -> None:
     """Over windows that do not end, so that in the end each counter has exactly what was admitted."""

@@ -136,6 +136,7 @@ def zipf(random: Random, calls: int, names: int) -> list[str]:
     return random.choices([f"u{rank}" for rank in range(names)], [1 / (rank + 1) for rank in range(names)], k=calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 500])
 def test_of_many_thousand_callers_the_hottest_are_found(watched: Watched, batch: int) -> None:
     stream = zipf(watched.random, 40_000, 5_000)
@@ -145,6 +146,7 @@ def test_of_many_thousand_callers_the_hottest_are_found(watched: Watched, batch:
     assert set(names_of(watched.hottest(5))) == {"u0", "u1", "u2", "u3", "u4"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 64, 1000])
 def test_rates_are_right_on_average_in_batches_of_any_size(batch: int) -> None:
     """Of calls that come in a rhythm, too: each batch begins with those of one caller."""
@@ -161,6 +163,7 @@ def test_rates_are_right_on_average_in_batches_of_any_size(batch: int) -> None:
     assert hottest.per_second == pytest.approx(25_000 * hot / batch, rel=0.1)
 
 
+@pytest.mark.slow
 def test_nobody_hides_behind_many_others() -> None:
     """1 % of all calls, and a caller that never comes again for each of the rest."""
     watched = Watched()
