@@ -8,9 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 SLOW = "(slow or e2e) and not chaos"
-WITH_SERVERS = ("tests/integration", "tests/e2e", "tests/packaging")
+BESIDE = ["tests/e2e", "tests/packaging", "tests/integration/server", "tests/integration/transport"]
+BESIDE += sorted(map(str, Path("tests/integration").glob("test_*.py")))
+"""About half of the slow ones."""
 
 
 def pytest(*arguments: str) -> list[str]:
@@ -20,14 +23,14 @@ def pytest(*arguments: str) -> list[str]:
 def main() -> int:
     with tempfile.TemporaryFile("w+") as log:
         # Not by a shell's &, which would have every server under test ignore Ctrl-C.
-        others = subprocess.Popen(pytest("-m", SLOW, *WITH_SERVERS), stdout=log, stderr=log)
+        others = subprocess.Popen(pytest("-m", SLOW, *BESIDE), stdout=log, stderr=log)
         codes = [
             subprocess.call(pytest()),
-            subprocess.call(pytest("-m", SLOW, *(f"--ignore={path}" for path in WITH_SERVERS))),
+            subprocess.call(pytest("-m", SLOW, *(f"--ignore={path}" for path in BESIDE))),
             others.wait(),
         ]
         log.seek(0)
-        print(f"\nBeside these, {', '.join(WITH_SERVERS)}:\n{log.read()}", flush=True)
+        print(f"\nBeside these:\n{log.read()}", flush=True)
     codes.append(subprocess.call(pytest("-m", "chaos")))
     return max(codes)
 
