@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.settings import catalogue, later, refusals, variables
+from ratelimit_rls.settings import catalogue, later, mogrifiers, refusals, telemetry, variables, xds
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers, RedisTls
 from ratelimit_rls.settings.redis_servers import Family, parse_redis_servers
 
@@ -39,6 +39,7 @@ class _Environment(PydanticBaseSettingsSource):
 
 class Settings(
     variables.RulesSettings,
+    xds.XdsSettings,
     variables.GrpcSettings,
     variables.HttpSettings,
     variables.StoreSettings,
@@ -47,11 +48,10 @@ class Settings(
     variables.FailureSettings,
     variables.AnswerSettings,
     variables.LogSettings,
+    telemetry.StatsSettings,
+    telemetry.TracingSettings,
     later.NoEffectSettings,
     later.CalendarSettings,
-    later.StatsSettings,
-    later.TracingSettings,
-    later.XdsSettings,
     later.MemcachedSettings,
     BaseSettings,
 ):
@@ -62,6 +62,11 @@ class Settings(
         populate_by_name=True,
         hide_input_in_errors=True,  # should one of pydantic's own errors ever get out: it would quote secrets
         protected_namespaces=(),
+    )
+
+    # Variables without fields: their names depend on the value of another one.
+    _mogrifier_variables: dict[str, str] = PrivateAttr(
+        default_factory=lambda: {name: text for name, text in os.environ.items() if name.startswith(mogrifiers.PREFIX)}
     )
 
     @classmethod
@@ -158,6 +163,32 @@ class Settings(
     def client_ca(self) -> str:
         """The file with the CA of client certificates; empty: clients need none."""
         return self.grpc_client_tls_cacert or self.grpc_server_tls_ca_cert
+
+    @property
+    def stats_sink(self) -> telemetry.Sink:
+        """The one place metrics go to beside OTLP; empty: none. The default of USE_STATSD asks for nothing."""
+        if self.disable_stats:
+            return ""
+        if self.use_dog_statsd:
+            return "dogstatsd"
+        if self.use_prometheus:
+            return "prometheus"
+        return "statsd" if self.use_statsd and self.given("use_statsd") else ""
+
+    @property
+    def otlp_metrics(self) -> Literal["", "http", "grpc"]:
+        """By which protocol metrics are sent; empty: not at all."""
+        return "" if self.disable_stats else self.rls_otlp_metrics
+
+    @property
+    def prometheus_listen(self) -> tuple[str, int]:
+        """Host and port."""
+        return telemetry.parse_listen_address(self.prometheus_addr)
+
+    @property
+    def dog_statsd_mogrifiers(self) -> tuple[mogrifiers.Mogrifier, ...]:
+        """In the order they are tried."""
+        return mogrifiers.parse_mogrifiers(self.use_dog_statsd_mogrifiers, self._mogrifier_variables)
 
 
 _ORDER = {variable.field: at for at, variable in enumerate(catalogue.VARIABLES)}

@@ -9,11 +9,12 @@ from typing import Literal, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from ratelimit_rls.settings import later, variables
+from ratelimit_rls.settings import later, telemetry, variables, xds
 from ratelimit_rls.settings.parse import format_duration
 
 GROUPS: tuple[type[BaseModel], ...] = (
     variables.RulesSettings,
+    xds.XdsSettings,
     variables.GrpcSettings,
     variables.HttpSettings,
     variables.StoreSettings,
@@ -22,11 +23,10 @@ GROUPS: tuple[type[BaseModel], ...] = (
     variables.FailureSettings,
     variables.AnswerSettings,
     variables.LogSettings,
+    telemetry.StatsSettings,
+    telemetry.TracingSettings,
     later.NoEffectSettings,
     later.CalendarSettings,
-    later.StatsSettings,
-    later.TracingSettings,
-    later.XdsSettings,
     later.MemcachedSettings,
 )
 
@@ -72,7 +72,7 @@ def _variable(group: type[BaseModel], field: str, about: FieldInfo) -> Variable:
 def _kind(about: FieldInfo) -> str:
     origin = get_origin(about.annotation) or about.annotation
     if origin is Literal:
-        return "|".join(get_args(about.annotation))
+        return "|".join(filter(None, get_args(about.annotation)))
     return _KINDS[origin]
 
 

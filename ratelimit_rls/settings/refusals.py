@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from ratelimit_rls.settings import xds
 from ratelimit_rls.settings.redis_servers import Family, kind_of, parse_redis_servers
+from ratelimit_rls.settings.telemetry import is_http_path
 
 if TYPE_CHECKING:
     from ratelimit_rls.settings import Settings
@@ -45,7 +47,9 @@ def refusals(settings: Settings) -> Iterator[str]:
     yield from _store(settings)
     yield from _redis(settings)
     yield from _later(settings)
+    yield from xds.refusals(settings)
     yield from _stats(settings)
+    yield from _tracing(settings)
 
 
 def warnings(settings: Settings, environ: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -65,6 +69,7 @@ def warnings(settings: Settings, environ: frozenset[str] = frozenset()) -> Itera
                 yield f"{name.upper()} has no effect without GRPC_SERVER_USE_TLS=true"
     yield from _idle_store(settings)
     yield from _idle_redis(settings)
+    yield from xds.warnings(settings)
     known = sorted(name.upper() for name in type(settings).model_fields if name.startswith("rls_"))
     for name in sorted(environ):
         # Not every RLS_… is meant for us: Kubernetes sets RLS_SERVICE_HOST for a service called rls.
@@ -184,19 +189,11 @@ def _family(said: Family) -> Iterator[str]:
 
 
 def _later(settings: Settings) -> Iterator[str]:
-    if settings.config_type == "GRPC_XDS_SOTW":
-        yield "CONFIG_TYPE=GRPC_XDS_SOTW: rules over xDS are not available in this version; use FILE"
-    elif settings.config_type != "FILE":
-        yield (
-            f"CONFIG_TYPE={settings.config_type!r}: Invalid setting for ConfigType: {settings.config_type}; use FILE"
-        )
+    if settings.config_type not in ("FILE", xds.XDS):
+        kind = settings.config_type
+        yield f"CONFIG_TYPE={kind!r}: Invalid setting for ConfigType: {kind}; use FILE or {xds.XDS}"
     if settings.use_calendar_month_rate_limit:
         yield "USE_CALENDAR_MONTH_RATE_LIMIT=true is not available in this version; a month is 30 days"
-    if settings.tracing_enabled:
-        yield "TRACING_ENABLED=true: tracing is not available in this version; unset it"
-        if settings.tracing_exporter_protocol not in ("http", "grpc", ""):
-            protocol = settings.tracing_exporter_protocol
-            yield f"TRACING_EXPORTER_PROTOCOL: Invalid otlptrace client protocol: {protocol}; use http or grpc"
 
 
 def _stats(settings: Settings) -> Iterator[str]:
@@ -206,12 +203,34 @@ def _stats(settings: Settings) -> Iterator[str]:
     statsd = settings.use_statsd and settings.given("use_statsd")
     if statsd + settings.use_dog_statsd + settings.use_prometheus > 1:
         yield _ONE_SINK
-    if statsd:
-        yield "USE_STATSD=true: statsd is not available in this version; set USE_STATSD=false and read /stats"
+    protocol = settings.statsd_protocol
+    if statsd and protocol not in ("tcp", "udp"):
+        yield f"STATSD_PROTOCOL={protocol!r} is not one of the choices; use tcp or udp"
+    if (statsd or settings.use_dog_statsd) and not (settings.statsd_host and settings.statsd_port):
+        yield "STATSD_HOST and STATSD_PORT must say where to send metrics, such as localhost and 8125"
     if settings.use_dog_statsd:
-        yield "USE_DOG_STATSD=true: DogStatsD is not available in this version; unset it and read /stats"
+        try:
+            _ = settings.dog_statsd_mogrifiers
+        except ValueError as fault:
+            yield from str(fault).splitlines()
     if settings.use_prometheus:
-        yield "USE_PROMETHEUS=true: Prometheus is not available in this version; unset it and read /stats"
+        yield from _prometheus(settings)
+
+
+def _prometheus(settings: Settings) -> Iterator[str]:
+    try:
+        _ = settings.prometheus_listen
+    except ValueError as fault:
+        yield str(fault)
+    path = settings.prometheus_path
+    if not is_http_path(path):
+        yield f"PROMETHEUS_PATH={path!r} is not a path; use /metrics, or another of letters, digits, dashes and slashes"
+
+
+def _tracing(settings: Settings) -> Iterator[str]:
+    protocol = settings.tracing_exporter_protocol
+    if settings.tracing_enabled and protocol not in ("http", "grpc", ""):
+        yield f"TRACING_EXPORTER_PROTOCOL: Invalid otlptrace client protocol: {protocol}; use http or grpc"
 
 
 def _either(words: tuple[str, ...]) -> str:

@@ -26,7 +26,9 @@ class RulesSettings(BaseModel):
     runtime_appdirectory: str = Field("config", description="Directory below that: where the rules files are.")
     runtime_ignoredotfiles: Bool = Field(False, description="Skip files and directories whose name starts with a dot.")
     runtime_watch_root: Bool = Field(True, description="Take files beside it whose names start so, too.")
-    config_type: str = Field("FILE", description="Where rules come from: FILE.")
+    config_type: str = Field(
+        "FILE", description="Where rules come from: FILE, or GRPC_XDS_SOTW (a stream for each of RLS_WORKERS)."
+    )
     merge_domain_config: Bool = Field(False, description="Several files may add to one domain.")
     force_start_without_initial_config: Bool = Field(False, description="Serve before the first rules are loaded.")
     healthy_with_at_least_one_config_loaded: Bool = Field(False, description="Unhealthy until some domain has rules.")
@@ -202,3 +204,4 @@ class LogSettings(BaseModel):
 
     log_level: str = Field("WARN", description="panic, fatal, error, warn, info, debug or trace.")
     log_format: str = Field("text", description="text or json.")
+    rls_log_denials: Count = Field(1, description="Refusals logged at info in a second, at most, each with its rule.")

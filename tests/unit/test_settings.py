@@ -50,6 +50,7 @@ TRACING_SAMPLING_RATE
 NEIGHBOURS = {"GRPC_SERVER_TLS_CA_CERT", "REDIS_POOL_ON_EMPTY_WAIT_DURATION", "USE_CALENDAR_MONTH_RATE_LIMIT"}
 
 OURS = {
+    "RLS_XDS_KEEPALIVE": "310s",
     "RLS_TRANSPORT": "native",
     "RLS_WORKERS": "1",
     "RLS_DRAIN_DELAY": "5s",
@@ -73,6 +74,8 @@ OURS = {
     "RLS_REQUEST_ID_METADATA": "",
     "RLS_REQUEST_ID_TTL": "5m",
     "RLS_HOT_KEY_RATE": "1000",
+    "RLS_LOG_DENIALS": "1",
+    "RLS_OTLP_METRICS": "",
     "REDIS_AUTH_FILE": "",
     "REDIS_PERSECOND_AUTH_FILE": "",
 }
@@ -144,7 +147,7 @@ def test_what_is_offered_is_used_and_what_comes_later_is_not() -> None:
     outside = "".join(text for path, text in sources.items() if path.parent.name != "settings")
     everywhere = "".join(sources.values())
     for group in GROUPS:
-        is_offered = group.__module__ == "ratelimit_rls.settings.variables"
+        is_offered = group.__module__ != "ratelimit_rls.settings.later"
         for field in group.model_fields:
             is_used = re.search(rf"\.{field}\b", everywhere if is_offered else outside) is not None
             assert is_used is is_offered, field
@@ -268,6 +271,11 @@ def test_names_of_variables_are_in_capitals_only(read: Read, monkeypatch: pytest
             "open",
             "RLS_FAILURE_MODE='open' is not one of the choices; use 'allow', 'deny', 'local' or 'error'",
         ),
+        ("RLS_OTLP_METRICS", "udp", "RLS_OTLP_METRICS='udp' is not one of the choices; use '', 'http' or 'grpc'"),
+        ("STATS_FLUSH_INTERVAL", "0s", "STATS_FLUSH_INTERVAL='0s' is too small; it must be more than 0 seconds"),
+        ("TRACING_SAMPLING_RATE", "1.5", "TRACING_SAMPLING_RATE='1.5' is too large; the most is 1.0"),
+        ("TRACING_SAMPLING_RATE", "-1", "TRACING_SAMPLING_RATE='-1' is too small; the least is 0.0"),
+        ("RLS_LOG_DENIALS", "-1", "RLS_LOG_DENIALS='-1' is too small; the least is 0"),
         ("RLS_TRANSPORT", "rust", "RLS_TRANSPORT='rust' is not one of the choices; use 'native' or 'grpcio'"),
         ("LIMIT_LIMIT_HEADER", "a b", "LIMIT_LIMIT_HEADER='a b' is not a header name; use letters, digits and dashes"),
     ],

@@ -37,11 +37,6 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     ("environ", "sentence"),
     [
         # features of later versions
-        ({"CONFIG_TYPE": "GRPC_XDS_SOTW"}, "CONFIG_TYPE=GRPC_XDS_SOTW: rules over xDS are not available"),
-        ({"USE_STATSD": "true"}, "USE_STATSD=true: statsd is not available in this version; set USE_STATSD=false"),
-        ({"USE_DOG_STATSD": "true"}, "USE_DOG_STATSD=true: DogStatsD is not available in this version"),
-        ({"USE_PROMETHEUS": "true"}, "USE_PROMETHEUS=true: Prometheus is not available in this version"),
-        ({"TRACING_ENABLED": "true"}, "TRACING_ENABLED=true: tracing is not available in this version"),
         ({"USE_CALENDAR_MONTH_RATE_LIMIT": "1"}, "USE_CALENDAR_MONTH_RATE_LIMIT=true is not available in this version"),
         ({"BACKEND_TYPE": "memcache"}, "BACKEND_TYPE=memcache is not supported and not planned; use redis"),
         # what the reference refuses, in its words

@@ -1,0 +1,78 @@
+"""The variables of what is told about the service while it runs: metrics and traces.
+
+OTEL_… variables beside these are OpenTelemetry's own, and read by its exporters.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from datetime import timedelta
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from ratelimit_rls.settings.parse import Bool, Duration, Float, Port, TextList, TextMap
+
+Sink = Literal["", "statsd", "dogstatsd", "prometheus"]
+
+_PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
+_PORT = re.compile(r"[0-9]{1,5}")
+_SINGLE_HOST = re.compile(r"\[[0-9A-Za-z:.%]+\]|[^\s:/\[\]]*")
+
+
+class StatsSettings(BaseModel):
+    """Metrics"""
+
+    use_prometheus: Bool = Field(False, description="Serve metrics for Prometheus to scrape.")
+    prometheus_addr: str = Field(":9090", description="Where: host:port, or :port for every address.")
+    prometheus_path: str = Field("/metrics", description="Under which path.")
+    prometheus_mapper_yaml: str = Field(
+        "", description="File with statsd_exporter mappings, to make the reference's names by."
+    )
+    prometheus_response_time_as_milliseconds: Bool = Field(
+        False, description="ratelimit_service_response_time_seconds is in milliseconds."
+    )
+    use_statsd: Bool = Field(True, description="Send metrics to statsd; done only when it is given.")
+    statsd_host: str = Field("localhost", description="Host of statsd or DogStatsD.")
+    statsd_port: Port = Field(8125, description="Port of statsd or DogStatsD.")
+    statsd_protocol: str = Field("tcp", description="tcp or udp; DogStatsD is always udp.")
+    use_dog_statsd: Bool = Field(False, description="Send metrics to DogStatsD.")
+    use_dog_statsd_mogrifiers: TextList = Field(
+        (), description="Names of DOG_STATSD_MOGRIFIER_<NAME>_PATTERN, _NAME and _TAGS, tried in order."
+    )
+    extra_tags: TextMap = Field({}, description="key:value,… added to every metric but OTLP's.")
+    stats_flush_interval: Duration = Field(
+        timedelta(seconds=10), gt=timedelta(), description="Between two sendings to statsd, DogStatsD or OTLP."
+    )
+    rls_otlp_metrics: Literal["", "http", "grpc"] = Field(
+        "", description="Send metrics by OTLP, as OTEL_EXPORTER_OTLP_* say; empty: do not."
+    )
+    disable_stats: Bool = Field(False, description="Serve and send no metrics, whatever else is said here.")
+
+
+class TracingSettings(BaseModel):
+    """Traces"""
+
+    tracing_enabled: Bool = Field(False, description="Send traces by OTLP, as OTEL_EXPORTER_OTLP_* say.")
+    tracing_service_name: str = Field("RateLimit", description="service.name of traces and of OTLP metrics.")
+    tracing_service_namespace: str = Field("", description="service.namespace of both.")
+    tracing_service_instance_id: str = Field("", description="service.instance.id of both; empty: random.")
+    tracing_exporter_protocol: str = Field("http", description="http or grpc.")
+    tracing_sampling_rate: Float = Field(
+        1.0, ge=0, le=1, description="Share of traces kept that do not come with a decision."
+    )
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Host and port of host:port or [IPv6 address]:port; with no host, what stands for every address."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and _SINGLE_HOST.fullmatch(host) and _PORT.fullmatch(port) and int(port) <= 65_535):
+        raise ValueError(f"PROMETHEUS_ADDR={text!r} is not an address; use host:port, [IPv6 address]:port or :port")
+    if not host:
+        return "::" if socket.has_dualstack_ipv6() else "0.0.0.0", int(port)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_http_path(text: str) -> bool:
+    return _PATH.fullmatch(text) is not None
