@@ -25,7 +25,7 @@ from ratelimit_rls.errors import Late, Overloaded, StoreError
 from ratelimit_rls.store.base import Prepared
 from ratelimit_rls.store.batch import PackedPlan
 from ratelimit_rls.store.embedded import EmbeddedStore, wall_clock_us
-from ratelimit_rls.telemetry.metrics import LimitCounters, Metrics
+from ratelimit_rls.telemetry.metrics import Counters, Metrics
 
 log = structlog.get_logger()
 
@@ -36,9 +36,6 @@ forgotten for want of room begins again with its share."""
 QUIET_S = 1.0
 """An outage is over when the store has answered every call for so long. A store that is late for some calls and not for
 others would otherwise fill the log."""
-
-Counters = tuple[LimitCounters | None, ...]
-"""One per descriptor; None where nothing is counted."""
 
 
 class Undecided(NamedTuple):
@@ -91,7 +88,7 @@ class Fallback:
         service = self._metrics.service
         told: list[Decision | StoreError] = []
         local: list[int] = []
-        for outline, _, _, why, _ in calls:
+        for outline, counters, _, why, _ in calls:
             self._count(why)
             match outline.on_store_failure:
                 case OnStoreFailure.ERROR:
@@ -99,10 +96,10 @@ class Fallback:
                     told.append(why)
                 case OnStoreFailure.ALLOW:
                     service.store_failure_allow += 1
-                    told.append(allowed(outline))
+                    told.append(self._by_policy(allowed(outline), counters))
                 case OnStoreFailure.DENY:
                     service.store_failure_deny += 1
-                    told.append(denied(outline, self._clock()))
+                    told.append(self._by_policy(denied(outline, self._clock()), counters))
                 case OnStoreFailure.LOCAL:
                     service.store_failure_local += 1
                     local.append(len(told))
@@ -111,6 +108,10 @@ class Fallback:
             for number, decision in zip(local, self._decided_here([calls[number] for number in local]), strict=True):
                 told[number] = decision
         return told
+
+    def _by_policy(self, decision: Decision, counters: Counters) -> Decision:
+        self._metrics.record_policy(decision, counters)
+        return decision
 
     def _decided_here(self, calls: Sequence[Undecided]) -> Iterator[Decision]:
         """All together: alone, each would take four times as long."""
@@ -122,7 +123,8 @@ class Fallback:
             assert isinstance(answer, Answer), "the embedded store always has one"
             decision = decide(call.outline, answer)._replace(without_store=OnStoreFailure.LOCAL)
             # Hits are counted against the share, of which the answer tells; the caller is told of the limit it knows.
-            self._metrics.record(decision if share is call.outline else decide(share, answer), call.counters)
+            counted = decision if share is call.outline else decide(share, answer)
+            self._metrics.record(counted, call.counters, without_store=True)
             yield decision
 
     def _plan(self, share: Outline, call: Undecided) -> PackedPlan[Any]:

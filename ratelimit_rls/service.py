@@ -16,12 +16,11 @@ from ratelimit_rls.core.model import Answer, Decision, OnStoreFailure, Outline, 
 from ratelimit_rls.core.plan import Planner, Policy, per_outline
 from ratelimit_rls.core.refund import refund
 from ratelimit_rls.errors import NotReady, StoreError
-from ratelimit_rls.failure import Counters, Fallback, Undecided
+from ratelimit_rls.failure import Fallback, Undecided
 from ratelimit_rls.rules.snapshot import Loaded, Rules
 from ratelimit_rls.store.base import Prepared, Store
-from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.hot_keys import HotKeys
-from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.metrics import Counters, Metrics
 
 MOST_IN_FLIGHT = 10_000
 
@@ -64,7 +63,7 @@ class RateLimiter:
         self._hot_keys = hot_keys
         self._planned: Loaded | None = None  # the rules `_planner` plans by
         self._planner: Planner
-        self._counters_of = per_outline(self._counters)
+        self._counters_of = per_outline(metrics.counters)
 
     @property
     def rules(self) -> Loaded | None:
@@ -79,7 +78,7 @@ class RateLimiter:
     @property
     def decides_here(self) -> bool:
         """The store answers in the same turn of the loop: nobody's deadline is too near to ask it."""
-        return isinstance(self._store, EmbeddedStore)
+        return self._store.decides_here
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         yield "ratelimit.store.calls_in_flight", self._in_flight
@@ -96,9 +95,6 @@ class RateLimiter:
         prepared = self._store.prepare(plan) if plan.keys else None
         self._fallback.learn(plan.outline)
         return Call(plan.outline, self._counters_of(plan.outline), prepared)
-
-    def _counters(self, outline: Outline) -> Counters:
-        return tuple(self._metrics.limit(slot.metric_path) if slot.steps else None for slot in outline.slots)
 
     async def check(
         self,

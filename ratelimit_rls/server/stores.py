@@ -14,8 +14,11 @@ from ratelimit_rls.store.base import Store
 from ratelimit_rls.store.denials import Denials
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.store.leases import Leases
+from ratelimit_rls.store.observed import Observed
 from ratelimit_rls.store.redis.new import InRedis, new_redis_store
 from ratelimit_rls.store.redis.news import News
+from ratelimit_rls.telemetry.collected import Series
+from ratelimit_rls.telemetry.instruments import STORE_AVAILABLE
 from ratelimit_rls.telemetry.metrics import Metrics
 
 
@@ -44,7 +47,8 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
         once_s = settings.request_id_s
         embedded = EmbeddedStore(settings.rls_embedded_memory_bytes, once_s=once_s)
         metrics.watch(embedded.gauges)
-        return Stores(embedded, embedded)
+        metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), 1)])
+        return Stores(embedded, Observed(embedded, "embedded", metrics))
     news: News | None = None
 
     def connection(up: bool) -> None:
@@ -53,10 +57,11 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
             news.store_connection(up)
 
     counters = new_redis_store(settings, connection)
-    store: Store = counters
+    metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), int(counters.connected))])
+    store: Store = Observed(counters, "redis", metrics)
     denials = None
     if most_bytes := settings.local_cache_size_in_bytes or settings.rls_denial_cache_bytes:
-        store = denials = Denials(counters, most_bytes, as_the_reference=settings.local_cache_size_in_bytes > 0)
+        store = denials = Denials(store, most_bytes, as_the_reference=settings.local_cache_size_in_bytes > 0)
         metrics.watch(denials.gauges)
         main = counters.realms[0]
         news = News(str(settings.redis), main.connect_to_listen(), main.channel, denials)

@@ -64,6 +64,11 @@ class Store(Protocol):
     unless the server said that it did not run.
     """
 
+    @property
+    def decides_here(self) -> bool:
+        """Whether it answers in the same turn of the loop: nobody's deadline is too near to ask it."""
+        ...
+
     def prepare(self, plan: Plan) -> Prepared:
         """Work that depends on the plan alone, done once and kept beside it. The plan has at least one step."""
         ...

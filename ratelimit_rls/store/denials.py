@@ -86,6 +86,8 @@ class Denials:
     those of everybody who is hammering now.
     """
 
+    decides_here = False
+
     def __init__(
         self,
         store: Store,

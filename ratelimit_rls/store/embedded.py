@@ -92,6 +92,8 @@ def wall_clock_us() -> int:
 class EmbeddedStore:
     """Decides in the calling thread, in a few microseconds a call."""
 
+    decides_here = True
+
     def __init__(
         self,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,

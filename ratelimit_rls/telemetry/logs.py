@@ -17,6 +17,8 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import Processor
 
+from ratelimit_rls.telemetry.traces import current_ids
+
 _LEVELS = {
     "panic": logging.CRITICAL,
     "fatal": logging.CRITICAL,
@@ -37,6 +39,7 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         _reference_level,
+        _trace_ids,
     ]
     rendering = _json() if log_format.lower() == "json" else _terminal() if out.isatty() else _text()
     structlog.configure(
@@ -56,6 +59,10 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
     logging.basicConfig(handlers=[handler], level=least if least != logging.DEBUG else logging.INFO, force=True)
     # Whatever happens beside the rules is a change to it, and no news.
     logging.getLogger("watchfiles").setLevel(max(least, logging.WARNING) if least > 0 else least)
+
+
+def shows_info(level: str) -> bool:
+    return _LEVELS[level.lower()] <= logging.INFO
 
 
 def _json() -> list[Processor]:
@@ -87,6 +94,15 @@ def _terminal() -> list[Processor]:
             exception_formatter=structlog.dev.plain_traceback,
         ),
     ]
+
+
+def _trace_ids(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Whatever is logged while a call is worked on can be found from its trace."""
+    ids = current_ids()
+    if ids is not None:
+        event.setdefault("trace_id", ids.trace_id)
+        event.setdefault("span_id", ids.span_id)
+    return event
 
 
 def _reference_level(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

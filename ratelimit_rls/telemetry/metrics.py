@@ -1,30 +1,48 @@
-"""Counters, under the names the reference gives them, so that existing dashboards and alerts go on working.
+"""What happened, counted: by rule and outcome, and under the names the reference gives it.
 
 A counter is a plain integer on an object that the caller holds: counting costs an addition. Whatever exports them
-(/stats now) reads them when asked.
+(/stats, Prometheus, statsd, OTLP) reads them when it is its turn, so that no call waits for it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from struct import pack, unpack
+from typing import NamedTuple
 
-from ratelimit_rls.core.model import Charge, Code, Decision, Reading, State, Step
+from ratelimit_rls.core.model import Charge, Code, Decision, Outline, Reading, Slot, State, Status, Step
+from ratelimit_rls.telemetry.collected import Durations, Series, Value
 
 MOST_PATHS = 10_000
 """Distinct metric paths kept. Some come from request values (detailed_metric, value_to_metric, overrides, unknown
 domains), and the reference keeps every one for ever; here the rest is counted under `_other`."""
+
+MOST_RULES = 10_000
+"""Distinct rules told apart over the life of a process; reloads bring new ones. The rest is counted under `_other`."""
 
 LONGEST_PATH = 512
 """Characters of a path that is kept: a longer one has a request's value in it, and is counted under `_other` too."""
 
 OTHER = "_other"
 
+OVERRIDE = "_override"
+"""In place of the rule, of limits that came with the request."""
+
 Gauges = Callable[[], Iterable[tuple[str, int]]]
-"""Numbers that somebody else keeps, by name."""
+"""Numbers that somebody else keeps, by the names of instruments.KEPT_BY_OTHERS."""
+
+Measured = Callable[[], Iterable[tuple[Series, Value]]]
+"""Series that somebody else keeps."""
+
+OUTCOMES = ("ok", "over_limit", "shadowed")
+SOURCES = ("store", "cache", "fallback")
+# Where decisions are counted in LimitCounters.outcomes: at [outcome + source].
+_OK, _OVER_LIMIT, _SHADOWED = range(0, len(OUTCOMES) * len(SOURCES), len(SOURCES))
+_STORE, _CACHE, _FALLBACK = range(len(SOURCES))
 
 
 @dataclass(slots=True)
@@ -41,9 +59,21 @@ class LimitCounters:
     # Calls, not hits, that were answered in one of the states of `warn_at`. Not the reference's.
     state_warning: int = 0
     state_throttled: int = 0
+    # Decisions, not hits: for each of OUTCOMES one count per source.
+    outcomes: list[int] = field(default_factory=lambda: [0] * (len(OUTCOMES) * len(SOURCES)), compare=False)
 
 
-_LIMIT_NAMES = tuple(field.name for field in fields(LimitCounters))
+@dataclass(slots=True)
+class PassCounter:
+    """Descriptors that passed without any counter."""
+
+    count: int = 0
+
+
+Counters = tuple[LimitCounters | PassCounter, ...]
+"""One per descriptor of a call."""
+
+_LIMIT_NAMES = tuple(each.name for each in fields(LimitCounters) if each.name != "outcomes")
 _STATE_NAMES = ("state_warning", "state_throttled")  # told of where there is something to tell: few rules have them
 
 
@@ -56,7 +86,6 @@ class ServiceCounters:
     global_shadow_mode: int = 0
     redis_error: int = 0
     service_error: int = 0
-    total_requests: int = 0
     # Not the reference's: two kinds of redis_error, and all of them by what was done instead.
     overloaded: int = 0
     late: int = 0
@@ -64,6 +93,25 @@ class ServiceCounters:
     store_failure_deny: int = 0
     store_failure_local: int = 0
     store_failure_error: int = 0
+
+
+class CallTimes:
+    """How long the calls of one gRPC method took, and how they ended."""
+
+    def __init__(self) -> None:
+        self.by_status: defaultdict[str, Durations] = defaultdict(Durations)
+        self._ok = self.by_status["OK"]
+
+    def answered(self, seconds: float, times: int) -> None:
+        self._ok.observe(seconds, times)
+
+    def failed(self, seconds: float, status: str) -> None:
+        """`status` is the name of a gRPC status code."""
+        self.by_status[status].observe(seconds)
+
+    @property
+    def count(self) -> int:
+        return sum(durations.count for durations in self.by_status.values())
 
 
 @lru_cache(4096)
@@ -81,53 +129,114 @@ def _single(number: float) -> float:
 _IPV4 = re.compile(r"\d+\.\d+\.\d+\.\d+")
 
 
-def _sanitised(path: str) -> str:
+def sanitised(path: str) -> str:
     """Without what means something to statsd: colons, bars, and the dots of addresses (reference behaviour)."""
     return _IPV4.sub(lambda found: found[0].replace(".", "_"), path.replace(":", "_").replace("|", "_"))
+
+
+def short_method(method: str) -> str:
+    """`ShouldRateLimit` of `/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`."""
+    return method.rpartition("/")[2]
+
+
+def _outcome(decision: Decision, status: Status) -> int:
+    if status.code is Code.OVER_LIMIT:
+        return _SHADOWED if decision.shadowed else _OVER_LIMIT
+    return _OK if status.reading is None or status.reading.allowed else _SHADOWED
+
+
+class Limit(NamedTuple):
+    """What hits are counted by."""
+
+    path: str  # in metrics, as the reference has it
+    domain: str
+    rule: str
 
 
 class Metrics:
     def __init__(self, near_limit_ratio: float = 0.8) -> None:
         self.service = ServiceCounters()
+        self.limits: dict[Limit, LimitCounters] = {}
+        self.passes: dict[tuple[str, str, str], PassCounter] = {}  # by domain, rule and outcome
+        self.domains_not_found: dict[str, int] = {}
+        self.calls: dict[str, CallTimes] = {}  # by the full name of a method
+        self.store_times: dict[tuple[str, str], Durations] = {}  # by store and type of error, "" where there is none
+        self.gauges: list[Gauges] = []
+        self.measured: list[Measured] = []
         self._near_limit_ratio = near_limit_ratio
-        self._limits: dict[str, LimitCounters] = {}
-        self._domains_not_found: dict[str, int] = {}
-        self._gauges: list[Gauges] = []
+        self._paths: set[str] = set()
+        self._rules: set[str] = set()
 
     def watch(self, gauges: Gauges) -> None:
         """Tell of these, too, whenever the counters are asked for."""
-        self._gauges.append(gauges)
+        self.gauges.append(gauges)
 
-    def limit(self, path: str) -> LimitCounters:
-        """The counters of a limit; hold on to them, looking them up again is the expensive part."""
-        counters = self._limits.get(path)
-        if counters is None:
-            if len(self._limits) >= MOST_PATHS or len(path) > LONGEST_PATH:
+    def measure(self, measured: Measured) -> None:
+        """Tell of these, too, except in /stats and statsd, which have names alone."""
+        self.measured.append(measured)
+
+    def counters(self, outline: Outline) -> Counters:
+        """What a call of this kind is counted by; hold on to them, looking them up again is the expensive part."""
+        return tuple(self._slot_counters(outline, slot) for slot in outline.slots)
+
+    def _slot_counters(self, outline: Outline, slot: Slot) -> LimitCounters | PassCounter:
+        domain = outline.domain if outline.domain_known else OTHER
+        rule = slot.rule
+        if not slot.steps:
+            outcome = "no_rule" if rule is None else "unlimited" if slot.unlimited else "replaced"
+            return self.passes.setdefault((domain, self._rule(rule.path) if rule else "", outcome), PassCounter())
+        is_written = rule is not None and rule.position is not None
+        return self.limit(slot.metric_path, domain, rule.path if rule is not None and is_written else OVERRIDE)
+
+    def limit(self, path: str, domain: str = "", rule: str = "") -> LimitCounters:
+        """The counters of a limit, by its path in metrics and by the rule that it is of."""
+        if path not in self._paths:
+            if len(self._paths) >= MOST_PATHS or len(path) > LONGEST_PATH:
                 path = OTHER
-            counters = self._limits.setdefault(path, LimitCounters())
-        return counters
+            else:
+                self._paths.add(path)
+        return self.limits.setdefault(Limit(path, domain, self._rule(rule)), LimitCounters())
+
+    def _rule(self, path: str) -> str:
+        if path not in self._rules:
+            if len(self._rules) >= MOST_RULES:
+                return OTHER
+            self._rules.add(path)
+        return path
 
     def domain_not_found(self, domain: str, descriptors: int) -> None:
-        if domain not in self._domains_not_found and (
-            len(self._domains_not_found) >= MOST_PATHS or len(domain) > LONGEST_PATH
+        if domain not in self.domains_not_found and (
+            len(self.domains_not_found) >= MOST_PATHS or len(domain) > LONGEST_PATH
         ):
             domain = OTHER
-        self._domains_not_found[domain] = self._domains_not_found.get(domain, 0) + descriptors
+        self.domains_not_found[domain] = self.domains_not_found.get(domain, 0) + descriptors
 
-    def record(self, decision: Decision, counters: tuple[LimitCounters | None, ...]) -> None:
-        """Count one finished decision. `counters` has one entry per descriptor, None where no limit was met."""
+    def record(self, decision: Decision, counters: Counters, *, without_store: bool = False) -> None:
+        """Count one finished decision; `counters` are those of its outline."""
         if not decision.outline.domain_known:
             self.domain_not_found(decision.outline.domain, len(decision.statuses))
         if decision.shadowed:
             self.service.global_shadow_mode += 1
+        source = _FALLBACK if without_store else _CACHE if decision.remembered else _STORE
         for status, counted in zip(decision.statuses, counters, strict=True):
-            if counted is not None and status.step is not None and status.reading is not None:
+            if isinstance(counted, PassCounter):
+                counted.count += 1
+            elif status.step is not None and status.reading is not None:
                 self._record_limit(counted, status.step, status.reading, status.code)
+                counted.outcomes[_outcome(decision, status) + source] += 1
                 if decision.remembered and status.code is Code.OVER_LIMIT:
                     counted.over_limit_with_local_cache += status.step.cost
                 if status.state:  # neither None nor NORMAL
                     counted.state_warning += status.state is State.WARNING
                     counted.state_throttled += status.state is State.THROTTLED
+
+    def record_policy(self, decision: Decision, counters: Counters) -> None:
+        """Count a decision that no counter was moved for, since the store did not answer."""
+        for status, counted in zip(decision.statuses, counters, strict=True):
+            if isinstance(counted, PassCounter):
+                counted.count += 1
+            else:
+                counted.outcomes[(_OVER_LIMIT if status.code is Code.OVER_LIMIT else _OK) + _FALLBACK] += 1
 
     def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> None:
         """The reference's arithmetic: of hits that cross a threshold, each is counted on its own side of it."""
@@ -158,18 +267,21 @@ class Metrics:
 
     def names(self) -> Iterator[tuple[str, int]]:
         """Every counter with its value, under the reference's name, sorted."""
-        yield from sorted(self._names())
+        totals: defaultdict[str, int] = defaultdict(int)
+        for name, count in self._names():
+            totals[name] += count
+        yield from sorted(totals.items())
 
     def _names(self) -> Iterator[tuple[str, int]]:
-        for path, counters in self._limits.items():
-            prefix = f"ratelimit.service.rate_limit.{_sanitised(path)}"
+        for (path, _, _), counters in self.limits.items():
+            prefix = f"ratelimit.service.rate_limit.{sanitised(path)}"
             for name in _LIMIT_NAMES:
                 count = getattr(counters, name)
                 if count or name not in _STATE_NAMES:
                     yield f"{prefix}.{name}", count
-        for domain, count in self._domains_not_found.items():
-            yield f"ratelimit.service.rate_limit.{_sanitised(domain)}.domain_not_found", count
-        for gauges in self._gauges:
+        for domain, count in self.domains_not_found.items():
+            yield f"ratelimit.service.rate_limit.{sanitised(domain)}.domain_not_found", count
+        for gauges in self.gauges:
             yield from gauges()
         service = self.service
         yield "ratelimit.service.config_load_success", service.config_load_success
@@ -183,4 +295,5 @@ class Metrics:
         yield "ratelimit.store_failure.deny", service.store_failure_deny
         yield "ratelimit.store_failure.local", service.store_failure_local
         yield "ratelimit.store_failure.error", service.store_failure_error
-        yield "ratelimit_server.ShouldRateLimit.total_requests", service.total_requests
+        for method, times in self.calls.items():
+            yield f"ratelimit_server.{short_method(method)}.total_requests", times.count

@@ -72,7 +72,7 @@ class House:
         self, *keys: str, why: StoreError = AWAY, value: str = "v", hits: int = 0, wait_us: int | None = None
     ) -> Decision | StoreError:
         plan = self.plan(*keys, value=value, hits=hits)
-        counters = tuple(self.metrics.limit(slot.metric_path) if slot.steps else None for slot in plan.outline.slots)
+        counters = self.metrics.counters(plan.outline)
         (told,) = self.fallback.instead([Undecided(plan.outline, counters, self._store.prepare(plan), why, wait_us)])
         return told
 
@@ -162,10 +162,12 @@ def test_local_tells_of_the_limit_that_callers_know_and_counts_against_the_share
     assert status.step is not None
     assert (status.step.limit, status.remaining) == (Limit(10, Unit.MINUTE), 1)
     assert status.step is decision.outline.steps[0]  # answers are worded by it
-    assert house.metrics.limit("d.user") == LimitCounters(total_hits=4, within_limit=4)
+    assert house.metrics.limit("d.user", "d", "d.user") == LimitCounters(total_hits=4, within_limit=4)
     house.decision("user")
     house.decision("user")
-    assert house.metrics.limit("d.user") == LimitCounters(total_hits=6, within_limit=5, near_limit=1, over_limit=1)
+    assert house.metrics.limit("d.user", "d", "d.user") == LimitCounters(
+        total_hits=6, within_limit=5, near_limit=1, over_limit=1
+    )
 
 
 @pytest.mark.parametrize("key", ["slow", "paced"])

@@ -53,6 +53,8 @@ class _Short(NamedTuple):
 
 
 class Leases:
+    decides_here = False
+
     def __init__(
         self,
         store: Store,

@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 class RedisCounters:
     """`realms` are servers that know nothing of each other; the same key means another counter in each."""
 
+    decides_here = False
+
     def __init__(self, *realms: Servers) -> None:
         self.realms = realms
         self._telling: set[asyncio.Task[None]] = set()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from ratelimit_rls.core.model import Decision
 from ratelimit_rls.errors import BadRequest, Late, Overloaded, StoreError
 from ratelimit_rls.service import Call
+from ratelimit_rls.telemetry.traces import TracedBatch
 from ratelimit_rls.transport.grpc.cache import Known
 from ratelimit_rls.transport.grpc.door import Answered, Failure, Held
 from ratelimit_rls.transport.grpc.request_id import checked
@@ -50,6 +51,7 @@ class AskedLimiter(Generic[W]):
         "_numbers",
         "_request_ids",
         "_size",
+        "_traced",
         "due_s",
     )
 
@@ -59,8 +61,10 @@ class AskedLimiter(Generic[W]):
         ready: list[Known[W] | Failure],
         deadlines_s: Sequence[float],
         request_ids: Sequence[bytes | None] | None,
+        traced: TracedBatch | None = None,
     ) -> None:
         self._begun_s = monotonic()
+        self._traced = traced
         self._door = door
         self._deadlines_s = deadlines_s
         self._size = len(ready)
@@ -71,6 +75,10 @@ class AskedLimiter(Generic[W]):
         self._at_once: list[tuple[int, bytes | Failure]] = []  # what `due` has not handed out yet
         self._answered: set[int] = set()  # who was late, by the number among those asked about
         self.due_s = min(deadlines_s, default=inf) - door.room.margin_s
+        if traced is not None:
+            for number, known in enumerate(ready):
+                if isinstance(known, Known):
+                    traced.asked(number, known.call.outline)
         if (
             len(self._calls) < self._size
             or self._size > door.limiter.places_left
@@ -125,8 +133,13 @@ class AskedLimiter(Generic[W]):
         return Overloaded("too many calls wait for the store; try again later") if places <= 0 else None
 
     def _instead(self, without: Sequence[tuple[int, Known[W], StoreError]]) -> Iterator[tuple[int, bytes | Failure]]:
-        answers = self._door.instead([(known, why) for _, known, why in without]) if without else ()
-        return zip((number for number, _, _ in without), answers, strict=True)
+        if not without:
+            return
+        decisions = self._door.instead([(known.call, why) for _, known, why in without])
+        for (number, known, _), decision in zip(without, decisions, strict=True):
+            if self._traced is not None and isinstance(decision, Decision):
+                self._traced.decided(number, decision)
+            yield number, self._door.told(known, decision)
 
     def due(self, now_s: float) -> list[tuple[int, bytes | Failure]]:
         due, self._at_once = self._at_once, []
@@ -150,6 +163,7 @@ class AskedLimiter(Generic[W]):
         waits_us, reserved = self._waits() if door.some_can_wait else (None, 0)
         try:
             decisions = await door.limiter.check(self._calls, waits_us, self._request_ids, self._answered)
+            self._tell_of(decisions)
             told = self._told(decisions, waits_us)
         except Exception as fault:
             # Whether the batch was counted is unknown, so it is not tried again call by call.
@@ -159,6 +173,17 @@ class AskedLimiter(Generic[W]):
         if self._answered or len(told) < self._size:
             return self._those_left(told)
         return told
+
+    def _tell_of(self, decisions: Sequence[Decision | StoreError]) -> None:
+        """Traces of every decision that is theirs, and the log of a few."""
+        numbers, traced = self._numbers, self._traced
+        if traced is not None:
+            for number, decision in zip(numbers, decisions, strict=True):
+                if isinstance(decision, Decision):
+                    traced.decided(number, decision)
+        log = self._door.refusal_log
+        if log.has_room:
+            log.note(decisions, lambda index: traced.ids(numbers[index]) if traced is not None else None)
 
     def _those_left(self, told: list[Answered]) -> list[Answered | None]:
         """In their places in the batch, without those who were answered meanwhile."""

@@ -11,6 +11,8 @@ from enum import IntEnum
 from math import inf
 from typing import NamedTuple, Protocol
 
+from ratelimit_rls.telemetry.traces import TracedBatch
+
 
 class FailureCode(IntEnum):
     """The gRPC status codes that a call can fail with here."""
@@ -65,10 +67,11 @@ class Door(Protocol):
         messages: Sequence[bytes],
         deadlines_s: Sequence[float],
         request_ids: Sequence[bytes | None] | None = None,
+        traced: TracedBatch | None = None,
     ) -> Asked:
         """Read a batch. Never raises. Nothing is asked of anybody before `answers` is awaited.
 
         `deadlines_s` are the callers', on the monotonic clock, inf where there is none. `request_ids` are what callers
-        sent along as the ids of their calls.
+        sent along as the ids of their calls. `traced` has the spans that are told what was decided.
         """
         ...

@@ -10,6 +10,7 @@ from ratelimit_rls.core.model import Decision, Request
 from ratelimit_rls.errors import BadRequest, NotReady
 from ratelimit_rls.service import NO_LIMIT, Call, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.authz_decode import attributes, parse
 from ratelimit_rls.transport.grpc.authz_encode import Asked, AuthzEncoder
@@ -34,9 +35,10 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         room: WaitingRoom,
         default_domain: str = "",
         cache_bytes: int = 64 * 1024 * 1024,
+        refusal_log: RefusalLog | None = None,
     ) -> None:
         """`default_domain` is whose rules decide where Envoy names none; empty: the only one that has a mapping."""
-        super().__init__(limiter, metrics, room, cache_bytes)
+        super().__init__(limiter, metrics, room, cache_bytes, refusal_log)
         self._encoder = AuthzEncoder(options or AnswerOptions())
         self._default_domain = default_domain
 

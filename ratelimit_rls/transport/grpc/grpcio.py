@@ -14,10 +14,12 @@ import grpc
 from grpc import aio
 
 from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.telemetry.traces import Metadata
 from ratelimit_rls.transport.grpc.deadlines import Deadlines, deadline_s
 from ratelimit_rls.transport.grpc.door import Door, Failure, Held
 from ratelimit_rls.transport.grpc.drain import until_none
 from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
+from ratelimit_rls.transport.grpc.observed import ObservedBatch, Observer
 from ratelimit_rls.transport.grpc.request_id import sent_along
 from ratelimit_rls.transport.grpc.services import OrdinaryServices
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
@@ -38,6 +40,7 @@ class GrpcioServer:
         doors: Mapping[str, Door],
         room: WaitingRoom,
         health: Health,
+        observers: Mapping[str, Observer],
         *,
         request_id_metadata: str = "",
         reuse_port: bool = False,
@@ -45,7 +48,10 @@ class GrpcioServer:
         max_connection_age_s: float | None = None,
         max_connection_age_grace_s: float | None = None,
     ) -> None:
-        self._methods = {method: _Method(door, room, request_id_metadata.lower()) for method, door in doors.items()}
+        self._methods = {
+            method: _Method(door, room, observers[method], request_id_metadata.lower())
+            for method, door in doors.items()
+        }
         self._services = OrdinaryServices(health)
         options = [
             ("grpc.so_reuseport", int(reuse_port)),
@@ -95,14 +101,18 @@ class _Batch:
         self.messages: list[bytes] = []
         self.deadlines_s: list[float] = []
         self.request_ids: list[bytes | None] = []  # none at all, if nobody looks for them
+        self.received_s = 0.0  # the first of its calls
+        self.metadata: list[Metadata] = []  # as the ids
+        self.observed: ObservedBatch | None = None  # once it is being answered
 
 
 class _Method:
     """One door's calls: those of one turn of the loop leave together."""
 
-    def __init__(self, door: Door, room: WaitingRoom, request_id_metadata: str) -> None:
+    def __init__(self, door: Door, room: WaitingRoom, observer: Observer, request_id_metadata: str) -> None:
         self._door = door
         self._room = room
+        self._observer = observer
         self._request_id_metadata = request_id_metadata
         self._gathering = _Batch()
         self._batches: set[asyncio.Task[None]] = set()
@@ -113,6 +123,7 @@ class _Method:
         loop = asyncio.get_running_loop()
         batch = self._gathering
         if not batch.messages:
+            batch.received_s = monotonic()
             loop.call_soon(self._leave)
         waiting: Waiting = loop.create_future()
         left_s = context.time_remaining()
@@ -121,6 +132,8 @@ class _Method:
         batch.waiting.append(waiting)
         if self._request_id_metadata:
             batch.request_ids.append(sent_along(context.invocation_metadata() or (), self._request_id_metadata))
+        if self._observer.wants_metadata:
+            batch.metadata.append(tuple(context.invocation_metadata() or ()))
         self.in_flight += 1
         try:
             answer = await waiting
@@ -141,7 +154,8 @@ class _Method:
         task.add_done_callback(self._batches.discard)
 
     async def _answer(self, batch: _Batch) -> None:
-        asked = self._door.ask(batch.messages, batch.deadlines_s, batch.request_ids or None)
+        batch.observed = observed = self._observer.batch(batch.received_s, batch.metadata)
+        asked = self._door.ask(batch.messages, batch.deadlines_s, batch.request_ids or None, observed.traced)
         self._deadlines.watch(batch, asked)
         try:
             answers = await asked.answers()
@@ -156,11 +170,14 @@ class _Method:
                 self._room.decline(answer)
             else:
                 self._room.hold(waiting, answer, _deliver)
+        observed.answered(answers)
 
 
 def _settle(batch: _Batch, number: int, answer: bytes | Failure) -> None:
     """Answer a call while the others of its batch wait on."""
     _deliver(batch.waiting[number], answer)
+    assert batch.observed is not None
+    batch.observed.answered_apart(number, answer)
 
 
 def _deliver(waiting: Waiting, answer: bytes | Failure) -> None:

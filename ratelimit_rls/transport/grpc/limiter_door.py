@@ -13,8 +13,10 @@ from typing import Generic, TypeVar
 
 from ratelimit_rls.core.model import Decision
 from ratelimit_rls.errors import BadRequest, NotReady, Overloaded, StoreError
-from ratelimit_rls.service import RateLimiter
+from ratelimit_rls.service import Call, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.refusals import RefusalLog
+from ratelimit_rls.telemetry.traces import TracedBatch
 from ratelimit_rls.transport.grpc.asked import AskedLimiter
 from ratelimit_rls.transport.grpc.cache import CallCache, Known
 from ratelimit_rls.transport.grpc.door import Answered, Failure, FailureCode
@@ -33,8 +35,16 @@ class LimiterDoor(ABC, Generic[W]):
 
     messages_have_ids = False
 
-    def __init__(self, limiter: RateLimiter, metrics: Metrics, room: WaitingRoom, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        metrics: Metrics,
+        room: WaitingRoom,
+        cache_bytes: int,
+        refusal_log: RefusalLog | None = None,
+    ) -> None:
         self.limiter = limiter
+        self.refusal_log = refusal_log or RefusalLog(0)
         self.counters = metrics.service
         self.cache: CallCache[W] = CallCache(cache_bytes)  # empty again whenever the rules change
         self.room = room
@@ -78,44 +88,36 @@ class LimiterDoor(ABC, Generic[W]):
         messages: Sequence[bytes],
         deadlines_s: Sequence[float],
         request_ids: Sequence[bytes | None] | None = None,
+        traced: TracedBatch | None = None,
     ) -> AskedLimiter[W]:
-        """A batch of gRPC calls."""
-        return self.checked(messages, deadlines_s, request_ids)
-
-    async def check(self, message: bytes) -> Answered:
-        """What to do with a call that has no deadline and is not counted as a gRPC call. Never raises."""
-        (answer,) = await self.checked([message], [inf]).answers()
-        assert answer is not None, "nobody has asked what is due"
-        return answer
-
-    def checked(
-        self,
-        messages: Sequence[bytes],
-        deadlines_s: Sequence[float],
-        request_ids: Sequence[bytes | None] | None = None,
-    ) -> AskedLimiter[W]:
-        """`ask`, and nothing is counted."""
         if self.limiter.rules is not self._rules:
             self._rules = self.limiter.rules
             self.some_can_wait = self.some_ask_nothing = False
             self.cache.clear()
-        return AskedLimiter(self, self.known(messages), deadlines_s, request_ids)
+        return AskedLimiter(self, self.known(messages), deadlines_s, request_ids, traced)
 
-    def told(self, known: Known[W], decision: Decision | StoreError) -> bytes | Failure:
+    async def check(self, message: bytes) -> Answered:
+        """What to do with a call that has no deadline. Never raises."""
+        (answer,) = await self.ask([message], [inf]).answers()
+        assert answer is not None, "nobody has asked what is due"
+        return answer
+
+    def told(self, known: Known[W], decision: Decision | StoreError | Failure) -> bytes | Failure:
         if isinstance(decision, StoreError):
             return self.failure(decision)
+        if isinstance(decision, Failure):
+            return decision
         try:
             return self.word(decision, known.wording)
         except Exception as fault:
             return self.failure(fault)
 
-    def instead(self, undecided: Sequence[tuple[Known[W], StoreError]]) -> list[bytes | Failure]:
-        """What to tell callers for whom the store cannot be waited for. Nobody is held: there is no time, or place."""
+    def instead(self, undecided: Sequence[tuple[Call, StoreError]]) -> Sequence[Decision | StoreError | Failure]:
+        """What is decided where the store cannot be waited for. Nobody is held: there is no time, or place."""
         try:
-            decisions = self.limiter.instead([(known.call, why) for known, why in undecided])
+            return self.limiter.instead(undecided)
         except Exception as fault:
             return [self.failure(fault)] * len(undecided)
-        return [self.told(known, decision) for (known, _), decision in zip(undecided, decisions, strict=True)]
 
     def failure(self, fault: Exception) -> Failure:
         match fault:

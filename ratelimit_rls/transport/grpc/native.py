@@ -20,9 +20,11 @@ from grpc import aio
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.telemetry.traces import Metadata
 from ratelimit_rls.transport.grpc.deadlines import Deadlines, deadline_s
 from ratelimit_rls.transport.grpc.door import Door, Failure
 from ratelimit_rls.transport.grpc.drain import until_none
+from ratelimit_rls.transport.grpc.observed import ObservedBatch, Observer
 from ratelimit_rls.transport.grpc.request_id import sent_along
 from ratelimit_rls.transport.grpc.services import OrdinaryServices
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
@@ -41,10 +43,24 @@ SETTLE_S = 0.1
 class _Batch:
     """One door's calls of one turn of the loop."""
 
-    __slots__ = ("call_ids", "deadlines_s", "door", "messages", "request_ids")
+    __slots__ = (
+        "call_ids",
+        "deadlines_s",
+        "door",
+        "messages",
+        "metadata",
+        "observed",
+        "observer",
+        "received_s",
+        "request_ids",
+    )
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, observer: Observer) -> None:
         self.door = door
+        self.observer = observer
+        self.observed: ObservedBatch | None = None  # once it is being answered
+        self.received_s = 0.0  # the first of its calls
+        self.metadata: list[Metadata] = []  # none at all, if nobody looks for it
         self.call_ids: list[int] = []
         self.messages: list[bytes] = []
         self.deadlines_s: list[float] = []
@@ -57,6 +73,7 @@ class NativeServer:
         doors: Mapping[str, Door],
         room: WaitingRoom,
         health: Health,
+        observers: Mapping[str, Observer],
         *,
         directory: Path,
         request_id_metadata: str = "",
@@ -78,7 +95,9 @@ class NativeServer:
             call_details=True,
         )
         self._front: NativeGrpcFront | None = None
-        self._gathering = [_Batch(door) for door in doors.values()]  # the front numbers methods as they are given
+        # The front numbers methods as they are given.
+        self._gathering = [_Batch(door, observers[method]) for method, door in doors.items()]
+        self._notes_metadata = any(observer.wants_metadata for observer in observers.values())
         self._is_leaving = False
         self._unanswered: set[int] = set()  # calls under way or held
         self._gone: set[int] = set()  # those of them whose callers left while they were under way
@@ -135,6 +154,8 @@ class NativeServer:
                 self._cancelled(call_id)
             elif message is not None and details is not None:
                 batch = gathering[method]
+                if not batch.call_ids:
+                    batch.received_s = at_s
                 batch.call_ids.append(call_id)
                 batch.messages.append(message)
                 left_s = details[2]
@@ -142,6 +163,8 @@ class NativeServer:
                 unanswered.add(call_id)
         if self._request_id_metadata:
             self._note_request_ids(events)
+        if self._notes_metadata:
+            self._note_metadata(events)
         if not self._is_leaving:
             self._is_leaving = True
             asyncio.get_running_loop().call_soon(self._leave)
@@ -150,6 +173,11 @@ class NativeServer:
         for kind, _, method, message, _client, details in events:
             if kind == EVENT_CALL and message is not None and details is not None:
                 self._gathering[method].request_ids.append(sent_along(details[0], self._request_id_metadata))
+
+    def _note_metadata(self, events: list[DetailedEvent]) -> None:
+        for kind, _, method, message, _client, details in events:
+            if kind == EVENT_CALL and message is not None and details is not None:
+                self._gathering[method].metadata.append(details[0])
 
     def _cancelled(self, call_id: int) -> None:
         """Whoever is held, or will be, gives its slot back. Others need no care: their calls may be counted already,
@@ -163,7 +191,7 @@ class NativeServer:
         self._is_leaving = False
         for method, batch in enumerate(self._gathering):
             if batch.call_ids:
-                self._gathering[method] = _Batch(batch.door)
+                self._gathering[method] = _Batch(batch.door, batch.observer)
                 task = asyncio.get_running_loop().create_task(self._answer(batch))
                 self._batches.add(task)
                 task.add_done_callback(self._batches.discard)
@@ -172,10 +200,12 @@ class NativeServer:
         front = self._front
         assert front is not None
         held: list[int] = []
+        batch.observed = observed = batch.observer.batch(batch.received_s, batch.metadata)
         try:
-            asked = batch.door.ask(batch.messages, batch.deadlines_s, batch.request_ids or None)
+            asked = batch.door.ask(batch.messages, batch.deadlines_s, batch.request_ids or None, observed.traced)
             self._deadlines.watch(batch, asked)
-            for call_id, answer in zip(batch.call_ids, await asked.answers(), strict=True):
+            answers = await asked.answers()
+            for call_id, answer in zip(batch.call_ids, answers, strict=True):
                 if isinstance(answer, bytes):
                     front.respond(call_id, answer)
                 elif isinstance(answer, Failure):
@@ -187,6 +217,7 @@ class NativeServer:
                 else:
                     self._room.hold(call_id, answer, self._answer_held)
                     held.append(call_id)
+            observed.answered(answers)
         finally:
             self._deadlines.forget(batch)
             self._unanswered.difference_update(batch.call_ids)
@@ -199,10 +230,12 @@ class NativeServer:
         call_id = batch.call_ids[number]
         self._unanswered.discard(call_id)
         assert self._front is not None
+        assert batch.observed is not None
         if isinstance(answer, bytes):
             self._front.respond(call_id, answer)
         else:
             self._front.fail(call_id, answer.code, answer.message)
+        batch.observed.answered_apart(number, answer)
 
     def _answer_held(self, call_id: int, answer: bytes) -> None:
         self._unanswered.discard(call_id)

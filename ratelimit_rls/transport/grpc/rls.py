@@ -9,8 +9,8 @@ from ratelimit_rls.core.model import Decision, Purpose, Request
 from ratelimit_rls.core.plan import check
 from ratelimit_rls.service import NO_LIMIT, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.transport.answers import AnswerOptions
-from ratelimit_rls.transport.grpc.asked import AskedLimiter
 from ratelimit_rls.transport.grpc.cache import Known
 from ratelimit_rls.transport.grpc.decode import decode
 from ratelimit_rls.transport.grpc.door import Failure
@@ -31,23 +31,14 @@ class RlsDoor(LimiterDoor[Wording]):
         purpose: Purpose = Purpose.DECIDE,
         request_id_entry: str = "",
         cache_bytes: int = 64 * 1024 * 1024,
+        refusal_log: RefusalLog | None = None,
     ) -> None:
         """`request_id_entry` is the key of descriptor entries that say which call it is, and not what to count."""
-        super().__init__(limiter, metrics, room, cache_bytes)
+        super().__init__(limiter, metrics, room, cache_bytes, refusal_log)
         self._encoder = Encoder(options or AnswerOptions())
         self._purpose = purpose
         self._request_id_entry = request_id_entry
         self.messages_have_ids = bool(request_id_entry)
-
-    def ask(
-        self,
-        messages: Sequence[bytes],
-        deadlines_s: Sequence[float],
-        request_ids: Sequence[bytes | None] | None = None,
-    ) -> AskedLimiter[Wording]:
-        if self._purpose is Purpose.DECIDE:
-            self.counters.total_requests += len(messages)
-        return self.checked(messages, deadlines_s, request_ids)
 
     def known(self, messages: Sequence[bytes]) -> list[Known[Wording] | Failure]:
         recall = self.cache.get

@@ -7,13 +7,18 @@ and one implementation means one behaviour of reload, client certificates and na
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from ratelimit_rls.telemetry.collected import Series
+from ratelimit_rls.telemetry.instruments import CALLS_IN_FLIGHT
+from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.traces import Traces
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
 from ratelimit_rls.transport.grpc.door import Door
+from ratelimit_rls.transport.grpc.observed import Observer
 from ratelimit_rls.transport.grpc.runtime import runtime_dir
 from ratelimit_rls.transport.grpc.tls import TlsListener
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
@@ -52,8 +57,17 @@ class Transport(Protocol):
 class GrpcServer:
     """start ─► (serving) ─► drain ─► close."""
 
-    def __init__(self, options: GrpcOptions, doors: Mapping[str, Door], room: WaitingRoom, health: Health) -> None:
+    def __init__(
+        self,
+        options: GrpcOptions,
+        doors: Mapping[str, Door],
+        room: WaitingRoom,
+        health: Health,
+        metrics: Metrics,
+        traces: Traces | None = None,
+    ) -> None:
         """`doors` are those of the hot methods, by full name; `room` is where they have their answers held."""
+        self._observers = {method: Observer(method, metrics, traces) for method in doors}
         self.options = options
         self._doors = doors
         self._room = room
@@ -66,6 +80,9 @@ class GrpcServer:
     @property
     def in_flight(self) -> int:
         return self._transport.in_flight if self._transport else 0
+
+    def measured(self) -> Iterator[tuple[Series, int]]:
+        yield Series(CALLS_IN_FLIGHT.name, ()), self.in_flight
 
     async def start(self) -> None:
         """Raises SettingsError if the address, a certificate or the runtime directory cannot be used."""
@@ -102,6 +119,7 @@ class GrpcServer:
                 self._doors,
                 self._room,
                 self._health,
+                self._observers,
                 request_id_metadata=options.request_id_metadata,
                 reuse_port=reuse_port,
                 max_concurrent_streams=options.max_concurrent_streams,
@@ -115,6 +133,7 @@ class GrpcServer:
             self._doors,
             self._room,
             self._health,
+            self._observers,
             directory=self._directory,
             request_id_metadata=options.request_id_metadata,
             reuse_port=reuse_port,

