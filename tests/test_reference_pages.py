@@ -10,7 +10,7 @@ import pytest
 GENERATOR = Path(__file__).parents[1] / "docs" / "reference" / "generate.py"
 
 
-@pytest.mark.parametrize("page", ["settings.md", "commands.md"])
+@pytest.mark.parametrize("page", ["settings.md", "commands.md", "metrics.md"])
 def test_a_generated_page_is_current(page: str) -> None:
     spec = importlib.util.spec_from_file_location("reference_pages", GENERATOR)
     assert spec is not None

@@ -53,12 +53,15 @@ def _hold_ports(settings: Settings) -> tuple[Settings, list[socket.socket]]:
     So a port that is taken is an error at once and not once per worker, and port 0 means one port for all of them.
     """
     held: list[socket.socket] = []
-    chosen: dict[str, int] = {}
-    for host, port, field in (
+    chosen: dict[str, int | str] = {}
+    ports = [
         (settings.grpc_host, settings.grpc_port, "grpc_port"),
         (settings.host, settings.port, "port"),
         (settings.debug_host, settings.debug_port, "debug_port"),
-    ):
+    ]
+    if settings.stats_sink == "prometheus":
+        ports.append((*settings.prometheus_listen, "prometheus_addr"))
+    for host, port, field in ports:
         one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         held.append(one)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -66,7 +69,8 @@ def _hold_ports(settings: Settings) -> tuple[Settings, list[socket.socket]]:
             one.bind((host, port))
         except OSError as error:
             raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        chosen[field] = one.getsockname()[1]
+        port = one.getsockname()[1]
+        chosen[field] = f"[{host}]:{port}" if field == "prometheus_addr" else port
     return settings.model_copy(update=chosen), held
 
 

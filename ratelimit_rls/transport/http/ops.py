@@ -13,10 +13,12 @@ from ratelimit_rls.core.model import Algorithm, Limit, Rule
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.telemetry.hot_keys import HotReport, as_json
 from ratelimit_rls.transport.http.lines import one_line
+from ratelimit_rls.transport.http.metrics import Scrape, metrics_page
 
 _LISTING = """\
 /rlconfig: print out the currently loaded configuration for debugging
 /stats: print out stats
+/metrics: print out metrics as Prometheus reads them
 /hot: print out, in JSON, which counters are asked for most and which refuse most (?limit=20)
 """
 
@@ -30,7 +32,7 @@ Hot = Callable[[], Awaitable[HotReport]]
 """What is asked for most, whoever was asked."""
 
 
-def ops_app(rules: Rules, counters: Stats, hot_keys: Hot) -> Starlette:
+def ops_app(rules: Rules, counters: Stats, hot_keys: Hot, scrape: Scrape) -> Starlette:
     async def listing(_: Request) -> Response:
         return PlainTextResponse(_LISTING)
 
@@ -48,7 +50,7 @@ def ops_app(rules: Rules, counters: Stats, hot_keys: Hot) -> Starlette:
             return PlainTextResponse(f"limit must be a whole number from 1 to {MOST_HOT}\n", 400)
         return JSONResponse(as_json(await hot_keys(), int(limit)))
 
-    pages = {"/": listing, "/rlconfig": rlconfig, "/stats": stats, "/hot": hot}
+    pages = {"/": listing, "/rlconfig": rlconfig, "/stats": stats, "/hot": hot, "/metrics": metrics_page(scrape)}
     return Starlette(routes=[Route(path, page) for path, page in pages.items()])
 
 

@@ -31,6 +31,10 @@ async def no_stats() -> list[tuple[str, int]]:
     return []
 
 
+async def no_metrics() -> list[bytes]:
+    return [b"", b"up 1\n"]
+
+
 @pytest.fixture
 async def top(run: Run) -> AsyncIterator[Top]:
     """`top` beside a server that saw three callers: it blocks, so it gets a thread of its own."""
@@ -38,7 +42,7 @@ async def top(run: Run) -> AsyncIterator[Top]:
     async def report() -> HotReport:
         return HotReport(9.6, 24691.2, (LONG, MALLORY, ALICE))
 
-    server = HttpServer(ops_app(Rules(), no_stats, report))
+    server = HttpServer(ops_app(Rules(), no_stats, report, no_metrics))
     await server.start("127.0.0.1", 0)
     yield lambda *arguments: asyncio.to_thread(run, "top", "--server", f"127.0.0.1:{server.port}", *arguments)
     await server.stop()

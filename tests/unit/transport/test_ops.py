@@ -29,13 +29,17 @@ async def no_stats() -> list[tuple[str, int]]:
     return []
 
 
+async def no_metrics() -> list[bytes]:
+    return [b"", b"up 1\n"]
+
+
 async def report() -> HotReport:
     return REPORT
 
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    server = HttpServer(ops_app(Rules(), no_stats, report))
+    server = HttpServer(ops_app(Rules(), no_stats, report, no_metrics))
     await server.start("127.0.0.1", 0)
     yield f"http://127.0.0.1:{server.port}"
     await server.stop()
@@ -75,3 +79,8 @@ async def test_a_limit_that_is_none_is_a_sentence(url: str) -> None:
     for limit in ("0", "-1", "x", "", "1001", "9" * 5000, "1.5"):
         reply = await asked(url, f"/hot?limit={limit}")
         assert (reply.status, reply.body) == (400, "limit must be a whole number from 1 to 1000\n")
+
+
+async def test_metrics_are_there_to_be_looked_at(url: str) -> None:
+    reply = await asked(url, "/metrics")
+    assert (reply.headers["content-type"], reply.body) == ("text/plain; version=0.0.4; charset=utf-8", "up 1\n")

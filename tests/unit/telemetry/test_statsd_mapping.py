@@ -1,0 +1,221 @@
+"""Mapping files of statsd_exporter, read as it reads them, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.telemetry.instruments import Kind
+from ratelimit_rls.telemetry.statsd_mapping import (
+    HELP,
+    MOST_BYTES,
+    StatsdMapping,
+    Target,
+    parse_statsd_mapping,
+    read_statsd_mapping,
+)
+
+
+def mapping(*rules: str, defaults: str = "{}") -> StatsdMapping:
+    listed = "\n".join(f"  - {rule}" for rule in rules)
+    return parse_statsd_mapping(f"defaults: {defaults}\nmappings:\n{listed}\n".encode())
+
+
+def met(found: StatsdMapping, name: str, kind: Kind = Kind.COUNTER) -> str:
+    """The target as Prometheus would write it."""
+    target = found.target(name, kind)
+    if target is None:
+        return ""
+    labels = ",".join(f'{label}="{text}"' for label, text in target.labels)
+    return target.name + (f"{{{labels}}}" if labels else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "series"),
+    [
+        ("a.b.c", 'three{first="a",second="b"}'),
+        ("a..c", 'three{first="a"}'),
+        ("a.b.d", ""),
+        ("a.b.c.d", ""),
+        ("b.c", ""),
+        ("0x.y-z.c", 'three{first="0x",second="y-z"}'),
+    ],
+)
+def test_a_star_is_one_part_between_dots(name: str, series: str) -> None:
+    assert met(mapping('{match: "*.*.c", name: three, labels: {first: $1, second: "${2}"}}'), name) == series
+
+
+def test_of_globs_the_first_in_the_file_is_taken() -> None:
+    found = mapping("{match: a.*, name: wide}", "{match: a.b, name: narrow}")
+    assert met(found, "a.b") == "wide"
+
+
+def test_or_the_one_that_says_most_from_left_to_right_where_order_is_switched_off() -> None:
+    rules = ('{match: "*.b.c", name: right}', "{match: a.*.*, name: left}", "{match: a.*.c, name: both}")
+    found = mapping(*rules, defaults="{glob_disable_ordering: true}")
+    assert met(found, "a.b.c") == "both"
+    assert met(found, "a.b.d") == "left"
+    assert met(found, "x.b.c") == "right"
+    assert met(mapping(*rules), "a.b.c") == "right"
+
+
+def test_expressions_come_after_every_glob_and_are_searched_for_anywhere() -> None:
+    found = mapping(
+        '{match: "total", match_type: regex, name: "any"}',
+        '{match: "^(a)\\\\.(?P<last>.*)$", match_type: regex, name: named, labels: {it: $last, all: $0, one: "$1x"}}',
+        "{match: a.total, name: glob}",
+    )
+    assert met(found, "a.total") == "glob"
+    assert met(found, "b.total.c") == "any"
+    assert met(found, "a.b.c") == 'named{all="a.b.c",it="b.c"}'
+    assert met(found, "b") == ""
+
+
+def test_the_default_may_be_expressions() -> None:
+    found = mapping(
+        "{match: a.b, name: regex}", "{match: a.b, match_type: glob, name: glob}", defaults="{match_type: regex}"
+    )
+    assert met(found, "axb") == "regex"
+    assert met(found, "a.b") == "glob"
+
+
+def test_a_rule_may_be_for_one_kind_only() -> None:
+    found = mapping(
+        "{match: a, match_metric_type: gauge, name: gauge}",
+        "{match: a, match_metric_type: timer, name: observer}",
+        "{match: a, match_type: regex, name: counter, match_metric_type: counter}",
+    )
+    assert [met(found, "a", kind) for kind in (Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM)] == [
+        "counter",
+        "gauge",
+        "observer",
+    ]
+
+
+def test_what_is_dropped_is_not_there_and_need_not_be_mapped_elsewhere() -> None:
+    found = mapping(
+        "{match: ratelimit.service.a, name: kept}", '{match: ".", match_type: regex, action: drop, name: x}'
+    )
+    assert met(found, "ratelimit.service.a") == "kept"
+    assert met(found, "ratelimit.service.b") == ""
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [("$1", "one"), ("${1}_x", "one_x"), ("$1_x", ""), ("$2$1", "twoone"), ("$3", ""), ("$$1", "$1"), ("a$0b", "a")],
+)
+def test_references_are_as_long_as_they_can_be(template: str, text: str) -> None:
+    target = mapping(f'{{match: "*.*", name: n, labels: {{label: "{template}"}}}}').target("one.two", Kind.COUNTER)
+    assert target is not None
+    assert dict(target.labels).get("label", "") == text
+
+
+def test_names_are_made_fit_for_prometheus() -> None:
+    found = mapping('{match: "x.*", name: "$1"}', '{match: "(y.*)", match_type: regex, name: "$0"}')
+    assert met(found, "x.7up-now é") == "_7up_now__"
+    assert met(found, "y.z") == "y_z"
+    assert met(found, "x.") == ""  # a name of nothing
+
+
+def test_names_of_the_reference_that_are_not_mapped_keep_theirs_and_ours_are_left_to_us() -> None:
+    found = mapping()
+    assert found.target("ratelimit.service.rate_limit.a-b.c_1.2.over_limit", Kind.COUNTER) == Target(
+        "ratelimit_service_rate_limit_a_b_c_1_2_over_limit", Kind.COUNTER, HELP, (), 1.0
+    )
+    assert met(found, "ratelimit_server.Check.response_time", Kind.HISTOGRAM) == "ratelimit_server_Check_response_time"
+    assert met(found, "ratelimit.denials.remembered", Kind.GAUGE) == ""
+
+
+def test_help_and_scale_are_the_rules() -> None:
+    target = mapping("{match: a, name: b, help: Of b., scale: 1e-3}").target("a", Kind.GAUGE)
+    assert target == Target("b", Kind.GAUGE, "Of b.", (), 0.001)
+
+
+def test_an_empty_file_maps_nothing() -> None:
+    assert parse_statsd_mapping(b"").target("a", Kind.COUNTER) is None
+    assert parse_statsd_mapping(b"mappings:\ndefaults:\n").warnings == ()
+
+
+def test_what_has_no_effect_is_said_once() -> None:
+    found = mapping(
+        "{match: a, name: b, timer_type: summary, ttl: 1m}",
+        "{match: c, name: d, observer_type: summary, histogram_options: {buckets: [1, 2]}}",
+        "{match: e, name: f, timer_type: histogram}",
+        defaults="{ttl: 1h}",
+    )
+    assert found.warnings == (
+        "defaults: ttl has no effect: series of rules that are gone are kept",
+        "mappings[0]: summary has no effect: times are exported as a histogram, since summaries of several processes "
+        "cannot be added up",
+        "mappings[1]: histogram_options has no effect: the buckets of times are fixed",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        ("{match: a, nam: b}", "mappings[0]: 'nam' is not a key of statsd_exporter's; did you mean name?"),
+        ("{match: a}", "mappings[0]: name is missing"),
+        ("{match: a, name: b-c}", "mappings[0]: name 'b-c' is not one; use letters, digits, _ and $1"),
+        ("{match: a, name: ratelimit_workers}", "mappings[0]: name 'ratelimit_workers' is a metric that is exported"),
+        (
+            "{match: a, name: rpc_server_call_duration_seconds_sum}",
+            "name 'rpc_server_call_duration_seconds_sum' is a metric that is exported already",
+        ),
+        ("{match: a*.b, name: b}", "mappings[0]: match 'a*.b' is not a glob; write parts of letters"),
+        ("{name: b}", "mappings[0]: match '' is not a glob"),
+        ("{name: b, match_type: regex}", "mappings[0]: match is missing"),
+        ('{match: "(a", match_type: regex, name: b}', "match '(a' is not a regular expression: missing ): (a"),
+        ("{match: a, match_type: prefix, name: b}", "match_type is 'prefix'; use glob or regex"),
+        ("{match: a, match_metric_type: set, name: b}", "match_metric_type is 'set'; use counter or gauge or observer"),
+        ("{match: a, action: keep, name: b}", "action is 'keep'; use map or drop"),
+        ("{match: a, name: b, timer_type: gauge}", "timer_type is 'gauge'; use histogram or summary"),
+        ("{match: a, name: b, scale: fast}", "scale is 'fast'; use a number above 0, such as 0.001"),
+        ("{match: a, name: b, scale: -1}", "scale is '-1'; use a number above 0"),
+        ("{match: a, name: b, labels: {a-b: $1}}", "label 'a-b' is not one; use letters, digits and _"),
+        ("{match: a, name: b, labels: {__name__: $1}}", "label '__name__' is not one"),
+        ("{match: a, name: b, labels: {le: $1}}", "label 'le' is not one"),
+        ("{match: a, name: b, labels: {l: [1]}}", "the value of label l is not text"),
+        ("{match: a, name: b, labels: [1]}", "labels is not a mapping; write `label: $1` for each"),
+        ("{match: [a], name: b}", "mappings[0]: match is not text"),
+        ("text", "mappings[0] is not a mapping; its keys are match, match_type"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_place(tmp_path: Path, rule: str, sentence: str) -> None:
+    path = tmp_path / "conf.yaml"
+    path.write_text(f"mappings:\n  - {rule}\n")
+    with pytest.raises(SettingsError) as refused:
+        read_statsd_mapping(path)
+    assert str(refused.value).startswith(f"PROMETHEUS_MAPPER_YAML={path}: ")
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"mappings: {", "line 2: is not YAML: did not find expected node content"),
+        (b"mappings: {}\nmapping: []\n", "'mapping' is not a key of statsd_exporter's; did you mean mappings?"),
+        (b"mappings: {a: b}\n", "mappings is not a list; write `- match: …` for each"),
+        (b"- match: a\n", "the file is not a mapping; its keys are defaults, mappings"),
+        (b"defaults: {order: true}\n", "defaults: 'order' is not a key of statsd_exporter's"),
+        (b"defaults: {glob_disable_ordering: maybe}\n", "glob_disable_ordering is 'maybe'; use true or false"),
+        (b"\xff\xfe\xfd", "is not YAML: "),
+        (b"# " + b"x" * MOST_BYTES, f"is larger than {MOST_BYTES} bytes"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "conf.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError) as refused:
+        read_statsd_mapping(path)
+    assert sentence in str(refused.value)
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "conf.yaml"
+    path.write_text("mappings:\n  - {match: a}\n  - {match: b, name: c, scale: x}\n")
+    with pytest.raises(SettingsError) as refused:
+        read_statsd_mapping(path)
+    assert len(str(refused.value).splitlines()) == 2
