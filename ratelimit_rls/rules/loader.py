@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -22,11 +23,17 @@ _log = structlog.get_logger()
 
 
 class RulesSource(Protocol):
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raise SettingsError if there is nowhere to read from."""
+        ...
 
-    def read(self) -> list[Source]: ...
+    def read(self) -> list[Source] | None:
+        """All there is, as of one moment; None where nothing has come yet, which is no fault."""
+        ...
 
-    def watch(self) -> AsyncIterator[None]: ...
+    def watch(self) -> AsyncGenerator[None, None]:
+        """Yield whenever it is time to read. Goes on when that was tried, so that a source can pass on how it went."""
+        ...
 
 
 class RulesLoader:
@@ -40,17 +47,22 @@ class RulesLoader:
         *,
         merge_domains: bool = False,
         default_admitted: bool = False,
+        explain: Callable[[RulesError], RulesError] | None = None,
     ) -> None:
+        """`explain` says the places of problems in the source's words, where they are not those of files."""
         self._source = source
         self._rules = rules
         self._metrics = metrics
         self._merge_domains = merge_domains
         self._default_admitted = default_admitted
+        self._explain = explain
+        self.has_tried = asyncio.Event()
+        """Set when something was there to be loaded, be it refused."""
         self._tried: str | None = None  # the digest of the last attempt, good or bad
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
-        """The first load. Raises SettingsError if there is nowhere to read from.
+        """The first load, if there is something to load. Raises SettingsError if there is nowhere to read from.
 
         Rules that are refused are no reason not to start: every request is answered NotReady until they are mended
         (reference behaviour), and whoever looks at the health or the log sees why.
@@ -61,11 +73,20 @@ class RulesLoader:
     async def reload(self) -> bool:
         """Whether the rules in force are now those of the source. The same text as last time is not tried again."""
         async with self._turn:
+            tried, self._tried = self._tried, None  # should it neither be loaded nor refused, it was not tried
+            text: str | None = None
             try:
-                compiled = await asyncio.to_thread(self._compile)
+                found = await asyncio.to_thread(self._read)
+                if found is None:
+                    _log.info("no rules have come yet")
+                    return False
+                sources, text = found
+                compiled = await asyncio.to_thread(self._compile, sources) if text != tried else None
             except RateLimitRlsError as error:
+                self._tried = text
                 self._refuse(error)
                 return False
+            self._tried = text
             if compiled is None:
                 _log.info("rules are as they were")
             else:
@@ -74,22 +95,31 @@ class RulesLoader:
 
     async def watch(self) -> None:
         """Follow the source until cancelled."""
-        async for _ in self._source.watch():
-            await self.reload()
+        async with aclosing(self._source.watch()) as times:
+            async for _ in times:
+                await self.reload()
 
-    def _compile(self) -> Compiled | None:
-        """In a thread of its own: large rules take seconds, and requests go on meanwhile."""
-        tried, self._tried = self._tried, None
+    # Both in threads of their own: large rules take seconds, and requests go on meanwhile.
+
+    def _read(self) -> tuple[list[Source], str] | None:
         sources = self._source.read()
-        self._tried = digest(sources)
-        if self._tried == tried:
-            return None
-        return compile_documents(sources, merge_domains=self._merge_domains, default_admitted=self._default_admitted)
+        return None if sources is None else (sources, digest(sources))
+
+    def _compile(self, sources: list[Source]) -> Compiled:
+        try:
+            return compile_documents(
+                sources, merge_domains=self._merge_domains, default_admitted=self._default_admitted
+            )
+        except RulesError as error:
+            if self._explain is None:
+                raise
+            raise self._explain(error) from error
 
     def _apply(self, compiled: Compiled) -> None:
         loaded = self._rules.swap(
             compiled.tree, digest=compiled.digest, files=compiled.files, loaded_at=datetime.now(UTC)
         )
+        self.has_tried.set()
         self._metrics.service.config_load_success += 1
         _log.info(
             "rules loaded",
@@ -105,6 +135,7 @@ class RulesLoader:
 
     def _refuse(self, error: RateLimitRlsError) -> None:
         self._rules.refuse(error)
+        self.has_tried.set()
         self._metrics.service.config_load_error += 1
         kept = self._rules.current.version if self._rules.current else None
         _log.error("Error loading new configuration", version_kept=kept, failures=self._rules.failures)
@@ -115,4 +146,4 @@ def _log_each(problems: Sequence[object], event: str) -> None:
     for problem in problems[:MOST_LOGGED]:
         _log.warning(event, problem=str(problem))
     if len(problems) > MOST_LOGGED:
-        _log.warning(event, problem=f"{len(problems) - MOST_LOGGED} more; `ratelimit-rls check` shows all")
+        _log.warning(event, problem=f"{len(problems) - MOST_LOGGED} more; of files `ratelimit-rls check` shows all")

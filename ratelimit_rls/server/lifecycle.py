@@ -77,6 +77,8 @@ async def serve(settings: Settings, orders: Orders, shared_directory: Path | Non
     parts = build(settings, shared_directory)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(parts.stores.close)
+        if parts.traces is not None:
+            stack.push_async_callback(parts.traces.close)
         stopped = asyncio.create_task(orders.stop.wait())
         starting = asyncio.create_task(_start(parts, stack, orders.reload))
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -106,11 +108,17 @@ async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> 
         log.warning("starting without rules", error=str(error))
     watching = asyncio.create_task(_follow(parts, reload))
     stack.push_async_callback(_cancel, watching)
+    # Files were read by now; a management server may not have sent any rules yet.
+    if not (parts.loader.has_tried.is_set() or settings.force_start_without_initial_config):
+        log.warning("waiting for the first rules; nothing is served before")
+        await parts.loader.has_tried.wait()
     stack.push_async_callback(parts.room.close)
     stack.push_async_callback(parts.grpc.close)
     await parts.grpc.start()
     stack.push_async_callback(parts.siblings.close)
     await parts.siblings.start()
+    stack.push_async_callback(parts.exports.close)
+    await parts.exports.start()
     reuse_port = settings.rls_workers > 1
     stack.push_async_callback(parts.http.stop)
     await parts.http.start(settings.host, settings.port, reuse_port=reuse_port)
@@ -206,6 +214,7 @@ def _announce(parts: Parts) -> None:
         tls=settings.grpc_server_use_tls,
         http=f"{settings.host}:{parts.http.port}",
         debug=f"{settings.debug_host}:{parts.debug.port}" if parts.debug.port else "none",
+        metrics=settings.stats_sink or "none",
         store=str(settings.redis or "embedded"),
         rules=len(loaded.tree.rules()) if loaded else 0,
         digest=loaded.digest[:12] if loaded else "none",

@@ -15,13 +15,18 @@ from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.failure import Fallback
 from ratelimit_rls.rules.loader import RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
-from ratelimit_rls.rules.sources.files import RulesFiles, RuntimeTree
+from ratelimit_rls.server.exports import Exports
+from ratelimit_rls.server.rules_source import new_loader
 from ratelimit_rls.server.siblings import Siblings
 from ratelimit_rls.server.stores import Stores, new_stores
+from ratelimit_rls.server.tracing import new_traces
 from ratelimit_rls.service import RateLimiter
 from ratelimit_rls.settings import Settings
+from ratelimit_rls.telemetry import logs
 from ratelimit_rls.telemetry.hot_keys import HotKeys
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.refusals import RefusalLog
+from ratelimit_rls.telemetry.traces import Traces
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
 from ratelimit_rls.transport.grpc.door import Door
@@ -52,6 +57,8 @@ class Parts:
     http: HttpServer
     debug: HttpServer
     siblings: Siblings
+    exports: Exports
+    traces: Traces | None
 
 
 def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
@@ -79,14 +86,13 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
     room = WaitingRoom(settings.rls_max_held_calls, settings.rls_deadline_margin.total_seconds())
     metrics.watch(room.gauges)
     doors = _doors(settings, limiter, metrics, room)
-    loader = RulesLoader(
-        _rules_files(settings),
-        rules,
-        metrics,
-        merge_domains=settings.merge_domain_config,
-        default_admitted=settings.stop_cache_key_increment_when_overlimit,
-    )
+    loader = new_loader(settings, rules, metrics)
     siblings = Siblings(metrics, hot_keys, shared_directory)
+    exports = Exports(settings, metrics, siblings)
+    traces = new_traces(settings) if settings.tracing_enabled else None
+    grpc = GrpcServer(_grpc(settings), doors.by_method, room, health, metrics, traces)
+    metrics.measure(rules.measured)
+    metrics.measure(grpc.measured)
     return Parts(
         settings=settings,
         health=health,
@@ -94,10 +100,12 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
         rules=rules,
         loader=loader,
         room=room,
-        grpc=GrpcServer(_grpc(settings), doors.by_method, room, health),
+        grpc=grpc,
         http=HttpServer(json_app(doors.should_rate_limit, room, health)),
-        debug=HttpServer(ops_app(rules, siblings.stats, siblings.hot)),
+        debug=HttpServer(ops_app(rules, siblings.stats, siblings.hot, exports.scrape)),
         siblings=siblings,
+        exports=exports,
+        traces=traces,
     )
 
 
@@ -119,8 +127,15 @@ def _doors(settings: Settings, limiter: RateLimiter, metrics: Metrics, room: Wai
     budget_bytes = settings.rls_plan_cache_bytes
     check_bytes, half_bytes = budget_bytes // 8, budget_bytes // 16
     answers = _answers(settings)
+    refusal_log = RefusalLog(settings.rls_log_denials if logs.shows_info(settings.log_level) else 0)
     new_rls_door = partial(
-        RlsDoor, limiter, metrics, answers, room=room, request_id_entry=settings.rls_request_id_entry
+        RlsDoor,
+        limiter,
+        metrics,
+        answers,
+        room=room,
+        request_id_entry=settings.rls_request_id_entry,
+        refusal_log=refusal_log,
     )
     return _Doors(
         should_rate_limit=new_rls_door(cache_bytes=budget_bytes - check_bytes - 2 * half_bytes),
@@ -132,6 +147,7 @@ def _doors(settings: Settings, limiter: RateLimiter, metrics: Metrics, room: Wai
                 room=room,
                 default_domain=settings.rls_ext_authz_domain,
                 cache_bytes=check_bytes,
+                refusal_log=refusal_log,
             ),
             KUADRANT_CHECK: new_rls_door(purpose=Purpose.LOOK, cache_bytes=half_bytes),
             KUADRANT_REPORT: new_rls_door(purpose=Purpose.REPORT, cache_bytes=half_bytes),
@@ -173,20 +189,6 @@ def _tell_of_redis(settings: Settings, health: Health, connected: bool) -> None:
         health.set(REDIS, True)
     elif settings.redis_health_check_active_connection:
         health.set(REDIS, False, "no connection")
-
-
-def _rules_files(settings: Settings) -> RulesFiles:
-    if settings.rls_rules:
-        return RulesFiles([Path(path) for path in settings.rls_rules])
-    return RulesFiles(
-        RuntimeTree(
-            root=Path(settings.runtime_root),
-            subdirectory=settings.runtime_subdirectory,
-            app_directory=settings.runtime_appdirectory,
-            watch_root=settings.runtime_watch_root,
-            ignore_dot_files=settings.runtime_ignoredotfiles,
-        )
-    )
 
 
 def _answers(settings: Settings) -> AnswerOptions:

@@ -35,7 +35,7 @@ class TlsFiles:
 
     def state(self) -> tuple[FileState | None, ...]:
         """Different after any of the files, or the link to it, was replaced or rewritten."""
-        return tuple(_state(path) for path in (self.certificate, self.key, self.client_ca) if path)
+        return tuple(file_state(path) for path in (self.certificate, self.key, self.client_ca) if path)
 
     def context(self) -> ssl.SSLContext:
         """Raises SettingsError if a file cannot be read or the key is not the certificate's."""
@@ -47,7 +47,7 @@ class TlsFiles:
             context.load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ValueError) as error:
             raise SettingsError(
-                f"GRPC_SERVER_TLS_CERT={self.certificate}, GRPC_SERVER_TLS_KEY={self.key}: {_reason(error)}; "
+                f"GRPC_SERVER_TLS_CERT={self.certificate}, GRPC_SERVER_TLS_KEY={self.key}: {reason(error)}; "
                 "both must be PEM files, the key unencrypted and belonging to the certificate"
             ) from error
         if self.client_ca:
@@ -56,7 +56,7 @@ class TlsFiles:
                 context.load_verify_locations(self.client_ca)
             except (OSError, ValueError) as error:
                 raise SettingsError(
-                    f"the clients' certificate authority {self.client_ca}: {_reason(error)}; it must be a PEM file"
+                    f"the clients' certificate authority {self.client_ca}: {reason(error)}; it must be a PEM file"
                 ) from error
         return context
 
@@ -77,7 +77,8 @@ def covers(pattern: str, name: str) -> bool:
     return pattern == name
 
 
-def _state(path: str) -> FileState | None:
+def file_state(path: str) -> FileState | None:
+    """None while there is no such file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -85,7 +86,7 @@ def _state(path: str) -> FileState | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason or "not readable as PEM"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -22,7 +22,11 @@ KUADRANT_CHECK = f"/{KUADRANT}/CheckRateLimit"
 KUADRANT_REPORT = f"/{KUADRANT}/Report"
 
 SERVICES = (SERVICE, AUTHORIZATION, KUADRANT)
-"""All that the descriptor set declares, as reflection lists them."""
+"""Those that are served, as reflection lists them."""
+
+DISCOVERY = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+STREAM_RESOURCES = f"/{DISCOVERY}/StreamAggregatedResources"
+"""Of management servers, whose client this service is."""
 
 
 def new_pool() -> descriptor_pool.DescriptorPool:
@@ -38,10 +42,13 @@ POOL = new_pool()
 
 
 def _message(name: str) -> Any:
-    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"envoy.service.{name}"))
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(name))
 
 
-RateLimitRequest = _message("ratelimit.v3.RateLimitRequest")
-RateLimitResponse = _message("ratelimit.v3.RateLimitResponse")
-CheckRequest = _message("auth.v3.CheckRequest")
-CheckResponse = _message("auth.v3.CheckResponse")
+RateLimitRequest = _message("envoy.service.ratelimit.v3.RateLimitRequest")
+RateLimitResponse = _message("envoy.service.ratelimit.v3.RateLimitResponse")
+CheckRequest = _message("envoy.service.auth.v3.CheckRequest")
+CheckResponse = _message("envoy.service.auth.v3.CheckResponse")
+DiscoveryRequest = _message("envoy.service.discovery.v3.DiscoveryRequest")
+DiscoveryResponse = _message("envoy.service.discovery.v3.DiscoveryResponse")
+RateLimitConfig = _message("ratelimit.config.ratelimit.v3.RateLimitConfig")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.errors import Problem, RulesError, SettingsError
+from ratelimit_rls.rules.load import Source
 from ratelimit_rls.rules.loader import MOST_LOGGED, RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.rules.sources.files import RulesFiles
@@ -103,6 +105,22 @@ async def test_rules_that_could_not_be_read_are_tried_again_with_the_same_text(t
     assert loading.rules.last_error is None
 
 
+async def test_rules_that_broke_the_compiler_are_not_taken_for_those_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    loading.file.write_text(BETTER)
+    with monkeypatch.context() as broken:
+        broken.setattr("ratelimit_rls.rules.loader.compile_documents", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await loading.loader.reload()
+
+    assert await loading.loader.reload()
+
+    assert loading.domains == {"better"}
+
+
 async def test_bad_rules_at_the_start_leave_none_in_force(tmp_path: Path) -> None:
     loading = Loading(tmp_path, BAD)
 
@@ -141,6 +159,49 @@ async def test_an_edit_before_the_watch_began_and_one_after_it_are_both_followed
         assert await asyncio.wait_for(changed.get(), 10) == {"better"}
         loading.file.write_text("domain: best\n")
         assert await asyncio.wait_for(changed.get(), 10) == {"best"}
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+class Pushed:
+    """A source to which somebody pushes; it notes how each attempt went, once it was made."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.texts: asyncio.Queue[str] = asyncio.Queue()
+        self.outcomes: asyncio.Queue[str] = asyncio.Queue()
+        self._text: str | None = None
+
+    def check(self) -> None:
+        pass
+
+    def read(self) -> list[Source] | None:
+        return None if self._text is None else [Source("pushed", self._text.encode())]
+
+    async def watch(self) -> AsyncGenerator[None, None]:
+        while True:
+            self._text = await self.texts.get()
+            yield
+            self.outcomes.put_nowait(str(self._rules.last_error))
+
+
+async def test_a_source_that_has_nothing_yet_is_no_fault_and_learns_how_each_push_went() -> None:
+    rules, metrics = Rules(), Metrics()
+    source = Pushed(rules)
+    loader = RulesLoader(source, rules, metrics, explain=lambda error: RulesError([Problem("here", 1, 1, "so")]))
+    await loader.start()
+    assert (rules.current, rules.last_error, metrics.service.config_load_error) == (None, None, 0)
+    assert not loader.has_tried.is_set()
+
+    watching = asyncio.create_task(loader.watch())
+    try:
+        source.texts.put_nowait(BAD)
+        assert await source.outcomes.get() == "here:1:1: error: so"
+        assert loader.has_tried.is_set()
+        source.texts.put_nowait(GOOD)
+        assert await source.outcomes.get() == "None"
+        assert rules.current is not None
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

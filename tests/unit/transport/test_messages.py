@@ -11,10 +11,15 @@ from grpc_tools import protoc
 from ratelimit_rls.core.model import Unit
 from ratelimit_rls.transport.grpc import messages
 from ratelimit_rls.transport.grpc.messages import (
+    DISCOVERY,
     POOL,
     SERVICES,
+    STREAM_RESOURCES,
     CheckRequest,
     CheckResponse,
+    DiscoveryRequest,
+    DiscoveryResponse,
+    RateLimitConfig,
     RateLimitRequest,
     RateLimitResponse,
 )
@@ -23,6 +28,7 @@ with warnings.catch_warnings():
     # The package declares its validators in a way pydantic wants changed.
     warnings.simplefilter("ignore")
     from envoy_data_plane.envoy.service.auth import v3 as auth
+    from envoy_data_plane.envoy.service.discovery import v3 as discovery
     from envoy_data_plane.envoy.service.ratelimit import v3 as envoy
     from envoy_data_plane.envoy.type.v3 import RateLimitUnit
 
@@ -33,8 +39,8 @@ def test_the_descriptor_set_is_what_the_proto_files_compile_to(tmp_path: Path) -
     fresh = tmp_path / "descriptors.binpb"
     arguments = ["protoc", f"-I{GRPC / 'proto'}", "--include_imports", f"--descriptor_set_out={fresh}"]
     include = Path(protoc.__file__).parent / "_proto"
-    services = [POOL.FindServiceByName(name).file.name for name in SERVICES]
-    assert protoc.main([*arguments, f"-I{include}", *services]) == 0
+    services = [POOL.FindServiceByName(name).file.name for name in (*SERVICES, DISCOVERY)]
+    assert protoc.main([*arguments, f"-I{include}", *services, RateLimitConfig.DESCRIPTOR.file.name]) == 0
     assert (GRPC / "descriptors.binpb").read_bytes() == fresh.read_bytes(), "stale: run `make docs`"
 
 
@@ -156,3 +162,59 @@ def test_units_have_envoy_s_numbers() -> None:
     told = {unit.name: int(unit) for unit in envoy.RateLimitResponseRateLimitUnit}
     assert told == {unit.name: int(unit) for unit in Unit}
     assert known.items() <= told.items()
+
+
+def test_a_discovery_request_reads_the_same_in_envoy_s_own_words() -> None:
+    ours = DiscoveryRequest(version_info="1", type_url="t", response_nonce="n", resource_names=["*"])
+    ours.node.id = "me"
+    ours.node.metadata.update({"zone": "b"})
+    ours.error_detail.code, ours.error_detail.message = 3, "no"
+    theirs = discovery.DiscoveryRequest.parse(ours.SerializeToString())
+    assert (theirs.version_info, theirs.type_url, theirs.response_nonce) == ("1", "t", "n")
+    assert theirs.node is not None
+    assert theirs.node.id == "me"
+    assert theirs.error_detail is not None
+    assert (theirs.error_detail.code, theirs.error_detail.message) == (3, "no")
+    assert DiscoveryRequest.FromString(bytes(theirs)) == ours
+
+
+def test_a_discovery_response_reads_the_same_in_envoy_s_own_words() -> None:
+    ours = DiscoveryResponse(version_info="1", type_url="t", nonce="n")
+    ours.resources.add(type_url="t", value=b"v")
+    theirs = discovery.DiscoveryResponse.parse(ours.SerializeToString())
+    assert (theirs.version_info, theirs.type_url, theirs.nonce) == ("1", "t", "n")
+    assert (theirs.resources[0].type_url, theirs.resources[0].value) == ("t", b"v")
+    assert DiscoveryResponse.FromString(bytes(theirs)) == ours
+
+
+def test_the_method_that_is_called_is_declared() -> None:
+    method = POOL.FindServiceByName(DISCOVERY).FindMethodByName("StreamAggregatedResources")
+    assert f"/{method.containing_service.full_name}/{method.name}" == STREAM_RESOURCES
+    assert (method.input_type.full_name, method.output_type.full_name) == (
+        DiscoveryRequest.DESCRIPTOR.full_name,
+        DiscoveryResponse.DESCRIPTOR.full_name,
+    )
+
+
+def test_rate_limit_configs_have_the_public_numbers() -> None:
+    """By hand: the package with Envoy's words does not have these."""
+    by_message = {
+        "RateLimitConfig": ["name", "domain", "descriptors"],
+        "RateLimitDescriptor": [
+            "key",
+            "value",
+            "rate_limit",
+            "descriptors",
+            "shadow_mode",
+            "detailed_metric",
+            "quota_mode",
+            "metadata",
+        ],
+        "RateLimitPolicy": ["unit", "requests_per_unit", "unlimited", "name", "replaces"],
+        "RateLimitReplace": ["name"],
+    }
+    for message, names in by_message.items():
+        fields = POOL.FindMessageTypeByName(f"ratelimit.config.ratelimit.v3.{message}").fields_by_number
+        assert {number: field.name for number, field in fields.items()} == dict(enumerate(names, 1))
+    units = POOL.FindEnumTypeByName("ratelimit.config.ratelimit.v3.RateLimitUnit")
+    assert {value.name: value.number for value in units.values} == {unit.name: int(unit) for unit in Unit}
