@@ -14,6 +14,7 @@ import click
 from ratelimit_rls import __version__
 from ratelimit_rls.cli.ask import ask
 from ratelimit_rls.cli.check import check
+from ratelimit_rls.cli.envoy_config import envoy_config
 from ratelimit_rls.cli.exit_codes import LEGEND, ExitCode
 from ratelimit_rls.cli.explain import explain
 from ratelimit_rls.cli.peek import peek
@@ -45,7 +46,7 @@ def commands() -> None:
     """The rate limit service that Envoy asks before it lets a request through."""
 
 
-for _verb in (serve, check, show, explain, test, simulate, ask, top, peek, reset):
+for _verb in (serve, check, show, explain, test, simulate, ask, top, peek, reset, envoy_config):
     commands.add_command(_verb)
 
 

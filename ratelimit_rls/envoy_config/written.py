@@ -1,0 +1,11 @@
+"""A typed message in the JSON form that Envoy reads, with the names of the .proto files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import betterproto2
+
+
+def written(message: betterproto2.Message) -> dict[str, Any]:
+    return message.to_dict(casing=betterproto2.Casing.SNAKE)
