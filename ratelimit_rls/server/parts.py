@@ -211,6 +211,7 @@ def _grpc(settings: Settings) -> GrpcOptions:
     )
     return GrpcOptions(
         target=f"unix:{settings.grpc_uds}" if settings.grpc_uds else f"{host}:{settings.grpc_port}",
+        socket_mode=int(settings.rls_grpc_uds_mode, 8) if settings.rls_grpc_uds_mode else None,
         transport=settings.rls_transport,
         tls=tls if settings.grpc_server_use_tls else None,
         runtime_dir=settings.rls_runtime_dir,

@@ -20,6 +20,7 @@ _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 # "017" is octal in Go and an error in Python, hence a form of its own.
 _WHOLE = re.compile(r"([+-]?)(?:0([0-7_]+)|(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[1-9][0-9_]*|0))")
+_MODE = re.compile(r"0?[0-7]{3}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -53,6 +54,12 @@ def parse_float(text: object) -> object:
     raise ValueError("is not a number; use digits such as 0.8")
 
 
+def parse_file_mode(text: object) -> object:
+    if not isinstance(text, str) or not text or _MODE.fullmatch(text):
+        return text
+    raise ValueError("is not a file's mode; use octal digits such as 0660")
+
+
 def parse_duration(text: object) -> object:
     """A timedelta, rounded up to a whole microsecond."""
     if not isinstance(text, str):
@@ -80,6 +87,7 @@ def format_duration(value: timedelta) -> str:
     return format_span(value // timedelta(microseconds=1)) if value else "0"
 
 
+FileMode = Annotated[str, BeforeValidator(parse_file_mode)]
 Bool = Annotated[bool, BeforeValidator(parse_bool)]
 Int = Annotated[int, BeforeValidator(parse_int)]
 Count = Annotated[int, Field(ge=0), BeforeValidator(parse_int)]

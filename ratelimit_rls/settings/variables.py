@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, SecretStr
 
-from ratelimit_rls.settings.parse import Bool, Count, Duration, Float, Int, Port, Positive, TextList
+from ratelimit_rls.settings.parse import Bool, Count, Duration, FileMode, Float, Int, Port, Positive, TextList
 
 _TOKEN = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"  # noqa: S105 - RFC 9110's word for what a header name is made of
 
@@ -40,6 +40,7 @@ class GrpcSettings(BaseModel):
     grpc_host: str = Field("0.0.0.0", description="Address the gRPC server listens on.")
     grpc_port: Port = Field(8081, description="Port of the gRPC server; 0 takes a free one.")
     grpc_uds: str = Field("", description="Unix socket to listen on, in place of GRPC_HOST and GRPC_PORT.")
+    rls_grpc_uds_mode: FileMode = Field("", description="Its permissions, e.g. 0660; empty: by the process's umask.")
     grpc_server_use_tls: Bool = Field(False, description="TLS on the gRPC server.")
     grpc_server_tls_cert: str = Field("", description="File with the server's certificate chain (PEM); reloaded.")
     grpc_server_tls_key: str = Field("", description="File with the server's private key (PEM); reloaded.")

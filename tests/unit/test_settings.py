@@ -74,6 +74,7 @@ OURS = {
     "RLS_REQUEST_ID_METADATA": "",
     "RLS_REQUEST_ID_TTL": "5m",
     "RLS_HOT_KEY_RATE": "1000",
+    "RLS_GRPC_UDS_MODE": "",
     "RLS_LOG_DENIALS": "1",
     "RLS_OTLP_METRICS": "",
     "REDIS_AUTH_FILE": "",
@@ -167,6 +168,16 @@ def test_what_go_calls_false_is_false(read: Read, text: str) -> None:
 def test_other_words_are_not_booleans(read: Read, text: str) -> None:
     with pytest.raises(SettingsError, match=r"SHADOW_MODE='.*' is not a boolean; use true or false"):
         read(SHADOW_MODE=text)
+
+
+@pytest.mark.parametrize("text", ["0660", "660", "", "999", "rw-rw----", "00660"])
+def test_permissions_of_a_socket_are_octal(read: Read, text: str) -> None:
+    if text in ("0660", "660", ""):
+        assert read(RLS_GRPC_UDS_MODE=text).rls_grpc_uds_mode == text
+        return
+    with pytest.raises(SettingsError, match="is not a file's mode; use octal digits such as 0660"):
+        read(RLS_GRPC_UDS_MODE=text)
+
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ and one implementation means one behaviour of reload, client certificates and na
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ratelimit_rls.transport.listen import check_target
 @dataclass(frozen=True, slots=True)
 class GrpcOptions:
     target: str  # "host:port" or "unix:/path"
+    socket_mode: int | None = None  # of a Unix socket; None: by the umask
     transport: Literal["native", "grpcio"] = "native"
     tls: TlsFiles | None = None
     runtime_dir: str = ""
@@ -106,7 +108,10 @@ class GrpcServer:
             port = await self._tls.start(options.target, behind, reuse_port=options.reuse_port)
         else:
             port = await self._transport.start(options.target)
-        self.port = 0 if options.target.startswith("unix:") else port
+        is_socket = options.target.startswith("unix:")
+        if is_socket and options.socket_mode is not None:
+            os.chmod(options.target.removeprefix("unix:"), options.socket_mode)
+        self.port = 0 if is_socket else port
 
     def _new_transport(self) -> Transport:
         # Each is imported when chosen: the native wheel does not exist for every platform.

@@ -24,6 +24,12 @@ async def test_a_unix_socket_serves_as_a_port_does(service: Service, tmp_path: P
         assert (await Client(channel).ask({"user": "a"})).overall_code == 1
 
 
+async def test_a_unix_socket_has_the_permissions_it_is_to_have(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "rls.sock"
+    await service.listen(target=f"unix:{path}", socket_mode=0o660)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
 async def test_a_socket_left_behind_is_taken_over(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "rls.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:
