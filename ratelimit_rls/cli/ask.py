@@ -55,6 +55,7 @@ class _Tls:
     help="Of each call.",
 )
 @click.option("--fail-over-limit", is_flag=True, help="Exit with 1 if any answer is OVER_LIMIT.")
+@click.option("--fail-no-limit", is_flag=True, help="Exit with 1 if any descriptor has no limit.")
 @click.option("--tls", is_flag=True, help="Use TLS; the next three say so, too.")
 @click.option("--cacert", type=_FILE, help="CA of the server's certificate (PEM); default: the system's.")
 @click.option("--cert", type=_FILE, help="Certificate to show to the server (PEM).")
@@ -70,6 +71,7 @@ def ask(
     times: int,
     timeout_s: float,
     fail_over_limit: bool,
+    fail_no_limit: bool,
     tls: bool,
     cacert: Path | None,
     cert: Path | None,
@@ -86,17 +88,20 @@ def ask(
     credentials = _Tls(cacert, cert, key) if tls or cacert or cert else None
     request = _request(domain, asked, hits, refund)
     codes: Counter[str] = Counter()
+    unlimited = False
     try:
         for response in _responses(server, credentials, request, times, timeout_s):
             answer = _answer(response, asked)
             codes[answer["code"]] += 1
+            unlimited |= any(status["limit"] is None for status in answer["statuses"])
             click.echo(json.dumps(answer) if form == "json" else _text(answer, asked))
     except _NoAnswer as fault:
         click.echo(f"Error: {fault}", err=True)
         return fault.exit_code
     if times > 1 and form == "text":
         click.echo(", ".join(f"{count} {code}" for code, count in codes.items()))
-    return ExitCode.BAD if fail_over_limit and codes[Code.OVER_LIMIT.name] else ExitCode.DONE
+    bad = (fail_over_limit and codes[Code.OVER_LIMIT.name]) or (fail_no_limit and unlimited)
+    return ExitCode.BAD if bad else ExitCode.DONE
 
 
 class _NoAnswer(Exception):

@@ -1,7 +1,7 @@
 """Whether the service can serve, from what its components say; told to gRPC and HTTP alike.
 
 Two questions, kept apart because orchestrators act on them differently:
-  alive     the process listens and is not stopping        gRPC service ""
+  alive     the process listens and is not stopping        gRPC service "", HTTP /livez
   serving   alive, and every component is well             gRPC service "ratelimit", HTTP /healthcheck
 A process that is restarted because its store is away does not bring the store back, so `alive` never asks the store.
 """

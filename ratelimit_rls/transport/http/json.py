@@ -1,4 +1,4 @@
-"""The HTTP port: ShouldRateLimit in JSON for callers without gRPC, and the health check.
+"""The HTTP port: ShouldRateLimit in JSON for callers without gRPC, and health for probes that cannot ask over gRPC.
 
 /json goes through the same door as gRPC, so it means the same. The reference answers 400 to everything that goes
 wrong; here the status says whose fault it was.
@@ -65,10 +65,14 @@ def json_app(door: RlsDoor, room: WaitingRoom, health: Health) -> Starlette:
         remark = {"X-Ratelimit-Detail": one_line(health.detail)} if health.detail else None
         return PlainTextResponse("OK", headers=remark)
 
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("OK") if health.alive else PlainTextResponse(health.detail, 500)
+
     return Starlette(
         routes=[
             Route("/json", should_rate_limit, methods=_ANY_METHOD),
             Route("/healthcheck", healthcheck, methods=_ANY_METHOD),
+            Route("/livez", livez),
         ]
     )
 

@@ -58,10 +58,14 @@ async def http(service: Service) -> AsyncIterator[Port]:
     await server.stop()
 
 
+async def no_metrics() -> list[bytes]:
+    return []
+
+
 @pytest.fixture
 async def ops(service: Service) -> AsyncIterator[Port]:
     siblings = Siblings(service.metrics, HotKeys())
-    server = HttpServer(ops_app(service.rules, siblings.stats, siblings.hot))
+    server = HttpServer(ops_app(service.rules, siblings.stats, siblings.hot, no_metrics))
     await server.start("127.0.0.1", 0)
     yield Port(server)
     await server.stop()
@@ -86,7 +90,7 @@ async def test_json_says_what_grpc_says(http: Port, service: Service) -> None:
             {"key": "RateLimit-Reset", "value": reset.removesuffix("s")},
         ],
     }
-    assert service.metrics.service.total_requests == 0
+    assert not service.metrics.calls
 
 
 async def test_json_takes_both_spellings_of_a_field(http: Port) -> None:
@@ -127,6 +131,13 @@ async def test_our_own_trouble_is_5xx(http: Port, service: Service) -> None:
 
 async def test_a_body_over_four_mebibytes_is_413(http: Port) -> None:
     assert (await http.post("/json", " " * (MOST_MESSAGE_BYTES + 1))).status == 413
+
+
+async def test_livez_asks_the_process_and_none_of_its_components(http: Port, service: Service) -> None:
+    service.health.set("redis", False, "connection refused")
+    assert (await http.get("/livez")).status == 200
+    service.health.stopping()
+    assert (await http.get("/livez")).status == 500
 
 
 async def test_healthcheck_is_ok_or_says_what_is_wrong(http: Port, service: Service) -> None:

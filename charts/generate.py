@@ -1,0 +1,186 @@
+"""values.schema.json and the table of values in README.md, made from the comments in values.yaml and the settings.
+
+    # -- What the value means; goes on in the lines that follow.
+    # @schema {enum: [a, b]}
+    value: a
+
+The type of a value is that of its default; `@schema` adds what a default cannot say. A mapping takes the keys it has
+and no others unless `@schema` says otherwise. `python charts/generate.py` writes both files, a test says when to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ratelimit_rls.settings.catalogue import VARIABLES, Variable
+
+CHART = Path(__file__).parent / "ratelimit-rls"
+BEGIN, END = "<!-- values: written by charts/generate.py -->", "<!-- end of values -->"
+
+DEFINITIONS: dict[str, Any] = {
+    "port": {"type": "integer", "minimum": 1, "maximum": 65_535},
+    "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+    "intOrPercent": {
+        "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^([0-9]+%)?$"}],
+    },
+    "quantities": {"type": "object", "additionalProperties": {"type": ["string", "number"]}},
+    "resources": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "requests": {"$ref": "#/definitions/quantities"},
+            "limits": {"$ref": "#/definitions/quantities"},
+            "claims": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+    "probe": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "initialDelaySeconds": {"type": "integer", "minimum": 0},
+            "periodSeconds": {"type": "integer", "minimum": 1},
+            "timeoutSeconds": {"type": "integer", "minimum": 1},
+            "successThreshold": {"type": "integer", "minimum": 1},
+            "failureThreshold": {"type": "integer", "minimum": 1},
+            "terminationGracePeriodSeconds": {"type": "integer", "minimum": 1},
+        },
+    },
+}
+
+OF_PARENTS: dict[str, Any] = {
+    "global": {"type": "object", "description": "Values of a parent chart for all of its dependencies; not used here."},
+    "enabled": {"type": "boolean", "description": "For a parent chart's `condition`; not used here."},
+}
+"""Helm hands these to a chart that is a dependency, so they cannot be refused as typing errors."""
+
+_TYPES = {"str": "string", "bool": "boolean", "int": "integer", "float": "number", "seq": "array", "map": "object"}
+
+# Text is always right: it is what the variable has in the end.
+_SETTING_TYPES = {"bool": ["boolean", "string"], "number": ["number", "string"], "list": ["array", "string"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value as values.yaml has it."""
+
+    path: tuple[str, ...]
+    default: Any
+    kind: str  # of the YAML node: str, bool, int, float, seq or map
+    meaning: str
+    more: dict[str, Any] | None  # what `@schema` says
+    inner: tuple[Value, ...]
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def is_section(self) -> bool:
+        """Only its inner values mean something."""
+        return bool(self.inner) and not self.meaning
+
+
+def values() -> tuple[Value, ...]:
+    """Everything in values.yaml, in its order."""
+    text = (CHART / "values.yaml").read_text()
+    root = yaml.compose(text, yaml.SafeLoader)
+    return tuple(_inner(root, (), text.splitlines(), yaml.safe_load(text)))
+
+
+def _inner(node: Any, path: tuple[str, ...], lines: list[str], defaults: Any) -> Iterator[Value]:
+    for key, item in node.value:
+        meaning, more = _comment(lines, key.start_mark.line, key.start_mark.column)
+        default = defaults[key.value]
+        kind = item.tag.rpartition(":")[2]
+        own = (*path, key.value)
+        inner = (
+            tuple(_inner(item, own, lines, default))
+            if kind == "map" and item.start_mark.line != key.start_mark.line
+            else ()
+        )
+        yield Value(own, default, kind, meaning, more, inner)
+
+
+def _comment(lines: list[str], at: int, indent: int) -> tuple[str, dict[str, Any] | None]:
+    """What the comment right above a key says of it."""
+    above: list[str] = []
+    for line in reversed(lines[:at]):
+        if not line.startswith(" " * indent + "#"):
+            break
+        above.insert(0, line.strip().removeprefix("#").strip())
+    more = [line.removeprefix("@schema").strip() for line in above if line.startswith("@schema")]
+    said = " ".join(line for line in above if not line.startswith("@schema"))
+    meaning = said.partition("-- ")[2] if said.startswith("-- ") else ""
+    return meaning, yaml.safe_load(more[0]) if more else None
+
+
+def leaves(some: tuple[Value, ...]) -> Iterator[Value]:
+    """The values that mean something by themselves; sections do not."""
+    for value in some:
+        if value.is_section:
+            yield from leaves(value.inner)
+        else:
+            yield value
+
+
+def schema() -> dict[str, Any]:
+    found = {value.path[0]: _schema(value) for value in values()}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": OF_PARENTS | found,
+        "definitions": DEFINITIONS,
+    }
+
+
+def _schema(value: Value) -> dict[str, Any]:
+    said = {"description": value.meaning} if value.meaning else {}
+    if value.name == "settings":
+        return {"type": "object", **said, "additionalProperties": False, "properties": dict(map(_setting, VARIABLES))}
+    if value.more and "$ref" in value.more:
+        return value.more  # whatever stands beside a reference is not read
+    found: dict[str, Any] = {"type": _TYPES[value.kind], **said}
+    if value.inner:
+        found["properties"] = {one.path[-1]: _schema(one) for one in value.inner}
+        found["additionalProperties"] = False
+    return found | (value.more or {})
+
+
+def _setting(variable: Variable) -> tuple[str, dict[str, Any]]:
+    about: dict[str, Any] = {"description": variable.description, "type": _SETTING_TYPES.get(variable.kind, "string")}
+    if "|" in variable.kind:
+        about["enum"] = variable.kind.split("|")
+    return variable.name, about
+
+
+def table() -> str:
+    """The values as Markdown."""
+    rows = ["| value | default | meaning |", "|---|---|---|"]
+    for value in leaves(values()):
+        default = json.dumps(value.default, ensure_ascii=False)
+        cells = (f"`{value.name}`", f"`{default}`" if default != '""' else "", value.meaning)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def files() -> dict[Path, str]:
+    """Each file's path and what should be in it."""
+    readme = (CHART / "README.md").read_text()
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return {
+        CHART / "values.schema.json": json.dumps(schema(), indent=2, ensure_ascii=False) + "\n",
+        CHART / "README.md": f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}",
+    }
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text)

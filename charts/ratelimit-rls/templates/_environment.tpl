@@ -1,0 +1,78 @@
+{{/* The variables of the service: those that follow from other values, over those in `settings`. */}}
+
+{{/* A value as a variable has it. Helm reads numbers as floats and would write 167772160 as 1.6777216e+08. */}}
+{{- define "ratelimit-rls.text" -}}
+{{- if kindIs "slice" . -}}
+{{ join "," . }}
+{{- else if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{ int64 . }}
+{{- else -}}
+{{ . }}
+{{- end -}}
+{{- end -}}
+
+{{/* What is decided by other values, as a mapping. _validate.tpl refuses the same names in `settings`. */}}
+{{- define "ratelimit-rls.derived" -}}
+PORT: {{ .Values.ports.http | quote }}
+GRPC_PORT: {{ .Values.ports.grpc | quote }}
+DEBUG_PORT: {{ .Values.ports.debug | quote }}
+RLS_RUNTIME_DIR: /run/rls
+RLS_REPLICAS: {{ include "ratelimit-rls.mostReplicas" . | quote }}
+RLS_DRAIN_TIMEOUT: {{ .Values.drain.timeoutSeconds }}s
+{{- if ne .Values.mode "sidecar" }}
+RLS_DRAIN_DELAY: {{ .Values.drain.delaySeconds }}s
+{{- else }}
+GRPC_UDS: {{ include "ratelimit-rls.socket" . | quote }}
+{{- /* A native sidecar is told to stop when Envoy has gone: nobody is left to serve on for. */}}
+RLS_DRAIN_DELAY: {{ .Values.sidecar.native | ternary 0 .Values.sidecar.drainDelaySeconds }}s
+{{- end }}
+{{- if include "ratelimit-rls.rulesFromFiles" . }}
+RLS_RULES: /etc/ratelimit-rls/rules
+{{- end }}
+{{- if .Values.metrics.enabled }}
+USE_STATSD: "false"
+USE_PROMETHEUS: "true"
+PROMETHEUS_ADDR: ":{{ .Values.ports.metrics }}"
+PROMETHEUS_PATH: {{ .Values.metrics.path | quote }}
+{{- end }}
+{{- with include "ratelimit-rls.redisUrl" . }}
+REDIS_URL: {{ . | quote }}
+{{- end }}
+{{- if .Values.redis.auth.existingSecret }}
+REDIS_AUTH_FILE: /etc/ratelimit-rls/redis-auth/auth
+{{- end }}
+{{- if .Values.redis.tls.enabled }}
+REDIS_TLS: "true"
+{{- if and .Values.redis.tls.existingSecret .Values.redis.tls.caKey }}
+REDIS_TLS_CACERT: /etc/ratelimit-rls/redis-tls/ca.crt
+{{- end }}
+{{- if and .Values.redis.tls.existingSecret .Values.redis.tls.certKey }}
+REDIS_TLS_CLIENT_CERT: /etc/ratelimit-rls/redis-tls/tls.crt
+REDIS_TLS_CLIENT_KEY: /etc/ratelimit-rls/redis-tls/tls.key
+{{- end }}
+{{- end }}
+{{- if .Values.tls.enabled }}
+GRPC_SERVER_USE_TLS: "true"
+GRPC_SERVER_TLS_CERT: /etc/ratelimit-rls/tls/tls.crt
+GRPC_SERVER_TLS_KEY: /etc/ratelimit-rls/tls/tls.key
+{{- if .Values.tls.clientCa.key }}
+GRPC_CLIENT_TLS_CACERT: /etc/ratelimit-rls/tls/client-ca.crt
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The list for a container, in the order of the names so that a rendering never changes by itself. */}}
+{{- define "ratelimit-rls.environment" -}}
+{{- $variables := dict -}}
+{{- range $name, $value := .Values.settings -}}
+{{- $_ := set $variables $name (include "ratelimit-rls.text" $value) -}}
+{{- end -}}
+{{- $variables = mergeOverwrite $variables (include "ratelimit-rls.derived" . | fromYaml) -}}
+{{- range $name := keys $variables | sortAlpha }}
+- name: {{ $name }}
+  value: {{ get $variables $name | quote }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,161 @@
+{{/*
+What a combination of values cannot mean. All offences are told at once, each with what would be right; what one value
+alone may be is in values.schema.json.
+*/}}
+
+{{/* Settings that have a value of their own, which other objects depend on, too. */}}
+{{- define "ratelimit-rls.hasAValue" -}}
+PORT: ports.http
+GRPC_PORT: ports.grpc
+GRPC_UDS: mode=sidecar and sidecar.socketDirectory
+DEBUG_PORT: ports.debug
+RLS_RULES: descriptors
+RUNTIME_ROOT: descriptors
+RUNTIME_SUBDIRECTORY: descriptors
+RUNTIME_APPDIRECTORY: descriptors
+RLS_RUNTIME_DIR: nothing (it is a volume of the chart's)
+RLS_REPLICAS: replicaCount or autoscaling.maxReplicas
+RLS_DRAIN_DELAY: drain.delaySeconds or sidecar.drainDelaySeconds
+RLS_DRAIN_TIMEOUT: drain.timeoutSeconds
+USE_PROMETHEUS: metrics.enabled
+PROMETHEUS_ADDR: ports.metrics
+PROMETHEUS_PATH: metrics.path
+REDIS_URL: redis.url
+REDIS_AUTH: redis.auth.existingSecret
+REDIS_AUTH_FILE: redis.auth.existingSecret
+REDIS_SENTINEL_AUTH: extraEnv with secretKeyRef
+REDIS_PERSECOND_AUTH: extraVolumes and settings.REDIS_PERSECOND_AUTH_FILE
+REDIS_PERSECOND_SENTINEL_AUTH: extraEnv with secretKeyRef
+REDIS_TLS: redis.tls.enabled
+REDIS_TLS_CACERT: redis.tls.existingSecret
+REDIS_TLS_CLIENT_CERT: redis.tls.existingSecret and redis.tls.certKey
+REDIS_TLS_CLIENT_KEY: redis.tls.existingSecret and redis.tls.keyKey
+GRPC_SERVER_USE_TLS: tls.enabled
+GRPC_SERVER_TLS_CERT: tls.existingSecret
+GRPC_SERVER_TLS_KEY: tls.existingSecret
+GRPC_CLIENT_TLS_CACERT: tls.clientCa
+GRPC_SERVER_TLS_CA_CERT: tls.clientCa
+{{- end -}}
+
+{{- define "ratelimit-rls.validate" -}}
+{{- $wrong := list -}}
+{{- $sidecar := eq .Values.mode "sidecar" -}}
+{{- $redis := include "ratelimit-rls.redisUrl" . -}}
+{{- $workers := get .Values.settings "RLS_WORKERS" | default 1 | int -}}
+
+{{- if not (has .Values.mode (list "deployment" "sidecar")) -}}
+{{- $wrong = append $wrong (printf "mode: %q is neither deployment nor sidecar" .Values.mode) -}}
+{{- end -}}
+
+{{- if and .Values.descriptors.inline .Values.descriptors.existingConfigMap -}}
+{{- $wrong = append $wrong "descriptors: inline and existingConfigMap are both given; give one of them" -}}
+{{- end -}}
+{{- if and (not (include "ratelimit-rls.rulesFromFiles" .)) (or .Values.descriptors.inline .Values.descriptors.existingConfigMap) -}}
+{{- $wrong = append $wrong "descriptors: with settings.CONFIG_TYPE=GRPC_XDS_SOTW the rules come from the xDS server; give one or the other" -}}
+{{- end -}}
+
+{{- $owned := include "ratelimit-rls.hasAValue" . | fromYaml -}}
+{{- range $name, $value := .Values.settings -}}
+{{- if hasKey $owned $name -}}
+{{- $wrong = append $wrong (printf "settings.%s: use %s" $name (get $owned $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- $set := merge (include "ratelimit-rls.derived" . | fromYaml) .Values.settings -}}
+{{- range .Values.extraEnv -}}
+{{- if hasKey $set .name -}}
+{{- $wrong = append $wrong (printf "extraEnv: %s is set by %s already; a variable can be given once" .name (get $owned .name | default "settings")) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if and .Values.redis.url .Values.redis.deploy.enabled -}}
+{{- $wrong = append $wrong "redis: url and deploy.enabled are both given; give one of them" -}}
+{{- end -}}
+{{- if and (or .Values.redis.auth.existingSecret .Values.redis.tls.enabled) (not .Values.redis.url) -}}
+{{- $wrong = append $wrong "redis: auth and tls are for the Redis of redis.url, which is empty" -}}
+{{- end -}}
+{{- if and .Values.redis.tls.existingSecret (not .Values.redis.tls.enabled) -}}
+{{- $wrong = append $wrong "redis.tls.existingSecret: has no effect without redis.tls.enabled=true" -}}
+{{- end -}}
+{{- if ne (empty .Values.redis.tls.certKey) (empty .Values.redis.tls.keyKey) -}}
+{{- $wrong = append $wrong "redis.tls: certKey and keyKey belong together; give both or neither" -}}
+{{- end -}}
+{{- if and .Values.redis.tls.certKey (not .Values.redis.tls.existingSecret) -}}
+{{- $wrong = append $wrong "redis.tls.certKey: is a key of redis.tls.existingSecret, which is empty" -}}
+{{- end -}}
+{{- if and (not $sidecar) (not $redis) (gt (include "ratelimit-rls.mostReplicas" . | int) 1) -}}
+{{- $wrong = append $wrong "replicaCount, autoscaling: more than one pod needs redis.url (or redis.deploy.enabled); without Redis each would admit the whole limit" -}}
+{{- end -}}
+{{- if and (not $redis) (gt $workers 1) -}}
+{{- $wrong = append $wrong "settings.RLS_WORKERS: more than one needs redis.url; without Redis each would admit the whole limit" -}}
+{{- end -}}
+
+{{- if and .Values.tls.enabled (not .Values.tls.existingSecret) -}}
+{{- $wrong = append $wrong "tls.enabled: needs tls.existingSecret, a Secret with certificate and key" -}}
+{{- end -}}
+{{- if and (or .Values.tls.existingSecret .Values.tls.clientCa.key) (not .Values.tls.enabled) -}}
+{{- $wrong = append $wrong "tls: existingSecret and clientCa have no effect without tls.enabled=true" -}}
+{{- end -}}
+{{- if and .Values.tls.clientCa.existingSecret (not .Values.tls.clientCa.key) -}}
+{{- $wrong = append $wrong "tls.clientCa.existingSecret: needs tls.clientCa.key, such as ca.crt" -}}
+{{- end -}}
+
+{{- $ports := dict -}}
+{{- range $name, $port := .Values.ports -}}
+{{- if and (hasKey $ports (toString $port)) (not (and $sidecar (eq $name "grpc"))) -}}
+{{- $wrong = append $wrong (printf "ports: %s and %s are both %v; every port needs a number of its own" (get $ports (toString $port)) $name $port) -}}
+{{- end -}}
+{{- $_ := set $ports (toString $port) $name -}}
+{{- end -}}
+
+{{- if .Values.autoscaling.enabled -}}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
+{{- $wrong = append $wrong "autoscaling: minReplicas is more than maxReplicas" -}}
+{{- end -}}
+{{- if not (or .Values.autoscaling.targetCPUUtilizationPercentage .Values.autoscaling.metrics) -}}
+{{- $wrong = append $wrong "autoscaling: needs targetCPUUtilizationPercentage or metrics to go by" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.service.headless (ne .Values.service.type "ClusterIP") -}}
+{{- $wrong = append $wrong (printf "service.headless: is for type ClusterIP, not %s" .Values.service.type) -}}
+{{- end -}}
+{{- if not .Values.metrics.enabled -}}
+{{- range $name, $on := dict "serviceMonitor" .Values.metrics.serviceMonitor.enabled "alerts.prometheusRule" .Values.metrics.alerts.prometheusRule.enabled "alerts.configMap" .Values.metrics.alerts.configMap.enabled -}}
+{{- if $on -}}
+{{- $wrong = append $wrong (printf "metrics.%s.enabled: needs metrics.enabled=true" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- $drain := add .Values.drain.delaySeconds .Values.drain.timeoutSeconds -}}
+{{- if and (not $sidecar) (lt (int .Values.terminationGracePeriodSeconds) (int $drain)) -}}
+{{- $wrong = append $wrong (printf "terminationGracePeriodSeconds: %v is less than drain.delaySeconds + drain.timeoutSeconds, so calls in flight could be cut off; use %d or more" .Values.terminationGracePeriodSeconds $drain) -}}
+{{- end -}}
+
+{{- if $sidecar -}}
+{{- range $name, $on := dict "autoscaling.enabled" .Values.autoscaling.enabled "networkPolicy.enabled" .Values.networkPolicy.enabled "metrics.serviceMonitor.enabled" .Values.metrics.serviceMonitor.enabled "service.headless" .Values.service.headless -}}
+{{- if $on -}}
+{{- $wrong = append $wrong (printf "%s: has no meaning in sidecar mode, where the pods are not this chart's" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if gt $workers 1 -}}
+{{- $wrong = append $wrong "settings.RLS_WORKERS: a Unix socket cannot be shared by several processes; use 1 in sidecar mode" -}}
+{{- end -}}
+{{- if and .Values.sidecar.native (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $wrong = append $wrong (printf "sidecar.native: needs Kubernetes 1.29 or later, this is %s; use sidecar.native=false" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and (not .Values.sidecar.native) .Values.sidecar.example.enabled (lt (int .Values.sidecar.drainDelaySeconds) (int .Values.sidecar.example.drainSeconds)) -}}
+{{- $wrong = append $wrong "sidecar: drainDelaySeconds is less than example.drainSeconds, so Envoy would outlast its limiter" -}}
+{{- end -}}
+{{- if has (trimSuffix "/" .Values.sidecar.socketDirectory) (list "/run/rls" "/etc/ratelimit-rls" "/tmp" "") -}}
+{{- $wrong = append $wrong (printf "sidecar.socketDirectory: %s is not for sockets; use a directory of its own, such as /run/ratelimit-rls" .Values.sidecar.socketDirectory) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if ne (empty .Values.helmTest.domain) (empty .Values.helmTest.descriptor) -}}
+{{- $wrong = append $wrong "helmTest: domain and descriptor belong together; give both or neither" -}}
+{{- end -}}
+
+{{- if $wrong -}}
+{{- fail (printf "\n\nThese values cannot be used:\n  - %s\n" (join "\n  - " $wrong)) -}}
+{{- end -}}
+{{- end -}}

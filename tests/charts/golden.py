@@ -1,0 +1,35 @@
+"""What each case renders to, word for word, in golden/<case>.yaml: a change of the chart shows as a change there.
+
+`python -m tests.charts.golden` writes the files anew; what it changes is for a person to read before it is committed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.charts import helm
+
+FOLDER = Path(__file__).parent / "golden"
+
+_FILES_OF_THE_CHART = {
+    "templates/dashboards.yaml": "\ndata:",
+    "templates/configmap-alerts.yaml": "\ndata:",
+    "templates/prometheusrule.yaml": "\nspec:",
+}
+"""Whole files are copied into these; from the mark on they are compared with the files, not kept twice."""
+
+
+def text(case: str) -> str:
+    documents = []
+    for source, found in helm.sources(helm.rendered()[case]).items():
+        mark = _FILES_OF_THE_CHART.get(source)
+        documents += [f"{document.partition(mark)[0]}\n" if mark else document for document in found]
+    return "---\n" + "---\n".join(documents)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for path in FOLDER.glob("*.yaml"):
+        path.unlink()
+    for case in helm.cases():
+        (FOLDER / f"{case}.yaml").write_text(text(case))

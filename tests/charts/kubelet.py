@@ -1,0 +1,98 @@
+"""The service as a rendered pod runs it: its variables, its volumes, its probes, with paths and ports of this machine.
+
+Volumes are written as kubelet writes them: a directory with a link ..data to where the files are.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.charts.helm import Manifest, containers, limiter, one, pods
+from tests.process import free_port
+from tests.servers import Service, http_status
+
+Secrets = Mapping[str, Mapping[str, str]]
+"""Secret -> key -> text."""
+
+PORTS = ("PORT", "GRPC_PORT", "DEBUG_PORT", "DEBUG_HOST", "PROMETHEUS_ADDR")
+
+
+def mount(volume: Manifest, directory: Path, documents: Iterable[Manifest], secrets: Secrets) -> None:
+    """Fills a directory with what a volume has in it."""
+    files: dict[str, str] = {}
+    if "configMap" in volume:
+        files = one(documents, "ConfigMap", volume["configMap"]["name"])["data"]
+    for source in [volume, *volume.get("projected", {}).get("sources", [])]:
+        if "secret" in source:
+            secret = source["secret"]
+            kept = secrets[secret.get("secretName") or secret["name"]]
+            files |= {item["path"]: kept[item["key"]] for item in secret["items"]}
+    directory.mkdir()
+    if files:
+        first = directory / "..first"
+        first.mkdir()
+        (directory / "..data").symlink_to(first.name)
+        for name, text in files.items():
+            (first / name).write_text(text)
+            (directory / name).symlink_to(Path("..data") / name)
+
+
+class Pod(Service):
+    """One limiter of a rendering; `more` are variables that take the place of rendered ones."""
+
+    def __init__(self, documents: Iterable[Manifest], secrets: Secrets | None = None, **more: object) -> None:
+        super().__init__({})
+        self.documents = tuple(documents)
+        self.secrets = secrets or {}
+        self.metrics_port = free_port()
+        self.pod, self.container = limiter(self.documents)
+        self.paths = self._mount(self.pod, self.container)
+        rendered = {one["name"]: one["value"] for one in self.container["env"] if one["name"] not in PORTS}
+        self._environment |= {name: self.moved(value) for name, value in rendered.items()}
+        self._environment |= {"PROMETHEUS_ADDR": f"127.0.0.1:{self.metrics_port}", "RLS_DRAIN_DELAY": "0s"}
+        self._environment |= {name: str(value) for name, value in more.items()}
+
+    def _mount(self, pod: Manifest, container: Manifest) -> dict[str, Path]:
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        paths: dict[str, Path] = {}
+        for at in container["volumeMounts"]:
+            paths[at["mountPath"]] = self.directory / f"{container['name']}-{at['name']}"
+            if not paths[at["mountPath"]].exists():
+                mount(volumes[at["name"]], paths[at["mountPath"]], self.documents, self.secrets)
+        return paths
+
+    def moved(self, text: str) -> str:
+        """A path of the container, or a text with one in it, as it is here."""
+        for path, here in sorted(self.paths.items(), key=lambda pair: -len(pair[0])):
+            text = text.replace(path, str(here))
+        return text
+
+    def probe(self, name: str) -> bool:
+        """What kubelet finds when it asks as the manifest says."""
+        how = self.container[f"{name}Probe"]
+        if "httpGet" in how:
+            return http_status(f"http://127.0.0.1:{self.http_port}{how['httpGet']['path']}") == 200
+        with grpc.insecure_channel(self.grpc_address) as channel:
+            request = health_pb2.HealthCheckRequest(service=how["grpc"]["service"])
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def ask(self, *more: str) -> subprocess.CompletedProcess[str]:
+        """Runs the command of the rendered test pod, as it stands but for where the server and its files are."""
+        (pod,) = (pod for name, pod in pods(self.documents) if name.startswith("Pod/"))
+        (container,) = (one for one in containers(pod) if one["name"] == "ask")
+        sidecar = any(at["mountPath"] in self.paths for at in container.get("volumeMounts", []))
+        if not sidecar and "volumeMounts" in container:
+            self.paths |= self._mount(pod, container)
+        command: list[Any] = [self.moved(part) for part in container["command"]]
+        if not sidecar:
+            command[command.index("--server") + 1] = f"localhost:{self.grpc_port}"
+        program = Path(sys.executable).with_name(command[0])
+        return subprocess.run([program, *command[1:], *more], capture_output=True, text=True, timeout=30)

@@ -1,0 +1,277 @@
+"""What the chart renders: valid, as expected word for word, and as safe as clusters ask for."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.charts import golden, helm
+from tests.charts.helm import CHART, Manifest, limiter, manifests, one, pods
+from tests.charts.pod_security import offences
+
+KUBERNETES = ("1.29", kubernetes_validate.latest_version())
+"""The oldest in which every case is possible, and the newest whose schemas are at hand."""
+
+_TEXT, _NUMBER, _TEXTS = (
+    {"type": "string"},
+    {"type": "integer"},
+    {"type": "object", "additionalProperties": {"type": "string"}},
+)
+
+
+def closed(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def listed(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "items": item}
+
+
+# Of the Prometheus operator's kinds, whose schemas are not Kubernetes': the fields that the chart uses.
+_RELABELING = closed(
+    sourceLabels=listed(_TEXT), targetLabel=_TEXT, action=_TEXT, regex=_TEXT, replacement=_TEXT, separator=_TEXT
+)
+OPERATOR = {
+    "ServiceMonitor": closed(
+        ("selector", "endpoints"),
+        selector=closed(matchLabels=_TEXTS),
+        namespaceSelector=closed(matchNames=listed(_TEXT)),
+        sampleLimit=_NUMBER,
+        endpoints=listed(
+            closed(
+                ("port",),
+                port=_TEXT,
+                path=_TEXT,
+                interval=_TEXT,
+                scrapeTimeout=_TEXT,
+                relabelings=listed(_RELABELING),
+                metricRelabelings=listed(_RELABELING),
+            )
+        ),
+    ),
+    "PrometheusRule": closed(
+        ("groups",),
+        groups=listed(
+            closed(
+                ("name", "rules"),
+                name=_TEXT,
+                interval=_TEXT,
+                rules=listed(
+                    closed(
+                        ("expr",),
+                        alert=_TEXT,
+                        record=_TEXT,
+                        expr=_TEXT,
+                        keep_firing_for=_TEXT,
+                        labels=_TEXTS,
+                        annotations=_TEXTS,
+                        **{"for": _TEXT},
+                    )
+                ),
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", helm.cases())
+def test_a_case_renders_as_before(case: str) -> None:
+    path = golden.FOLDER / f"{case}.yaml"
+    assert path.exists(), "a new case; `python -m tests.charts.golden` writes its file"
+    assert golden.text(case) == path.read_text(), (
+        "if it should: `python -m tests.charts.golden`, and read the difference"
+    )
+
+
+def test_there_is_no_golden_file_of_a_case_that_is_gone() -> None:
+    assert sorted(path.stem for path in golden.FOLDER.glob("*.yaml")) == helm.cases()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", helm.cases())
+def test_a_case_is_well_written(case: str) -> None:
+    done = helm.helm("lint", "--strict", CHART, "-f", CHART / "ci" / f"{case}-values.yaml")
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_takes_every_manifest(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+    for case in helm.cases():
+        for manifest in manifests(case):
+            about = f"{case}: {manifest['kind']}/{manifest['metadata']['name']}"
+            try:
+                if manifest["kind"] in OPERATOR:
+                    check_operator_kind(manifest)
+                else:
+                    kubernetes_validate.validate(manifest, version, strict=True)
+            except kubernetes_validate.utils.jsonschema.ValidationError as fault:
+                raise AssertionError(f"{about}: {fault.message} at {list(fault.path)}") from None
+
+
+def check_operator_kind(manifest: Manifest) -> None:
+    assert manifest["apiVersion"] == "monitoring.coreos.com/v1"
+    kubernetes_validate.utils.jsonschema.validate(manifest["spec"], OPERATOR[manifest["kind"]])
+
+
+@pytest.mark.parametrize("case", helm.cases())
+def test_every_pod_meets_the_restricted_standard(case: str) -> None:
+    for name, pod in pods(manifests(case)):
+        assert offences(pod) == [], name
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["enableServiceLinks"] is False, name
+        for container in helm.containers(pod):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
+
+
+def test_a_container_is_restricted_by_itself_since_a_sidecars_pod_is_not_ours() -> None:
+    _, container = limiter(manifests("sidecar"))
+    assert offences({"containers": [container]}) == []
+
+
+def test_the_standard_is_known_here() -> None:
+    lax = {"name": "lax", "ports": [{"hostPort": 80}], "securityContext": {"runAsUser": 0, "privileged": True}}
+    pod = {"hostNetwork": True, "volumes": [{"name": "v", "hostPath": {}}], "containers": [lax]}
+    assert len(offences(pod)) == 9
+
+
+@pytest.mark.parametrize("case", helm.cases())
+def test_pods_carry_no_version_that_would_restart_them_and_are_found_by_their_selectors(case: str) -> None:
+    documents = manifests(case)
+    for document in documents:
+        if document["kind"] == "Deployment":
+            template = document["spec"]["template"]["metadata"]
+            labels = template["labels"]
+            assert "helm.sh/chart" not in labels
+            assert not any("checksum" in name for name in template.get("annotations", {}))
+            assert document["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        if document["kind"] == "Service":
+            ours = [d for d in documents if d["kind"] == "Deployment"]
+            selector = document["spec"]["selector"].items()
+            (chosen,) = (d for d in ours if selector <= d["spec"]["template"]["metadata"]["labels"].items())
+            names = {p["name"] for c in chosen["spec"]["template"]["spec"]["containers"] for p in c.get("ports", [])}
+            assert {port["targetPort"] for port in document["spec"]["ports"]} <= names
+
+
+@pytest.mark.parametrize("case", helm.cases())
+def test_every_volume_is_mounted_and_every_mount_has_a_volume(case: str) -> None:
+    for name, pod in pods(manifests(case)):
+        volumes = [volume["name"] for volume in pod.get("volumes", [])]
+        mounts = [mount for container in helm.containers(pod) for mount in container.get("volumeMounts", [])]
+        assert sorted(set(volumes)) == sorted(volumes), name
+        assert {mount["name"] for mount in mounts} == set(volumes), name
+        assert not any("subPath" in mount for mount in mounts), "kubelet updates nothing that is mounted so"
+
+
+def environment(case: str) -> dict[str, str]:
+    _, container = limiter(manifests(case))
+    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "replicas", "told"),
+    [("default", 1, "1"), ("redis", 3, "3"), ("autoscaling", None, "12"), ("sidecar", 2, "2")],
+)
+def test_the_service_is_told_how_many_of_it_there_can_be(case: str, replicas: int | None, told: str) -> None:
+    deployment = next(d for d in manifests(case) if d["kind"] == "Deployment")
+    assert deployment["spec"].get("replicas") == replicas
+    assert environment(case)["RLS_REPLICAS"] == told
+
+
+@pytest.mark.parametrize(
+    ("case", "budget"),
+    [("default", None), ("redis", {"minAvailable": "50%"}), ("autoscaling", {"maxUnavailable": 1}), ("sidecar", None)],
+)
+def test_a_disruption_budget_is_for_several_pods(case: str, budget: dict[str, Any] | None) -> None:
+    found = [d["spec"] for d in manifests(case) if d["kind"] == "PodDisruptionBudget"]
+    assert bool(found) == (budget is not None)
+    if budget:
+        assert budget.items() <= found[0].items()
+
+
+def test_probes_go_over_http_where_kubelet_cannot_ask_over_grpc() -> None:
+    def questions(case: str) -> list[Any]:
+        _, container = limiter(manifests(case))
+        found = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+        return [probe["grpc"]["service"] if "grpc" in probe else probe["httpGet"]["path"] for probe in found]
+
+    assert questions("default") == ["", "ratelimit", ""]
+    assert questions("tls") == questions("sidecar") == ["/livez", "/healthcheck", "/livez"]
+
+
+def test_numbers_and_lists_are_written_as_variables_have_them() -> None:
+    variables = environment("rules") | environment("tls")
+    assert variables["RLS_PLAN_CACHE_BYTES"] == "167772160"
+    assert variables["NEAR_LIMIT_RATIO"] == "0.75"
+    assert variables["LIMIT_RESPONSE_HEADERS_ENABLED"] == "true"
+    assert variables["GRPC_CLIENT_TLS_SAN"] == "envoy.edge.svc,envoy.internal.svc"
+
+
+def test_rules_may_be_text_or_a_mapping() -> None:
+    data = one(manifests("rules"), "ConfigMap")["data"]
+    assert data["edge.yaml"].startswith("# Comments stay.\n")
+    assert yaml.safe_load(data["internal.yaml"])["domain"] == "internal"
+    assert "demo.yaml" not in data
+
+
+def test_secrets_are_files_and_never_variables() -> None:
+    assert environment("redis")["REDIS_AUTH_FILE"] == "/etc/ratelimit-rls/redis-auth/auth"
+    for case in helm.cases():
+        _, container = limiter(manifests(case)) if case != "sidecar-templates" else ({}, {"env": []})
+        assert not any(v["name"] in ("REDIS_AUTH", "REDIS_SENTINEL_AUTH") and "value" in v for v in container["env"])
+        assert not any(document["kind"] == "Secret" for document in manifests(case))
+
+
+def test_a_native_sidecar_stops_after_envoy_and_an_ordinary_one_outlasts_it() -> None:
+    native, _ = limiter(manifests("sidecar"))
+    assert [c["restartPolicy"] for c in native["initContainers"]] == ["Always"]
+    assert environment("sidecar")["RLS_DRAIN_DELAY"] == "0s"
+
+    ordinary, container = limiter(manifests("sidecar-container"))
+    assert "restartPolicy" not in container
+    assert environment("sidecar-container")["RLS_DRAIN_DELAY"] == "40s"
+    assert ordinary["terminationGracePeriodSeconds"] == 40 + 30 + 5
+
+
+def test_envoy_and_the_sidecar_have_one_socket_and_one_user() -> None:
+    pod, sidecar = limiter(manifests("sidecar-container"))
+    (envoy,) = (c for c in pod["containers"] if c["name"] == "envoy")
+    config = one(manifests("sidecar-container"), "ConfigMap", "sidecar-example")["data"]["envoy.yaml"]
+    assert environment("sidecar-container")["GRPC_UDS"] == "/sockets/rls.sock"
+    assert 'pipe: {path: "/sockets/rls.sock"}' in config
+    assert envoy["securityContext"]["runAsUser"] == sidecar["securityContext"]["runAsUser"]
+    assert {"/sockets"} == {
+        m["mountPath"] for c in (envoy, sidecar) for m in c["volumeMounts"] if "socket" in m["name"]
+    }
+
+
+def test_dashboards_and_alerts_are_the_files_of_the_chart() -> None:
+    documents = manifests("monitoring")
+    maps = {name: text for d in documents if d["kind"] == "ConfigMap" for name, text in d["data"].items()}
+    boards = {path.name: json.loads(path.read_text()) for path in CHART.glob("dashboards/*.json")}
+    rules = {path.name: yaml.safe_load(path.read_text())["groups"] for path in CHART.glob("alerts/*.yaml")}
+
+    assert {name: json.loads(maps[name]) for name in boards} == boards
+    assert {name: yaml.safe_load(maps[name])["groups"] for name in rules} == rules
+    rule = next((d for d in documents if d["kind"] == "PrometheusRule"), None)
+    assert (rule["spec"]["groups"] if rule else []) == [group for name in sorted(rules) for group in rules[name]]
+
+
+def test_the_service_monitor_finds_the_metrics_service() -> None:
+    documents = manifests("monitoring")
+    monitor = one(documents, "ServiceMonitor")["spec"]
+    service = one(documents, "Service", "-metrics")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
