@@ -179,7 +179,6 @@ def test_permissions_of_a_socket_are_octal(read: Read, text: str) -> None:
         read(RLS_GRPC_UDS_MODE=text)
 
 
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [("8081", 8081), ("0", 0), ("+7", 7), ("0x1F91", 8081), ("0b11", 3), ("0o17", 15), ("017", 15), ("1_000", 1000)],
