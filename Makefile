@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help run test check format demo bench soak docs proto lock clean
+.PHONY: help run test check format demo sandbox bench soak docs proto lock clean
 
 # Builds of this package use the pinned backend too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -38,6 +38,9 @@ format: .venv/.stamp ## write the code the way `make check` wants it
 demo: .venv/.stamp ## a real Envoy in front: watch 200s turn into 429s
 	@$(BIN)/python envoy/demo.py
 
+sandbox: .venv/.stamp ## NAME=shadow: run that folder of envoy/ and verify it; without a name, all of them
+	@$(BIN)/python envoy/run.py $(NAME)
+
 bench: .venv/.stamp ## calls per second and CPU per call, service and Redis apart
 	$(BIN)/python -m bench
 
@@ -45,15 +48,19 @@ soak: .venv/.stamp ## two hours of load, of faults and of a million keys, watchi
 	$(BIN)/python -m bench.fault_soak
 	$(BIN)/python -m bench.fault_soak --cluster
 	$(BIN)/python -m bench.keys_soak
+	$(BIN)/python -m bench.series_soak
 	$(BIN)/python -m bench.soak
 	$(BIN)/python -m bench.simulate_soak
 
-docs: proto ## write docs/reference/ and docs/pictures/ anew from the code they describe
+docs: proto ## write reference pages, pictures, dashboards and the schema of the chart anew from the code
 	$(BIN)/python docs/reference/generate.py
 	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python -m docs.dashboards
+	$(BIN)/python charts/generate.py
 
 GRPC := ratelimit_rls/transport/grpc
-SERVICES := envoy/service/ratelimit/v3/rls envoy/service/auth/v3/external_auth kuadrant/service/ratelimit/v1/service
+SERVICES := envoy/service/ratelimit/v3/rls envoy/service/auth/v3/external_auth kuadrant/service/ratelimit/v1/service \
+  envoy/service/discovery/v3/ads ratelimit/config/ratelimit/v3/rls_conf
 proto: .venv/.stamp ## compile the .proto files to the descriptor set in the package
 	$(BIN)/python -m grpc_tools.protoc -I $(GRPC)/proto --include_imports \
 	  --descriptor_set_out=$(GRPC)/descriptors.binpb $(SERVICES:%=$(GRPC)/proto/%.proto)

@@ -124,11 +124,12 @@ class RedisServer(Process):
 class Upstream:
     """What stands behind Envoy: answers 200 to everything, counts it, and can claim to have used `x-tokens`."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         upstream = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # a body would wait 40 ms for its headers to be acknowledged
 
             def do_GET(self) -> None:
                 upstream.requests += 1
@@ -147,7 +148,7 @@ class Upstream:
 
         self.requests = 0
         self.last_headers: dict[str, str] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -181,10 +182,11 @@ class EnvoyServer(Process):
         self, config: Path, where: Mapping[Any, int | str] | None = None, values: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__("envoy")
-        self.port = free_port()
-        self.admin_port = free_port()
+        where = where or {}
+        self.port = int(where.get(10000) or free_port())
+        self.admin_port = int(where.get(9901) or free_port())
         document = yaml.safe_load(config.read_text())
-        moves = {10000: self.port, 9901: self.admin_port, **(where or {})}
+        moves = {**where, 10000: self.port, 9901: self.admin_port}
         self._config = self.directory / "envoy.yaml"
         self._config.write_text(yaml.safe_dump(_moved(document, moves, values or {})))
 

@@ -1,0 +1,66 @@
+"""What the verify.sh of each sandbox asks with: HTTP requests, a connection each, and what came back on one line.
+
+    ask.py [-n TIMES] [-X METHOD] [-H 'name: value']… [-h NAME | -b] URL
+
+prints the statuses, equal neighbours together: `5x200 1x429`. A connection that is closed without an answer counts as
+`closed`. `{n}` in the URL and in headers is the number of the request, from 1. With -h it prints that header of the
+last answer instead, with -b its body. Nothing but Python's own library: a machine that runs the service has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import sys
+from urllib.parse import urlsplit
+
+Answer = tuple[str, dict[str, str], str]  # status, headers, body
+
+
+def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        sys.exit(f"{url} is no http:// address")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=10)
+    try:
+        connection.connect()
+    except OSError as error:
+        sys.exit(f"nobody listens on {parts.netloc}: {error}")
+    try:
+        connection.request(method, target, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace")
+    except (ConnectionError, http.client.RemoteDisconnected):
+        return "closed", {}, ""
+    finally:
+        connection.close()
+    return str(answer.status), {name.lower(): value for name, value in answer.getheaders()}, body
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-n", dest="times", type=int, default=1)
+    parser.add_argument("-X", dest="method", default="GET")
+    parser.add_argument("-H", dest="headers", action="append", default=[])
+    parser.add_argument("-h", dest="show")
+    parser.add_argument("-b", dest="body", action="store_true")
+    parser.add_argument("url")
+    told = parser.parse_args()
+    answers: list[Answer] = []
+    for number in range(1, told.times + 1):
+        pairs = (header.replace("{n}", str(number)).split(":", 1) for header in told.headers)
+        headers = {name.strip(): value.strip() for name, value in pairs}
+        answers.append(ask(told.method, told.url.replace("{n}", str(number)), headers))
+    if told.show is not None:
+        print(answers[-1][1].get(told.show.lower(), "none"))
+    elif told.body:
+        print(answers[-1][2])
+    else:
+        runs = itertools.groupby(status for status, _, _ in answers)
+        print(*(f"{len(list(equal))}x{status}" for status, equal in runs))
+
+
+if __name__ == "__main__":
+    main()

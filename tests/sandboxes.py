@@ -1,0 +1,160 @@
+"""The set-ups of envoy/, each with all that its files expect to be there, and its verify step.
+
+What runs is the folder's own configuration and rules; only the addresses are moved (tests/servers.py, EnvoyServer).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tests.certificates import Authority
+from tests.redis_servers import RedisCluster
+from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+
+NAMES = sorted(folder.parent.name for folder in SANDBOXES.glob("*/verify.sh"))
+
+VERIFY_TIMEOUT_S = 60.0
+
+Environment = Mapping[str, object]
+Where = Mapping[Any, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a folder needs beside an upstream, one service on TCP and Envoy."""
+
+    environment: Environment = field(default_factory=dict)
+    where: Where = field(default_factory=dict)
+    replicas: Sequence[int] = (8081,)  # as the configuration calls their ports
+    rules: Sequence[str] = ("rules.yaml",)
+
+
+def _nothing(_: Path, __: ExitStack) -> Needs:
+    return Needs()
+
+
+def _unix_socket(directory: Path, _: ExitStack) -> Needs:
+    path = directory / "rls.sock"
+    return Needs({"GRPC_UDS": path}, {"/run/ratelimit-rls/rls.sock": str(path)})
+
+
+def _certificates(directory: Path, _: ExitStack) -> Needs:
+    certificates = issue(directory / "certs")
+    files = ("ca.pem", "envoy.pem", "envoy.key")
+    return Needs(tls(certificates), {f"certs/{file}": str(certificates / file) for file in files})
+
+
+def _two_domains(_: Path, __: ExitStack) -> Needs:
+    return Needs(rules=("rules.yaml", "exports.yaml"))
+
+
+def _cluster(_: Path, stack: ExitStack) -> Needs:
+    cluster = stack.enter_context(RedisCluster())
+    return Needs({"REDIS_URL": cluster.url}, replicas=(8081, 8083))
+
+
+NEEDS: Mapping[str, Callable[[Path, ExitStack], Needs]] = {
+    "rls-unix-socket": _unix_socket,
+    "rls-mtls": _certificates,
+    "per-route": _two_domains,
+    "redis-cluster": _cluster,
+}
+
+
+def issue(directory: Path) -> Path:
+    """certs/ as the README of rls-mtls makes it."""
+    authority = Authority(directory)
+    for name, file in (("ratelimit.internal", "ratelimit"), ("envoy.internal", "envoy")):
+        for issued, suffix in zip(authority.issue(name), (".pem", ".key"), strict=True):
+            shutil.move(issued, directory / (file + suffix))
+    return directory
+
+
+def tls(certificates: Path) -> dict[str, object]:
+    """The service's side of it."""
+    return {
+        "GRPC_SERVER_USE_TLS": "true",
+        "GRPC_SERVER_TLS_CERT": certificates / "ratelimit.pem",
+        "GRPC_SERVER_TLS_KEY": certificates / "ratelimit.key",
+        "GRPC_CLIENT_TLS_CACERT": certificates / "ca.pem",
+        "GRPC_CLIENT_TLS_SAN": "envoy.internal",
+    }
+
+
+class Sandbox(AbstractContextManager["Sandbox"]):
+    """One folder, running.
+
+    `reword` changes the text of its rules, `where` keeps Envoy's own ports (10000 and 9901) where it says.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        upstream: Upstream,
+        environment: Environment | None = None,
+        reword: Callable[[str], str] = str,
+        where: Where | None = None,
+    ) -> None:
+        self.folder = SANDBOXES / name
+        self._upstream = upstream
+        self._environment = environment or {}
+        self._reword = reword
+        self._where = where or {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rls-sandbox-")))
+            needs = NEEDS.get(self.folder.name, _nothing)(directory, stack)
+            rules = [directory / name for name in needs.rules]
+            for path in rules:
+                path.write_text(self._reword((self.folder / path.name).read_text()))
+            environment = {"RLS_RULES": ",".join(map(str, rules)), **needs.environment, **self._environment}
+            self.services = [Service(environment) for _ in needs.replicas]
+            ports = {port: service.grpc_port for port, service in zip(needs.replicas, self.services, strict=True)}
+            where = {8000: self._upstream.port, **ports, **needs.where, **self._where}
+            self.envoy = EnvoyServer(self.folder / "envoy.yaml", where)
+            for process in (*self.services, self.envoy):
+                stack.callback(process.close)
+            with ThreadPoolExecutor() as beside:  # most of a start is waiting
+                started = [beside.submit(service.start) for service in self.services]
+                self.envoy.start()  # in this thread: it ends with the one that started it
+                for service in started:
+                    service.result()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The variables by which verify.sh is told where everything is."""
+        return {
+            "ENVOY": self.envoy.url,
+            "ADMIN": f"http://127.0.0.1:{self.envoy.admin_port}",
+            "DEBUG": f"http://127.0.0.1:{self.services[0].debug_port}",
+        }
+
+    def verify(self) -> subprocess.CompletedProcess[str]:
+        """Runs the folder's verify.sh; 0 if all is as it says, and its words."""
+        return subprocess.run(
+            [self.folder / "verify.sh"],
+            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHON": sys.executable, **self.addresses},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=VERIFY_TIMEOUT_S,
+            check=False,
+        )
