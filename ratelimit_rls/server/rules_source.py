@@ -18,6 +18,8 @@ from ratelimit_rls.transport.grpc.ads_tls import AdsTlsFiles
 
 def new_loader(settings: Settings, rules: Rules, metrics: Metrics) -> RulesLoader:
     over_xds = _over_xds(settings, rules) if settings.config_type == XDS else None
+    if over_xds is not None:
+        metrics.measure(over_xds.measured)
     return RulesLoader(
         over_xds or _files(settings),
         rules,

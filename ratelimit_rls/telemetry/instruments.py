@@ -154,6 +154,13 @@ RULES_IN_FORCE = Instrument(
 RULES_DOMAINS = Instrument(
     "ratelimit.rules.domains", Kind.GAUGE, "{domain}", "Domains that rules are for.", together=Together.LEAST
 )
+XDS_CONNECTED = Instrument(
+    "ratelimit.xds.connected",
+    Kind.GAUGE,
+    "{stream}",
+    "1 while a management server can send rules, 0 while there is no stream to it (CONFIG_TYPE=GRPC_XDS_SOTW).",
+    together=Together.LEAST,
+)
 RULES_AGE = Instrument(
     "ratelimit.rules.age", Kind.GAUGE, "s", "Since the rules in force were loaded.", together=Together.MOST
 )
@@ -298,6 +305,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     RULES_IN_FORCE,
     RULES_DOMAINS,
     RULES_AGE,
+    XDS_CONNECTED,
     BUILD,
     WORKERS,
     CPU_TIME,

@@ -10,7 +10,7 @@ of that very attempt. A version is called accepted only while its rules are in f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from ratelimit_rls.errors import Problem, RateLimitRlsError, RulesError, one_lin
 from ratelimit_rls.rules.load import Source
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.rules.sources import xds
+from ratelimit_rls.telemetry.collected import Series
+from ratelimit_rls.telemetry.instruments import XDS_CONNECTED
 from ratelimit_rls.transport.grpc.ads_pauses import Pauses
 from ratelimit_rls.transport.grpc.ads_stream import AdsServer, AdsStream, FilesChanged, StreamEnded, open_stream
 from ratelimit_rls.transport.grpc.ads_tls import FileStates
@@ -65,6 +67,7 @@ class AdsRules:
         self._eager_s = eager_s
         self._received: Any = None
         self._accepted = ""
+        self._is_connected = False
 
     def check(self) -> None:
         """That nobody answers yet is no reason not to start."""
@@ -76,6 +79,9 @@ class AdsRules:
     def explain(self, error: RulesError) -> RulesError:
         """What is wrong with what was read, by descriptor."""
         return xds.with_paths(error, _configs(self._received))
+
+    def measured(self) -> Iterator[tuple[Series, int]]:
+        yield Series(XDS_CONNECTED.name, ()), int(self._is_connected)
 
     async def watch(self) -> AsyncGenerator[None, None]:
         """Yield after every response. Goes on for ever, from one stream to the next."""
@@ -92,6 +98,7 @@ class AdsRules:
             except FilesChanged:
                 _log.info("connecting to xDS anew with changed TLS files", server=self._server.target)
             except StreamEnded as ended:
+                self._is_connected = False
                 await self._pause(ended, seen)
 
     async def _subscribe(self, stream: AdsStream) -> None:
@@ -101,6 +108,7 @@ class AdsRules:
         where nothing comes, all is asked for once more; rules that are as they were cost nothing.
         """
         await stream.send(self._request())
+        self._is_connected = True
         _log.info("connected to xDS", server=self._server.target, version=_short(self._accepted))
         if self._accepted and not await stream.is_answered(SILENCE_S):
             request = self._request()

@@ -15,6 +15,8 @@ from structlog.testing import capture_logs
 
 from ratelimit_rls.rules.loader import RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.telemetry.collect import kept_by_others, series
+from ratelimit_rls.telemetry.instruments import XDS_CONNECTED
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.grpc import ads, ads_stream, ads_tls
 from ratelimit_rls.transport.grpc.ads import TYPE_URL, AdsNode, AdsRules
@@ -60,10 +62,15 @@ class Following:
         node = AdsNode("envoy-ratelimit", {"zone": "b"})
         source = AdsRules(self.where, node, self.rules, pauses, self.eager_s)
         self.loader = RulesLoader(source, self.rules, self.metrics, explain=source.explain)
+        self.metrics.measure(source.measured)
 
     @property
     def domains(self) -> set[str]:
         return set(self.rules.current.tree.domains) if self.rules.current else set()
+
+    @property
+    def connected(self) -> object:
+        return kept_by_others(self.metrics)[series(XDS_CONNECTED)]
 
     @property
     def loads(self) -> tuple[int, int]:
@@ -222,6 +229,16 @@ async def test_a_server_that_counts_its_versions_anew_is_asked_once_more(
 
         second = server.streams[1].requests
         assert [(request.version_info, request.response_nonce) for request in second[:2]] == [("1", ""), ("", "")]
+
+
+async def test_whether_there_is_a_stream_can_be_seen() -> None:
+    with AdsServer() as server:
+        where = Where(server.address)
+        async with following(where, pause_s=NEVER_S) as one:
+            assert one.connected == 0
+            await eventually(lambda: one.connected == 1)
+            await asyncio.to_thread(server.stop)
+            await eventually(lambda: one.connected == 0)
 
 
 async def test_a_server_that_comes_late_is_found() -> None:
