@@ -185,8 +185,9 @@ class Metrics:
         if not slot.steps:
             outcome = "no_rule" if rule is None else "unlimited" if slot.unlimited else "replaced"
             return self.passes.setdefault((domain, self._rule(rule.path) if rule else "", outcome), PassCounter())
-        is_written = rule is not None and rule.position is not None
-        return self.limit(slot.metric_path, domain, rule.path if rule is not None and is_written else OVERRIDE)
+        # A rule that stands nowhere was made for a limit in the request.
+        named = rule.path if rule is not None and rule.position is not None else OVERRIDE
+        return self.limit(slot.metric_path, domain, named)
 
     def limit(self, path: str, domain: str = "", rule: str = "") -> LimitCounters:
         """The counters of a limit, by its path in metrics and by the rule that it is of."""

@@ -213,9 +213,16 @@ def _label_name(key: str) -> str:
 
 
 def new_prometheus_text(settings: Settings) -> PrometheusText:
-    """Raises SettingsError if there is a mapping file that cannot be used."""
+    """Raises SettingsError if there is a mapping file that cannot be used.
+
+    That there is none is only said: Envoy Gateway names one whose ConfigMap need not exist.
+    """
     path = settings.prometheus_mapper_yaml
-    mapping = read_statsd_mapping(Path(path)) if path else None
+    mapping = None
+    if path and Path(path).exists():
+        mapping = read_statsd_mapping(Path(path))
+    elif path:
+        structlog.get_logger().warning("there is no file PROMETHEUS_MAPPER_YAML, the usual labels are used", file=path)
     for warning in mapping.warnings if mapping is not None else ():
         structlog.get_logger().warning(f"PROMETHEUS_MAPPER_YAML: {warning}", file=path)
     return PrometheusText(

@@ -1,1 +1,6 @@
 """The one place that knows a gRPC library. `server.GrpcServer` is what the rest of the house sees."""
+
+import os
+
+# The library would write lines of its own to stderr, among ours and in another form; what goes wrong is told to us, too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -99,7 +99,7 @@ class TlsListener:
                 ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             )
         except (OSError, TimeoutError) as error:
-            _log.info("a TLS connection was refused: %s", error)
+            _log.info("a TLS connection was refused: %s", str(error) or type(error).__name__)
             client.close()
             return
         certificate = transport.get_extra_info("peercert")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.settings import Settings
@@ -218,5 +219,10 @@ def test_settings_name_the_file(tmp_path: Path) -> None:
     path.write_bytes(MAPPING)
     assert new_prometheus_text(Settings(prometheus_mapper_yaml=str(path))).wants_names
     assert not new_prometheus_text(Settings()).wants_names
-    with pytest.raises(SettingsError, match=r"PROMETHEUS_MAPPER_YAML=.*/none.yaml: No such file or directory"):
-        new_prometheus_text(Settings(prometheus_mapper_yaml=str(tmp_path / "none.yaml")))
+    # Envoy Gateway names one whose ConfigMap need not exist.
+    with capture_logs() as lines:
+        assert not new_prometheus_text(Settings(prometheus_mapper_yaml=str(tmp_path / "none.yaml"))).wants_names
+    assert [line["file"] for line in lines] == [str(tmp_path / "none.yaml")]
+    path.write_text("mappings: [{match: a}]")
+    with pytest.raises(SettingsError, match=r"PROMETHEUS_MAPPER_YAML=.*/conf.yaml: mappings\[0\]: name is missing"):
+        new_prometheus_text(Settings(prometheus_mapper_yaml=str(path)))
