@@ -21,6 +21,8 @@ def new_redis_store(
     settings: Settings, on_connection: Callable[[bool], None] = lambda connected: None, *, must_write: bool = True
 ) -> InRedis:
     """`settings.redis` is there. Not connected yet. `must_write` is not for who only looks or forgets."""
+    import ratelimit_rls.store.redis.redis_py  # noqa: F401, it takes long: now, and not when calls may be waiting
+
     assert settings.redis is not None
     terms = Terms(
         timeout_s=settings.rls_store_timeout.total_seconds(),

@@ -13,6 +13,8 @@ from starlette.applications import Starlette
 from ratelimit_rls.transport.listen import listening_socket
 
 GRACE_S = 2
+TICK_S = 1.0
+"""How often the date that answers carry is written anew."""
 
 
 class HttpServer:
@@ -46,16 +48,21 @@ class HttpServer:
     async def stop(self) -> None:
         """Finish what was begun, within a bound, and close."""
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+            self._server.leave()
             await self._serving
 
 
 class _Server(uvicorn.Server):
-    """uvicorn as a guest: signals are the host's affair."""
+    """uvicorn as a guest: signals are the host's affair, and what it would look for ten times a second, it is told."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leaving.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,3 +71,16 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), TICK_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        # There is nobody to wait for, and uvicorn would wait a tenth of a second all the same.
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()

@@ -223,3 +223,11 @@ async def test_signals_stay_the_process_s_own(service: Service) -> None:
     await server.start("127.0.0.1", 0)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     await server.stop()
+
+
+@pytest.mark.slow
+async def test_the_date_goes_on(http: Port) -> None:
+    first = (await http.get("/healthcheck")).headers["date"]
+    async with asyncio.timeout(10):
+        while (await http.get("/healthcheck")).headers["date"] == first:
+            await asyncio.sleep(0.1)

@@ -106,3 +106,12 @@ def test_it_serves_until_it_is_told_to_stop(run: Run, rules: Path) -> None:
             process.kill()
     assert ended.out.startswith("OK\n  plan=free, user=alice  OK  10/minute, 4 left")
     assert (process.returncode, out) == (ExitCode.DONE, "")
+
+
+@pytest.mark.slow
+def test_who_has_no_redis_does_not_wait_for_its_library() -> None:
+    program = "import sys, ratelimit_rls.server; print('redis' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "False\n"
