@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import RedisServer, redis_binaries
+
+# Also where Python is told to keep no bytecode: pytest rewrites every assertion of every module, and doing so each time
+# takes as long as many hundred tests.
+sys.dont_write_bytecode = False
+
+settings.register_profile("few", max_examples=30)
+settings.register_profile("many", max_examples=100)
+settings.load_profile("few")
+"""Of random examples: many with --hypothesis-profile=many, as `make test` runs them."""
 
 REDIS_IDS = ("redis-6.2", "valkey-9", "redis-on-path")
 

@@ -98,18 +98,20 @@ class Bucket:
 
     limit: Limit
     at: int = 0
-    level: Fraction = Fraction(0)
+    level: int = 0  # in parts of a request, as many as its window has microseconds: each brings back whole ones
 
     @property
     def capacity(self) -> int:
         return self.limit.burst
 
     def used(self, now: int) -> Fraction:
-        back = Fraction((now - self.at) * self.limit.requests_per_unit, self.limit.window_us)
-        return max(Fraction(0), self.level - back)
+        return Fraction(self._level(now), self.limit.window_us)
+
+    def _level(self, now: int) -> int:
+        return max(0, self.level - (now - self.at) * self.limit.requests_per_unit)
 
     def add(self, now: int, hits: int) -> None:
-        self.level, self.at = max(Fraction(0), self.used(now) + hits), now
+        self.level, self.at = max(0, self._level(now) + hits * self.limit.window_us), now
 
     def reset(self, now: int) -> int:
         return first_us(lambda us: self.used(now + us) == 0)
@@ -131,8 +133,8 @@ def first_us(holds: Callable[[int], bool]) -> int:
         return 0
     high = 1
     while not holds(high):
-        high *= 2
-    low = high // 2
+        high *= 64
+    low = high // 64
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -40,6 +40,9 @@ def free_port() -> int:
 class Process(ABC):
     """A child process with its log in a file, started until it answers and stopped for certain."""
 
+    has_last_words = True
+    """Whether it is asked to end when the test is over; one that has nothing to do before it ends is killed."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self._directory = tempfile.TemporaryDirectory(prefix=f"rls-{name}-", ignore_cleanup_errors=True)
@@ -131,7 +134,10 @@ class Process(ABC):
     def close(self) -> None:
         """Stops the process and removes its files."""
         atexit.unregister(self.close)
-        self.stop()
+        if self.has_last_words:
+            self.stop()
+        else:
+            self.kill()
         self._directory.cleanup()
 
     def __enter__(self) -> Self:

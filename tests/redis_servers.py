@@ -44,6 +44,8 @@ def _holds(condition: Callable[[], bool]) -> bool:
 class Sentinel(Process):
     """One sentinel, which knows its fellows and the replicas from the start: they would find each other in seconds."""
 
+    has_last_words = False
+
     def __init__(self, binary: Path, password: str) -> None:
         super().__init__("sentinel")
         self.binary = binary

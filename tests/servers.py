@@ -62,6 +62,8 @@ class RedisServer(Process):
     keeps port and socket and forgets the data.
     """
 
+    has_last_words = False  # and it would hear of its end only ten times a second
+
     def __init__(
         self,
         binary: Path | None = None,

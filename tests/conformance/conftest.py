@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import cache
+from typing import NamedTuple
 
 import pytest
 
@@ -22,25 +25,42 @@ from tests.stores import (
 )
 
 
-@pytest.fixture(scope="module", params=map(of_every_run, STORE_IDS))
-def _store(request: pytest.FixtureRequest) -> Iterator[tuple[StoreUnderTest, Sequence[RedisServer]]]:
-    if request.param == EMBEDDED:
-        with embedded_store() as store:
-            yield store, []
-        return
-    if request.param == CLUSTER:
-        with RedisCluster() as cluster, cluster_store(cluster) as store:
-            yield store, cluster.nodes
-        return
-    if request.param == PER_SECOND:
-        with RedisServer() as server, RedisServer() as other, split_store(server, other) as store:
-            yield store, [server, other]
-        return
-    binary = redis_binaries().get(request.param)
+class Running(NamedTuple):
+    servers: Sequence[RedisServer]
+    connected: Callable[[], AbstractContextManager[StoreUnderTest]]
+
+
+def _running(name: str, stack: ExitStack) -> Running:
+    if name == EMBEDDED:
+        return Running([], embedded_store)
+    if name == CLUSTER:
+        cluster = stack.enter_context(RedisCluster())
+        return Running(cluster.nodes, lambda: cluster_store(cluster))
+    if name == PER_SECOND:
+        server, other = (stack.enter_context(RedisServer()) for _ in range(2))
+        return Running([server, other], lambda: split_store(server, other))
+    binary = redis_binaries().get(name)
     if binary is None:
-        pytest.skip(f"{request.param} is not on this machine")
-    with RedisServer(binary) as server, redis_store(server) as store:
-        yield store, [server]
+        pytest.skip(f"{name} is not on this machine")
+    server = stack.enter_context(RedisServer(binary))
+    return Running([server], lambda: redis_store(server))
+
+
+@pytest.fixture(scope="session")
+def _servers() -> Iterator[Callable[[str], Running]]:
+    """By the id of a store; started when first asked for and kept for all modules, since a cluster takes seconds."""
+    with ExitStack() as stack:
+        yield cache(lambda name: _running(name, stack))
+
+
+@pytest.fixture(scope="module", params=map(of_every_run, STORE_IDS))
+def _store(
+    request: pytest.FixtureRequest, _servers: Callable[[str], Running]
+) -> Iterator[tuple[StoreUnderTest, Sequence[RedisServer]]]:
+    """With a clock of its own, which goes on by a year for each test and must not get out of the exact numbers."""
+    servers, connected = _servers(request.param)
+    with connected() as store:
+        yield store, servers
 
 
 @pytest.fixture

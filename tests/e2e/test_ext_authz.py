@@ -45,21 +45,29 @@ def get(envoy: EnvoyServer, path: str, source: str = "127.0.0.1", **headers: str
         connection.close()
 
 
-@pytest.fixture
-def rules(tmp_path: Path) -> Path:
+def write_rules(directory: Path) -> Path:
     """The sandbox's, by the day: no test meets the end of a minute."""
-    path = tmp_path / "rules.yaml"
+    path = directory / "rules.yaml"
     path.write_text((SANDBOX / "rules.yaml").read_text().replace("unit: minute", "unit: day"))
     return path
 
 
 @pytest.fixture
-def service(rules: Path, transport: str) -> Iterator[Service]:
-    with Service({"RLS_RULES": rules, "RLS_TRANSPORT": transport}) as service:
+def rules(tmp_path: Path) -> Path:
+    """Of a test that changes them."""
+    return write_rules(tmp_path)
+
+
+@pytest.fixture(scope="module", params=["native", "grpcio"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """For all tests that take the rules as they are: each comes from an address of its own."""
+    with Service(
+        {"RLS_RULES": write_rules(tmp_path_factory.mktemp("rules")), "RLS_TRANSPORT": request.param}
+    ) as service:
         yield service
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def envoy(upstream: Upstream, service: Service) -> Iterator[LoggingEnvoy]:
     with LoggingEnvoy(upstream.port, service, failure_mode_allow=False) as envoy:
         yield envoy
@@ -75,7 +83,9 @@ def behind_a_proxy(rules: Path, more: str = "") -> None:
 def test_requests_pass_until_the_limit_and_are_then_refused_in_json(envoy: LoggingEnvoy, upstream: Upstream) -> None:
     before = upstream.requests
     # Every id is another path and the same kind of page, so they share a counter.
-    answers = [get(envoy, f"/users/{number}?page={number}", x_request_id=f"id-{number}") for number in range(6)]
+    answers = [
+        get(envoy, f"/users/{number}?page={number}", "127.0.1.1", x_request_id=f"id-{number}") for number in range(6)
+    ]
 
     assert [answer.status for answer in answers] == [200] * 5 + [429]
     assert upstream.requests == before + 5
@@ -89,19 +99,19 @@ def test_requests_pass_until_the_limit_and_are_then_refused_in_json(envoy: Loggi
     assert error["code"] == 429
     assert error["details"]["retry_after"] == int(refusal.headers["retry-after"])
     # Another kind of page and another client have counters of their own.
-    assert get(envoy, "/users/1/orders/7").status == 200
-    assert get(envoy, "/users/1", source="127.0.0.2").status == 200
+    assert get(envoy, "/users/1/orders/7", "127.0.1.1").status == 200
+    assert get(envoy, "/users/1", "127.0.1.2").status == 200
 
 
 def test_the_access_log_shows_which_rule_fired(envoy: LoggingEnvoy) -> None:
     for _ in range(6):
-        get(envoy, "/limited")
+        get(envoy, "/limited", "127.0.1.3")
     envoy.wait_for_log("GET /limited 200 rule=edge.remote_address.path")
     envoy.wait_for_log("GET /limited 429 rule=edge.remote_address.path")
 
 
-def test_what_the_upstream_is_told_cannot_be_forged(envoy: LoggingEnvoy, upstream: Upstream, rules: Path) -> None:
-    get(envoy, "/any", x_limited_by="mine", x_ratelimit_rule="mine")
+def test_what_the_upstream_is_told_cannot_be_forged(envoy: LoggingEnvoy, upstream: Upstream) -> None:
+    get(envoy, "/any", "127.0.1.4", x_limited_by="mine", x_ratelimit_rule="mine")
     assert upstream.last_headers["x-limited-by"] == "edge.remote_address.path"
     assert "x-ratelimit-rule" not in upstream.last_headers
 
@@ -117,7 +127,7 @@ def test_without_a_limit_the_upstream_is_told_nothing_and_neither_by_the_client(
 
 
 def test_at_the_edge_x_forwarded_for_is_not_believed(envoy: LoggingEnvoy) -> None:
-    statuses = [get(envoy, "/a", x_forwarded_for=f"203.0.113.{number}").status for number in range(6)]
+    statuses = [get(envoy, "/a", "127.0.1.5", x_forwarded_for=f"203.0.113.{n}").status for n in range(6)]
     assert statuses == [200] * 5 + [429]
 
 
@@ -188,7 +198,7 @@ def test_a_grpc_caller_is_refused_in_its_own_words(service: Service) -> None:
 
 def test_text_that_is_no_text_and_long_paths_are_counted_like_others(envoy: LoggingEnvoy) -> None:
     statuses = [
-        get(envoy, path, x_odd=odd).status
+        get(envoy, path, "127.0.1.6", x_odd=odd).status
         for path, odd in (
             ("/x?" + "a=b&" * 5000, "plain"),
             ("/%ff", "\xff\xfe"),

@@ -28,8 +28,8 @@ RULES = f"""\
 domain: crowd
 charge: admitted
 descriptors:
-  - {{key: plain, rate_limit: {{unit: minute, requests_per_unit: {LIMIT}}}}}
-  - {{key: leased, rate_limit: {{unit: minute, requests_per_unit: {LIMIT}}}, hot: {{lease: 100ms}}}}
+  - {{key: plain, rate_limit: {{unit: hour, requests_per_unit: {LIMIT}}}}}
+  - {{key: leased, rate_limit: {{unit: hour, requests_per_unit: {LIMIT}}}, hot: {{lease: 100ms}}}}
   - key: plain_bucket
     rate_limit: {{unit: second, requests_per_unit: {PER_SECOND}, algorithm: token_bucket}}
   - key: leased_bucket
@@ -104,8 +104,8 @@ class Crowd:
         return int(self.redis.cli("GET", name)) // 2**16  # lua/fixed_window.lua
 
     def wait_for_room(self, seconds: float) -> None:
-        """Until so much of a minute is left, by Redis's clock."""
-        left_s = 60 - self.redis.cli("TIME")[0] % 60
+        """Until so much of an hour is left, by Redis's clock."""
+        left_s = 3600 - self.redis.cli("TIME")[0] % 3600
         if left_s < seconds:
             time.sleep(left_s)
 

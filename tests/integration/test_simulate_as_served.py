@@ -8,13 +8,15 @@ compared call by call in tests/unit/trial/test_replay.py, where the service's cl
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from select import select
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -57,18 +59,31 @@ def traffic() -> Iterator[Fields]:
             yield {drawn.choice(ALONE): caller}
 
 
-def simulated(
-    lines: list[Fields], rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> dict[str, object]:
+class Trial(NamedTuple):
+    rules: Path
+    lines: list[Fields]
+    told: dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """The same log for every server, simulated once."""
+    directory = tmp_path_factory.mktemp("trial")
+    rules = directory / "rules.yaml"
+    rules.write_text(RULES)
+    lines = list(traffic())
+    with redirect_stdout(io.StringIO()) as out:
+        simulate(lines, rules, directory / "access.log")
+    return Trial(rules, lines, json.loads(out.getvalue()))
+
+
+def simulate(lines: list[Fields], rules: Path, log: Path) -> None:
     now_us = time.time_ns() // 1000
-    log = tmp_path / "access.log"
     with log.open("w") as written:
         for number, line in enumerate(lines):
             written.write(json.dumps({"start_time": format_moment(now_us + 500 * number), **line}) + "\n")
     described = [word for key in ("user", "path", *ALONE) for word in ("--descriptor", f"{key}=%{key}%")]
     main(["simulate", str(rules), "--traffic", str(log), "--domain", "edge", *described, "--format", "json"])
-    told: dict[str, object] = json.loads(capsys.readouterr().out)
-    return told
 
 
 def serve(service: Watched, lines: list[Fields]) -> int:
@@ -89,12 +104,9 @@ def serve(service: Watched, lines: list[Fields]) -> int:
 
 @pytest.mark.parametrize("where", ["embedded", "redis"])
 def test_the_counts_are_those_of_a_server_that_is_sent_the_same(
-    where: str, any_redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    where: str, any_redis: RedisServer, trial: Trial
 ) -> None:
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(RULES)
-    lines = list(traffic())
-    told = simulated(lines, rules, tmp_path, capsys)
+    rules, lines, told = trial
     variables = {"RLS_RULES": rules, **({"REDIS_URL": any_redis.address} if where == "redis" else {})}
 
     with Watched(variables) as service:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,47 +18,111 @@ LONGEST_WAIT_US = 2**50
 """Traces stay within the bounds the algorithms state: no debt takes longer than this to pay."""
 
 UNITS = (Unit.SECOND, Unit.MINUTE, Unit.HOUR, Unit.DAY, Unit.WEEK, Unit.MONTH, Unit.YEAR)
+LARGEST = 2**32 - 1
 
 
-@st.composite
-def steps(draw: st.DrawFn, algorithm: Algorithm, unit: Unit, limit: int, burst: int):  # type: ignore[no-untyped-def]
-    most = max(1, min(2**32 - 1, 2 * max(limit, burst), LONGEST_WAIT_US // 40 * limit // (unit.seconds * 1_000_000)))
-    cost = draw(
-        st.one_of(
-            st.integers(0, 3),
-            st.integers(-most, most),
-            st.sampled_from([1, limit, burst or 1, -1, most]).map(lambda cost: min(cost, most)),
-        )
-    )
-    return step(
-        draw(st.sampled_from("ab")),
-        limit,
-        unit=unit,
-        algorithm=algorithm,
-        burst=burst,
-        cost=cost,
-        charge=draw(st.sampled_from(Charge)),
-        shadow=draw(st.booleans()) and draw(st.booleans()),
-        quota=draw(st.booleans()) and draw(st.booleans()),
-    )
+class Form(NamedTuple):
+    """What all limits of a trace have in common."""
+
+    algorithm: Algorithm
+    unit: Unit
+    limit: int
+    burst: int
+
+    @property
+    def window_us(self) -> int:
+        return self.unit.seconds * 1_000_000
+
+    @property
+    def most(self) -> int:
+        """That one call may cost."""
+        payable = LONGEST_WAIT_US // 40 * self.limit // self.window_us
+        return max(1, min(LARGEST, 2 * max(self.limit, self.burst), payable))
+
+
+# What depends on a form is drawn as a function of it: a strategy that is made anew for every trace, with the bounds of
+# its form, takes Hypothesis longer to look through than to draw from.
+OfForm = Callable[[Form], int]
+
+
+def within(drawn: int, most: int) -> int:
+    """What was drawn, if it is at most so much in either direction; else something that is."""
+    size = abs(drawn)
+    return drawn if size <= most else size % (most + 1) * (1 if drawn > 0 else -1)
+
+
+LIMITS = {
+    largest: st.one_of(st.integers(1, 12), st.integers(1, largest), st.just(largest)) for largest in (10_000, LARGEST)
+}
+
+BURSTS: st.SearchStrategy[Callable[[int], int]] = st.one_of(
+    st.just(lambda limit: limit),
+    st.integers(1, LARGEST).map(lambda drawn: lambda limit: max(1, within(drawn, min(4 * limit, LARGEST)))),
+)
+
+WAITS: st.SearchStrategy[OfForm] = st.one_of(
+    st.just(lambda form: 0),
+    st.just(lambda form: 1),
+    st.integers(0, Unit.YEAR.seconds * 1_000_000).map(
+        lambda drawn: lambda form: within(drawn, form.window_us // max(1, min(form.limit, form.window_us)))
+    ),
+    st.integers(0, 3 * Unit.YEAR.seconds * 1_000_000).map(lambda drawn: lambda form: within(drawn, 3 * form.window_us)),
+    st.sampled_from([-1, 0, 1]).map(lambda off: lambda form: form.window_us + off),
+)
+
+NOTABLE: list[OfForm] = [
+    lambda form: 1,
+    lambda form: form.limit,
+    lambda form: form.burst or 1,
+    lambda form: -1,
+    lambda form: form.most,
+]
+
+COSTS: st.SearchStrategy[OfForm] = st.one_of(
+    st.integers(0, 3).map(lambda cost: lambda form: cost),
+    st.integers(-LARGEST, LARGEST).map(lambda drawn: lambda form: within(drawn, form.most)),
+    st.sampled_from(NOTABLE).map(lambda notable: lambda form: min(notable(form), form.most)),
+)
+
+RARELY = (False, False, False, True)
+
+KINDS = list(itertools.product("ab", Charge, RARELY, RARELY))
+"""Key, charge, shadow and quota, drawn at once."""
+
+MOMENTS = st.lists(
+    st.tuples(WAITS, st.lists(st.tuples(st.sampled_from(KINDS), COSTS), min_size=1, max_size=3)),
+    min_size=1,
+    max_size=12,
+)
 
 
 @st.composite
 def traces(draw: st.DrawFn, algorithm: Algorithm) -> list[Moment]:
-    unit = draw(st.sampled_from(UNITS))
-    window_us = unit.seconds * 1_000_000
-    largest = 10_000 if algorithm is Algorithm.SLIDING_LOG else 2**32 - 1
-    limit = draw(st.one_of(st.integers(1, 12), st.integers(1, largest), st.just(largest)))
-    burst = draw(st.one_of(st.just(limit), st.integers(1, min(4 * limit, 2**32 - 1)))) if algorithm.has_burst else 0
-    waits = st.one_of(
-        st.just(0),
-        st.just(1),
-        st.integers(0, window_us // max(1, min(limit, window_us))),
-        st.integers(0, 3 * window_us),
-        st.sampled_from([window_us - 1, window_us, window_us + 1]),
-    )
-    one_call = st.lists(steps(algorithm, unit, limit, burst), min_size=1, max_size=3).map(lambda found: call(*found))
-    return draw(st.lists(st.builds(Moment, waits, one_call), min_size=1, max_size=12))
+    limit = draw(LIMITS[10_000 if algorithm is Algorithm.SLIDING_LOG else LARGEST])
+    burst = draw(BURSTS)(limit) if algorithm.has_burst else 0
+    form = Form(algorithm, draw(st.sampled_from(UNITS)), limit, burst)
+    return [
+        Moment(
+            wait(form),
+            call(
+                *(
+                    step(
+                        key,
+                        limit,
+                        unit=form.unit,
+                        algorithm=algorithm,
+                        burst=burst,
+                        cost=cost(form),
+                        charge=charge,
+                        shadow=shadow,
+                        quota=quota,
+                    )
+                    for (key, charge, shadow, quota), cost in steps
+                )
+            ),
+        )
+        for wait, steps in draw(MOMENTS)
+    ]
 
 
 def check(algorithm: Algorithm, stores: dict[str, StoreUnderTest], examples: int) -> None:

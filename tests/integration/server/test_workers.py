@@ -31,6 +31,7 @@ def two(rules: Path, any_redis: RedisServer) -> Iterator[Watched]:
         yield service
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [

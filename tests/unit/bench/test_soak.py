@@ -27,7 +27,7 @@ def test_flat_memory_and_no_errors_are_ok_and_nothing_else_is(
 
 @pytest.mark.slow
 def test_a_soak_of_seconds_is_ok_on_both_stores(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--minutes", "6", "--minute", "1", "--callers", "3000"]) == 0
+    assert main(["--minutes", "6", "--minute", "0.5", "--callers", "3000"]) == 0
     told = capsys.readouterr().out
     assert told.count("calls/s") == 12
     assert "redis: 0 errors" in told

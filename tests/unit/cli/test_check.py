@@ -89,6 +89,7 @@ def test_a_directory_without_rules_is_told_so(run: Run, tmp_path: Path) -> None:
     assert ended.err == f"Error: no rules in {tmp_path}: there is no *.yaml or *.yml file\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("environ", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colour_is_for_terminals_that_want_it(
     run: Run, rules: Path, environ: dict[str, str], is_coloured: bool

@@ -85,6 +85,7 @@ def test_the_module_runs_as_the_command_does(rules: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 file, 4 rules: ok\n", "")
 
 
+@pytest.mark.slow
 def test_help_and_check_import_nothing_heavy(rules: Path) -> None:
     program = (
         "import sys; from ratelimit_rls.cli import main; main(['--help']); main(['check', sys.argv[1]]);"
@@ -94,6 +95,7 @@ def test_help_and_check_import_nothing_heavy(rules: Path) -> None:
     assert python("-c", program, rules.absolute()).stderr == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_is_no_stack_trace(rules: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

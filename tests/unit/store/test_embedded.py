@@ -76,6 +76,7 @@ def test_what_has_expired_makes_room_without_counting_as_evicted() -> None:
     assert kept.store.size().evicted == 0
 
 
+@pytest.mark.slow
 def test_the_list_of_a_sliding_log_counts_towards_the_budget() -> None:
     kept = Clocked(2**18)
     for _ in range(10_000):

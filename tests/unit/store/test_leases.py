@@ -522,7 +522,7 @@ def random_trace(chance: random.Random, algorithm: Algorithm, *, small: bool) ->
         trip_us=chance.choice([0, 100, 1_000, 20_000]),
         costs=chance.choice([[1], [1, 2, 5]]),
         pauses_us=chance.choice([[1_000], [500, 2_000, 30_000], [300, 150_000]]),
-        most_calls=2 if small else chance.choice([1, 5, 30]),
+        most_calls=2 if small else chance.choice([1, 5, 12]),
     )
 
 

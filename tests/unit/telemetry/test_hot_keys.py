@@ -175,6 +175,7 @@ def test_nobody_hides_behind_many_others() -> None:
     assert per_second == pytest.approx(50, rel=0.35)
 
 
+@pytest.mark.slow
 def test_what_is_kept_does_not_grow_with_callers(watched: Watched) -> None:
     for number in range(20_000):
         watched.ask(f"u{number}", reading=OVER, remembered=True)
@@ -287,6 +288,7 @@ def test_refusals_that_the_store_decides_are_warned_of() -> None:
     assert warnings(Watched(warn_per_second=50), 6, "alice", 80, reading=OVER) == [key_of("alice").decode()]
 
 
+@pytest.mark.slow
 def test_draws_that_stand_for_many_make_nobody_hot_by_chance() -> None:
     watched = Watched(warn_per_second=10)
     crowd = [f"u{number}" for number in range(1000)]

@@ -285,6 +285,7 @@ async def test_thousands_that_come_and_leave_leave_nothing_behind(house: House) 
     assert len(house.given_back) == 10 * MOST_RETURNED_AT_ONCE + 1
 
 
+@pytest.mark.slow
 async def test_ten_thousand_that_leave_one_queue_at_once_are_no_burden() -> None:
     """Quadratic work would take minutes here."""
     house = House(most=20_000)

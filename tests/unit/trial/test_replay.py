@@ -87,7 +87,7 @@ async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
     return refused, metrics
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2_000, pytest.param(30_000, marks=pytest.mark.slow)])
 async def test_the_counts_are_those_of_the_service_fed_the_same_requests(count: int) -> None:
     lines = traffic(count)
     replay = replayed(lines, RULES)
@@ -174,6 +174,7 @@ def told(replay: Replay) -> list[object]:
     return [*rules, draw([Panel(one.name, one.tally) for one in replay.outcomes])]
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_change_nothing() -> None:
     lines = traffic(5_000)
     looser = RULES.replace("requests_per_unit: 3}", "requests_per_unit: 6}")
