@@ -165,6 +165,7 @@ class Fallback:
         service.redis_error += 1
         service.overloaded += isinstance(why, Overloaded)
         service.late += isinstance(why, Late)
+        service.unavailable += not isinstance(why, Overloaded | Late)
         now_s = monotonic()
         if self._outage is None:
             self._outage = _Outage(now_s, now_s)

@@ -11,7 +11,8 @@ from ratelimit_rls.cli import commands
 from ratelimit_rls.settings.catalogue import VARIABLES
 from ratelimit_rls.telemetry.collect import MOST_UNKNOWN_DOMAINS
 from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, KEPT_BY_OTHERS, Instrument
-from ratelimit_rls.telemetry.metrics import LONGEST_PATH, MOST_PATHS, MOST_RULES, OTHER, OVERRIDE
+from ratelimit_rls.telemetry.metrics import LONGEST_PATH, MOST_PATHS, MOST_RULES, OTHER
+from ratelimit_rls.telemetry.rule_names import OVERRIDE
 
 HERE = Path(__file__).parent
 NOTICE = "<!-- Written by `make docs`; changes belong in the code it describes. -->"
@@ -69,8 +70,8 @@ _METRICS_HEAD = [
     "Histograms have the bounds " + ", ".join(f"{1000 * bound:g}" for bound in DURATIONS_S) + " ms. They begin below",
     "those that OpenTelemetry advises, since an answer is wanted within a few milliseconds.",
     "",
-    "Counters are there at 0 from the start of a process, as far as it can know them, and never go back while the",
-    "server runs, though a worker may end and be replaced.",
+    "Counters are there at 0 from the start of a process, those of a rule from its first call on. They never go back",
+    "while the server runs, though a worker may end and be replaced.",
 ]
 _REFERENCE_HEAD = [
     "For dashboards made for envoyproxy/ratelimit, in Prometheus alone, with the labels it has by default. There is no",

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ratelimit_rls.server.siblings import Siblings
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.telemetry.collect import distributions
+from ratelimit_rls.telemetry.collected import Collected
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.otlp import OtlpMetrics, new_otlp_metrics
 from ratelimit_rls.telemetry.prometheus import new_prometheus_text
@@ -22,24 +23,25 @@ class Exports:
     def __init__(self, settings: Settings, metrics: Metrics, siblings: Siblings) -> None:
         """Raises SettingsError if something they are made by cannot be used."""
         self._settings = settings
-        self._metrics = metrics
         self._siblings = siblings
         self._prometheus_text = new_prometheus_text(settings)
         self._prometheus: HttpServer | None = None
         if settings.stats_sink == "prometheus":
             self._prometheus = HttpServer(metrics_app(settings.prometheus_path, self.scrape))
-        statsd = new_statsd_sink(settings, self._names, lambda: dict(distributions(metrics)), siblings.stats)
-        otlp = new_otlp_metrics(settings, siblings.own_metrics)
+        statsd = new_statsd_sink(settings, self._names_here, lambda: dict(distributions(metrics)), siblings.stats)
+        otlp = new_otlp_metrics(settings, self._series_here)
         self._sinks: list[StatsdSink | OtlpMetrics] = [sink for sink in (statsd, otlp) if sink is not None]
         self._sending: list[asyncio.Task[None]] = []
 
-    async def _names(self) -> Iterable[tuple[str, int]]:
-        return self._metrics.names()
+    async def _names_here(self) -> Iterable[tuple[str, int]]:
+        return (await self._siblings.told_here()).names.items()
+
+    async def _series_here(self) -> Collected:
+        return (await self._siblings.told_here()).series
 
     async def scrape(self) -> Iterable[bytes]:
-        text = self._prometheus_text
-        names = await self._siblings.stats() if text.wants_names else ()
-        return text.pieces(await self._siblings.metrics(), names)
+        told = await self._siblings.told()
+        return self._prometheus_text.pieces(told.series, told.names.items())
 
     async def start(self) -> None:
         """Raises SettingsError if the port cannot be used."""

@@ -96,6 +96,11 @@ async def serve(settings: Settings, orders: Orders, shared_directory: Path | Non
 
 async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> None:
     settings = parts.settings
+    # First and, at the end, last: what is waited for below can be seen, and the last calls are counted.
+    stack.push_async_callback(parts.siblings.close)
+    await parts.siblings.start()
+    stack.push_async_callback(parts.exports.close)
+    await parts.exports.start()
     if not isinstance(parts.stores.counters, EmbeddedStore):
         await _connect(parts.stores.counters, parts)
     if parts.stores.news is not None:
@@ -115,10 +120,6 @@ async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> 
     stack.push_async_callback(parts.room.close)
     stack.push_async_callback(parts.grpc.close)
     await parts.grpc.start()
-    stack.push_async_callback(parts.siblings.close)
-    await parts.siblings.start()
-    stack.push_async_callback(parts.exports.close)
-    await parts.exports.start()
     reuse_port = settings.rls_workers > 1
     stack.push_async_callback(parts.http.stop)
     await parts.http.start(settings.host, settings.port, reuse_port=reuse_port)

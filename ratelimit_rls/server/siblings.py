@@ -12,26 +12,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import time_ns
 from typing import Any
 
-from ratelimit_rls.telemetry.collect import collect, kept_by_others
-from ratelimit_rls.telemetry.collected import Collected, from_json, lasting, to_json, together
-from ratelimit_rls.telemetry.hot_keys import HOTTEST, OVER_THRESHOLD, HotKey, HotKeys, HotReport
+import structlog
+
+from ratelimit_rls.telemetry.collect import Kept, Told, kept_by_others, lasting_of, tell, told_together
+from ratelimit_rls.telemetry.collected import from_json, to_json
+from ratelimit_rls.telemetry.hot_keys import HotKey, HotKeys, HotReport
 from ratelimit_rls.telemetry.hot_keys import together as reports_together
 from ratelimit_rls.telemetry.metrics import Metrics
 
 ANSWER_S = 1.0
 MOST_BYTES = 64 * 2**20
 
-STATS = b"stats\n"
 HOT = b"hot\n"
 METRICS = b"metrics\n"
 
-_OF_ONE_PROCESS = frozenset({HOTTEST, OVER_THRESHOLD})
-"""Not to be added up: of several processes the most that one of them says. All may be speaking of the same counter."""
+log = structlog.get_logger()
 
 
 class Siblings:
@@ -43,6 +43,7 @@ class Siblings:
         # A pid comes again, and what was left in writing must not be written over.
         self._own = directory / f"{os.getpid()}-{time_ns()}.stats" if directory is not None else None
         self._turn = asyncio.Lock()
+        self._has_failed = False
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -53,52 +54,59 @@ class Siblings:
         if self._server is not None and self._own is not None:
             self._server.close()
             self._own.unlink(missing_ok=True)
-            await self.own_metrics()  # left in writing for those who go on
+            await self.told_here()  # left in writing for those who go on
 
     async def stats(self) -> Iterable[tuple[str, int]]:
         """Every counter by name, sorted."""
-        totals = dict(self._metrics.names())
-        for told in await self._others(STATS):
-            for name, count in told.items():
-                before = totals.get(name, 0)
-                totals[name] = max(before, count) if name in _OF_ONE_PROCESS else before + count
-        return sorted(totals.items())
+        return (await self.told()).names.items()
 
     async def hot(self) -> HotReport:
-        others = [_report(told) for told in await self._others(HOT)]
+        others = [_report(json.loads(told)) for told in (await self._told_by_others(HOT)).values()]
         return reports_together([self._hot_keys.report(), *others])
 
-    async def metrics(self) -> Collected:
-        """Of all workers, those that ended included."""
-        own = await self.own_metrics()
-        if self._directory is None or self._own is None:
+    async def told(self) -> Told:
+        """By all workers, those that ended included."""
+        own = await self.told_here()
+        if self._directory is None:
             return own
-        told = await self._told(METRICS)
+        return await asyncio.to_thread(self._put_together, own, await self._told_by_others(METRICS))
+
+    async def told_here(self) -> Told:
+        """In a thread, like all that takes a tenth of a second with thousands of paths: calls must not wait for it."""
+        kept = kept_by_others(self._metrics)
+        async with self._turn:
+            return await asyncio.to_thread(self._tell_here, kept)
+
+    def _tell_here(self, kept: Kept) -> Told:
+        told = tell(self._metrics, kept)
+        if self._own is not None:
+            self._leave_in_writing(self._own, _to_json(lasting_of(told)))
+        return told
+
+    def _leave_in_writing(self, own: Path, text: str) -> None:
+        try:
+            written = own.with_suffix(".writing")
+            written.write_text(text)
+            written.replace(own.with_suffix(".left"))
+            self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                log.warning("metrics of this worker would be lost with it", error=str(error))
+            self._has_failed = True
+
+    def _put_together(self, own: Told, others: Mapping[Path, bytes]) -> Told:
+        assert self._directory is not None
+        assert self._own is not None
         absent = [
             path
             for path in self._directory.glob("*.left")
-            if path != self._own.with_suffix(".left") and path.with_suffix(".stats") not in told
+            if path.stem != self._own.stem and path.with_suffix(".stats") not in others
         ]
-        return together([own, *map(from_json, told.values()), *map(_left, absent)])
+        return told_together(
+            [own, *map(_from_json, others.values()), *(_from_json(path.read_bytes()) for path in absent)]
+        )
 
-    async def own_metrics(self) -> Collected:
-        """In a thread: with thousands of paths it takes a tenth of a second, and calls must not wait for it."""
-        kept = kept_by_others(self._metrics)
-        async with self._turn:
-            return await asyncio.to_thread(self._collect, kept)
-
-    def _collect(self, kept: Collected) -> Collected:
-        collected = collect(self._metrics, kept)
-        if self._own is not None:
-            written = self._own.with_suffix(".writing")
-            written.write_text(json.dumps(to_json(lasting(collected))))
-            written.replace(self._own.with_suffix(".left"))
-        return collected
-
-    async def _others(self, question: bytes) -> list[Any]:
-        return list((await self._told(question)).values())
-
-    async def _told(self, question: bytes) -> dict[Path, Any]:
+    async def _told_by_others(self, question: bytes) -> dict[Path, bytes]:
         """What each of the others says that can say it, by its socket."""
         if self._directory is None:
             return {}
@@ -106,27 +114,29 @@ class Siblings:
         answers = await asyncio.gather(*(_ask(path, question) for path in others))
         return {path: answer for path, answer in zip(others, answers, strict=True) if answer is not None}
 
-    async def _answer_to(self, question: bytes) -> Any:
+    async def _answer_to(self, question: bytes) -> str:
         if question == HOT:
-            return self._hot_keys.report()
-        if question == METRICS:
-            return to_json(await self.own_metrics())
-        return dict(self._metrics.names())
+            return json.dumps(self._hot_keys.report())
+        return await asyncio.to_thread(_to_json, await self.told_here())
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
                 question = await reader.readline()
-                writer.write(json.dumps(await self._answer_to(question)).encode())
+                writer.write((await self._answer_to(question)).encode())
                 await writer.drain()
         except (OSError, TimeoutError):  # whoever asked is gone, or wants nothing
             pass
         writer.close()
 
 
-def _left(path: Path) -> Collected:
-    """What a worker that does not answer had told last."""
-    return from_json(json.loads(path.read_text()))
+def _to_json(told: Told) -> str:
+    return json.dumps([told.names, to_json(told.series)])
+
+
+def _from_json(text: bytes) -> Told:
+    names, rows = json.loads(text)
+    return Told(names, from_json(rows))
 
 
 def _report(told: list[Any]) -> HotReport:
@@ -135,15 +145,16 @@ def _report(told: list[Any]) -> HotReport:
     return HotReport(seconds, calls_per_second, tuple(HotKey(*row) for row in keys))
 
 
-async def _ask(path: Path, question: bytes) -> Any:
+async def _ask(path: Path, question: bytes) -> bytes | None:
     """None, if there is nobody any more, or somebody too busy to say."""
     try:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_unix_connection(path, limit=MOST_BYTES)
             try:
                 writer.write(question)
-                return json.loads(await reader.read())
+                answer = await reader.read()
+                return answer if answer.endswith(b"]") else None  # half of one, when it ended while it spoke
             finally:
                 writer.close()
-    except (OSError, TimeoutError, ValueError):  # half an answer, when it ended while it spoke
+    except (OSError, TimeoutError):
         return None

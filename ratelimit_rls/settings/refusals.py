@@ -222,6 +222,9 @@ def _prometheus(settings: Settings) -> Iterator[str]:
         _ = settings.prometheus_listen
     except ValueError as fault:
         yield str(fault)
+    for tag in settings.extra_tags:
+        if tag == "le" or tag.startswith("__"):
+            yield f"EXTRA_TAGS has {tag!r}, which means something to Prometheus itself; give it another name"
     path = settings.prometheus_path
     if not is_http_path(path):
         yield f"PROMETHEUS_PATH={path!r} is not a path; use /metrics, or another of letters, digits, dashes and slashes"

@@ -1,18 +1,19 @@
 """The counters of a process as series of the instruments: what every exporter begins with.
 
-A series that any rule may have is there from the first, at zero, since the first increase of one that was not is lost
-to whoever computes rates. What few rules have is there once it has happened.
+What any rule may have is there from its first call on, at zero, since the first increase of a series that was not there
+is lost to whoever computes rates. What few rules have is there once it has happened.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ratelimit_rls import __version__
 from ratelimit_rls.telemetry import instruments, process
-from ratelimit_rls.telemetry.collected import Collected, Distribution, Series, Value, together
-from ratelimit_rls.telemetry.instruments import Instrument
+from ratelimit_rls.telemetry.collected import Collected, Distribution, Series, Value, lasting, together
+from ratelimit_rls.telemetry.instruments import Instrument, Kind, Together
 from ratelimit_rls.telemetry.metrics import (
     OTHER,
     OUTCOMES,
@@ -30,26 +31,65 @@ MOST_UNKNOWN_DOMAINS = 100
 """Told apart. Whoever misspells a domain does so in few ways; whoever invents domains must not make series."""
 
 
-def collect(metrics: Metrics, kept: Collected | None = None) -> Collected:
-    """Everything. May be done in another thread than the one that counts, if `kept` was asked for in that one."""
+class Kept(NamedTuple):
+    """What is known to those who keep it alone, and is quickly told."""
+
+    named: list[tuple[str, int]]
+    measured: list[tuple[Series, Value]]
+
+
+class Told(NamedTuple):
+    """All that a process knows, by the reference's names and as series."""
+
+    names: dict[str, int]
+    series: Collected
+
+
+def kept_by_others(metrics: Metrics) -> Kept:
+    return Kept(metrics.kept(), [one for measured in metrics.measured for one in measured()])
+
+
+def tell(metrics: Metrics, kept: Kept) -> Told:
+    """May be done in another thread than the one that counts, if `kept` was asked for in that one."""
+    return Told(metrics.names(kept.named), collect(metrics, kept))
+
+
+def collect(metrics: Metrics, kept: Kept | None = None) -> Collected:
+    named, measured = kept or kept_by_others(metrics)
     totals: defaultdict[Series, float] = defaultdict(int)
     for one, number in _numbers(metrics):
         totals[one] += number
     collected: Collected = dict(totals)
     collected.update(distributions(metrics))
-    collected.update(kept_by_others(metrics) if kept is None else kept)
+    collected.update({series(instruments.KEPT_BY_OTHERS[name]): number for name, number in named})
+    collected.update(measured)
     return collected
 
 
-def kept_by_others(metrics: Metrics) -> Collected:
-    """What is known to those who keep it alone, and is quickly told."""
-    collected: Collected = {}
-    for gauges in metrics.gauges:
-        for name, number in gauges():
-            collected[series(instruments.KEPT_BY_OTHERS[name])] = number
-    for measured in metrics.measured:
-        collected.update(measured())
-    return collected
+def told_together(parts: Sequence[Told]) -> Told:
+    """What several processes know, as if they were one."""
+    names: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.names.items():
+            before = names.get(name, 0)
+            names[name] = max(before, count) if _is_the_most(name) else before + count
+    return Told(dict(sorted(names.items())), together([part.series for part in parts]))
+
+
+def lasting_of(told: Told) -> Told:
+    """What stays true when the process that told it is gone: what happened, and not how things stand."""
+    names = {name: count for name, count in told.names.items() if not _is_gauge(name)}
+    return Told(names, lasting(told.series))
+
+
+def _is_gauge(name: str) -> bool:
+    kept = instruments.KEPT_BY_OTHERS.get(name)
+    return kept is not None and kept.kind is Kind.GAUGE
+
+
+def _is_the_most(name: str) -> bool:
+    kept = instruments.KEPT_BY_OTHERS.get(name)
+    return kept is not None and kept.together is Together.MOST
 
 
 def series(instrument: Instrument, *attributes: str) -> Series:
@@ -78,11 +118,10 @@ def _of_limit(limit: Limit, counters: LimitCounters) -> Iterator[tuple[Series, f
         outcome, source = OUTCOMES[number // len(SOURCES)], SOURCES[number % len(SOURCES)]
         if count or (outcome != "shadowed" and source == "store"):
             yield series(instruments.DECISIONS, *rule, outcome, source), count
-    shadowed = counters.shadow_mode
     yield series(instruments.HITS, *rule, "ok"), counters.within_limit
-    yield series(instruments.HITS, *rule, "over_limit"), counters.over_limit - shadowed
-    if shadowed:
-        yield series(instruments.HITS, *rule, "shadowed"), shadowed
+    yield series(instruments.HITS, *rule, "over_limit"), counters.refused
+    if counters.shadow_mode:
+        yield series(instruments.HITS, *rule, "shadowed"), counters.shadow_mode
     yield series(instruments.NEAR_LIMIT, *rule), counters.near_limit
     for state, count in ("warning", counters.state_warning), ("throttled", counters.state_throttled):
         if count:
@@ -103,9 +142,8 @@ def _reference_keys(limit: Limit) -> tuple[str, str, str]:
 def _of_service(service: ServiceCounters) -> Iterator[tuple[Series, float]]:
     yield series(instruments.GLOBAL_SHADOW), service.global_shadow_mode
     yield series(instruments.CALL_ERRORS), service.service_error
-    unavailable = service.redis_error - service.late - service.overloaded
-    for reason, count in ("late", service.late), ("overloaded", service.overloaded), ("unavailable", unavailable):
-        yield series(instruments.STORE_FAILURES, reason), count
+    for reason in "late", "overloaded", "unavailable":
+        yield series(instruments.STORE_FAILURES, reason), getattr(service, reason)
     for policy in "allow", "deny", "local", "error":
         yield series(instruments.FALLBACK_DECISIONS, policy), getattr(service, f"store_failure_{policy}")
     yield series(instruments.RULES_LOADS, "success"), service.config_load_success

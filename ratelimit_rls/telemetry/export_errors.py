@@ -10,6 +10,8 @@ import structlog
 
 EVERY_S = 60.0
 
+_EXPORTING = ("opentelemetry.exporter", "opentelemetry.sdk")
+
 
 class RareWarnings(logging.Handler):
     """For the logger of a library: of each of its parts, the first message in a minute."""
@@ -21,6 +23,8 @@ class RareWarnings(logging.Handler):
         self._unsaid = 0
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith(_EXPORTING):
+            return  # such as what is wrong with a header that a client sent, in its own words
         now = self._clock()
         before = self._said.get(record.name)
         if before is not None and now - before < EVERY_S:

@@ -14,23 +14,21 @@ from functools import lru_cache
 from struct import pack, unpack
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Charge, Code, Decision, Outline, Reading, Slot, State, Status, Step
+from ratelimit_rls.core.model import Charge, Code, Decision, Outline, Purpose, Reading, Slot, State, Status, Step
 from ratelimit_rls.telemetry.collected import Durations, Series, Value
+from ratelimit_rls.telemetry.rule_names import told_as
 
 MOST_PATHS = 10_000
 """Distinct metric paths kept. Some come from request values (detailed_metric, value_to_metric, overrides, unknown
 domains), and the reference keeps every one for ever; here the rest is counted under `_other`."""
 
 MOST_RULES = 10_000
-"""Distinct rules told apart over the life of a process; reloads bring new ones. The rest is counted under `_other`."""
+"""Rules and domains told apart over the life of a process; reloads bring new ones. The rest is `_other`."""
 
 LONGEST_PATH = 512
 """Characters of a path that is kept: a longer one has a request's value in it, and is counted under `_other` too."""
 
 OTHER = "_other"
-
-OVERRIDE = "_override"
-"""In place of the rule, of limits that came with the request."""
 
 Gauges = Callable[[], Iterable[tuple[str, int]]]
 """Numbers that somebody else keeps, by the names of instruments.KEPT_BY_OTHERS."""
@@ -59,6 +57,8 @@ class LimitCounters:
     # Calls, not hits, that were answered in one of the states of `warn_at`. Not the reference's.
     state_warning: int = 0
     state_throttled: int = 0
+    # Of over_limit, what was refused and not let pass in shadow mode. Not the reference's.
+    refused: int = field(default=0, compare=False)
     # Decisions, not hits: for each of OUTCOMES one count per source.
     outcomes: list[int] = field(default_factory=lambda: [0] * (len(OUTCOMES) * len(SOURCES)), compare=False)
 
@@ -73,7 +73,7 @@ class PassCounter:
 Counters = tuple[LimitCounters | PassCounter, ...]
 """One per descriptor of a call."""
 
-_LIMIT_NAMES = tuple(each.name for each in fields(LimitCounters) if each.name != "outcomes")
+_LIMIT_NAMES = tuple(each.name for each in fields(LimitCounters) if each.compare)
 _STATE_NAMES = ("state_warning", "state_throttled")  # told of where there is something to tell: few rules have them
 
 
@@ -86,9 +86,10 @@ class ServiceCounters:
     global_shadow_mode: int = 0
     redis_error: int = 0
     service_error: int = 0
-    # Not the reference's: two kinds of redis_error, and all of them by what was done instead.
+    # Not the reference's: the kinds of redis_error, and all of them by what was done instead.
     overloaded: int = 0
     late: int = 0
+    unavailable: int = 0
     store_failure_allow: int = 0
     store_failure_deny: int = 0
     store_failure_local: int = 0
@@ -165,7 +166,7 @@ class Metrics:
         self.measured: list[Measured] = []
         self._near_limit_ratio = near_limit_ratio
         self._paths: set[str] = set()
-        self._rules: set[str] = set()
+        self._of_rules: set[str] = set()
 
     def watch(self, gauges: Gauges) -> None:
         """Tell of these, too, whenever the counters are asked for."""
@@ -180,14 +181,12 @@ class Metrics:
         return tuple(self._slot_counters(outline, slot) for slot in outline.slots)
 
     def _slot_counters(self, outline: Outline, slot: Slot) -> LimitCounters | PassCounter:
-        domain = outline.domain if outline.domain_known else OTHER
+        domain = self._told_apart(outline.domain) if outline.domain_known else OTHER
         rule = slot.rule
         if not slot.steps:
             outcome = "no_rule" if rule is None else "unlimited" if slot.unlimited else "replaced"
-            return self.passes.setdefault((domain, self._rule(rule.path) if rule else "", outcome), PassCounter())
-        # A rule that stands nowhere was made for a limit in the request.
-        named = rule.path if rule is not None and rule.position is not None else OVERRIDE
-        return self.limit(slot.metric_path, domain, named)
+            return self.passes.setdefault((domain, self._told_apart(rule.path) if rule else "", outcome), PassCounter())
+        return self.limit(slot.metric_path, domain, told_as(rule))
 
     def limit(self, path: str, domain: str = "", rule: str = "") -> LimitCounters:
         """The counters of a limit, by its path in metrics and by the rule that it is of."""
@@ -196,14 +195,15 @@ class Metrics:
                 path = OTHER
             else:
                 self._paths.add(path)
-        return self.limits.setdefault(Limit(path, domain, self._rule(rule)), LimitCounters())
+        return self.limits.setdefault(Limit(path, domain, self._told_apart(rule)), LimitCounters())
 
-    def _rule(self, path: str) -> str:
-        if path not in self._rules:
-            if len(self._rules) >= MOST_RULES:
+    def _told_apart(self, name: str) -> str:
+        """Of a rule or a domain, as long as there are not too many."""
+        if name not in self._of_rules:
+            if len(self._of_rules) >= MOST_RULES:
                 return OTHER
-            self._rules.add(path)
-        return path
+            self._of_rules.add(name)
+        return name
 
     def domain_not_found(self, domain: str, descriptors: int) -> None:
         if domain not in self.domains_not_found and (
@@ -219,12 +219,16 @@ class Metrics:
         if decision.shadowed:
             self.service.global_shadow_mode += 1
         source = _FALLBACK if without_store else _CACHE if decision.remembered else _STORE
+        is_decided = (
+            decision.outline.purpose is not Purpose.REPORT
+        )  # which tells what has happened, and decides nothing
         for status, counted in zip(decision.statuses, counters, strict=True):
             if isinstance(counted, PassCounter):
                 counted.count += 1
             elif status.step is not None and status.reading is not None:
                 self._record_limit(counted, status.step, status.reading, status.code)
-                counted.outcomes[_outcome(decision, status) + source] += 1
+                if is_decided:
+                    counted.outcomes[_outcome(decision, status) + source] += 1
                 if decision.remembered and status.code is Code.OVER_LIMIT:
                     counted.over_limit_with_local_cache += status.step.cost
                 if status.state:  # neither None nor NORMAL
@@ -265,25 +269,33 @@ class Metrics:
         counted.over_limit += over
         if code is Code.OK:
             counted.shadow_mode += over
+        else:
+            counted.refused += over
 
-    def names(self) -> Iterator[tuple[str, int]]:
-        """Every counter with its value, under the reference's name, sorted."""
+    def names(self, kept: Iterable[tuple[str, int]] | None = None) -> dict[str, int]:
+        """Every counter with its value, under the reference's name, sorted.
+
+        May be asked in another thread than the one that counts, if `kept`, what others keep, was asked for in that one.
+        """
         totals: defaultdict[str, int] = defaultdict(int)
         for name, count in self._names():
             totals[name] += count
-        yield from sorted(totals.items())
+        totals.update(self.kept() if kept is None else kept)
+        return dict(sorted(totals.items()))
+
+    def kept(self) -> list[tuple[str, int]]:
+        """What others keep, by name."""
+        return [named for gauges in self.gauges for named in gauges()]
 
     def _names(self) -> Iterator[tuple[str, int]]:
-        for (path, _, _), counters in self.limits.items():
+        for (path, _, _), counters in list(self.limits.items()):
             prefix = f"ratelimit.service.rate_limit.{sanitised(path)}"
             for name in _LIMIT_NAMES:
                 count = getattr(counters, name)
                 if count or name not in _STATE_NAMES:
                     yield f"{prefix}.{name}", count
-        for domain, count in self.domains_not_found.items():
+        for domain, count in list(self.domains_not_found.items()):
             yield f"ratelimit.service.rate_limit.{sanitised(domain)}.domain_not_found", count
-        for gauges in self.gauges:
-            yield from gauges()
         service = self.service
         yield "ratelimit.service.config_load_success", service.config_load_success
         yield "ratelimit.service.config_load_error", service.config_load_error

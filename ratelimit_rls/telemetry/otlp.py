@@ -118,7 +118,11 @@ class OtlpMetrics:
         """Returns when it is sent, or given up. Never raises, and never sends two at a time."""
         if self._exporting is not None:
             await asyncio.shield(self._exporting)
-        collected = await self._collect()
+        try:
+            collected = await self._collect()
+        except Exception as error:
+            structlog.get_logger().warning("metrics are not exported", error=str(error))
+            return
         loop = asyncio.get_running_loop()
         self._exporting = done = loop.create_future()
         # Not of a pool: the interpreter would not end before a thread of one does.

@@ -41,15 +41,10 @@ class PrometheusText:
         self, *, mapping: StatsdMapping | None = None, extra_tags: Mapping[str, str] | None = None, in_ms: bool = False
     ) -> None:
         """`in_ms`: the response times of the reference's name, which says seconds all the same."""
-        self._mapping = mapping
+        self.mapping = mapping
         self._in_ms = in_ms
         tags = (extra_tags or {}).items()
         self._extra = {_label_name(key): text for key, text in sorted(tags) if key and text}
-
-    @property
-    def wants_names(self) -> bool:
-        """Whether the statsd names must be given, too."""
-        return self._mapping is not None
 
     def pieces(self, collected: Collected, names: Iterable[tuple[str, int]] = ()) -> Iterator[bytes]:
         """The text, in an order that is always the same; a piece may be empty."""
@@ -59,13 +54,13 @@ class PrometheusText:
             if number % PIECE_ROWS == 0:
                 yield b""
         for instrument in INSTRUMENTS:
-            if instrument.name in rows and not (instrument.reference and self._mapping is not None):
+            if instrument.name in rows and not (instrument.reference and self.mapping is not None):
                 name, labels = instrument.prometheus, tuple(key.replace(".", "_") for key in instrument.attributes)
                 scale = _TO_MS if self._in_ms and instrument is REFERENCE_TIMES else 1.0
                 yield _head(name, instrument.kind, instrument.about)
                 yield from _sorted_pieces(_lines(name, labels, self._beside(labels), rows[instrument.name], scale))
-        if self._mapping is not None:
-            yield from self._mapped(self._mapping, collected, names)
+        if self.mapping is not None:
+            yield from self._mapped(self.mapping, collected, names)
 
     def _beside(self, labels: Iterable[str]) -> Labels:
         """Extra tags as labels, but for those that there are already."""

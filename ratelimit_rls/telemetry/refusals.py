@@ -8,7 +8,7 @@ from time import monotonic
 import structlog
 
 from ratelimit_rls.core.model import Code, Decision, Status
-from ratelimit_rls.errors import StoreError
+from ratelimit_rls.telemetry.rule_names import told_as
 from ratelimit_rls.telemetry.traces import Ids
 
 log = structlog.get_logger()
@@ -33,10 +33,10 @@ class RefusalLog:
             self._second, self._left = second, self._per_second
         return self._left > 0
 
-    def note(self, decisions: Iterable[Decision | StoreError], ids: Callable[[int], Ids | None]) -> None:
+    def note(self, decisions: Iterable[tuple[int, Decision]], ids: Callable[[int], Ids | None]) -> None:
         """`ids` are those of the trace that a decision, by its number, belongs to."""
-        for number, decision in enumerate(decisions):
-            if isinstance(decision, Decision) and decision.code is Code.OVER_LIMIT:
+        for number, decision in decisions:
+            if decision.code is Code.OVER_LIMIT:
                 self._write(decision, ids(number))
                 self._left -= 1
                 if not self._left:
@@ -48,7 +48,7 @@ class RefusalLog:
 
 
 def _words(status: Status) -> dict[str, str | int]:
-    words: dict[str, str | int] = {"rule": status.slot.rule.path if status.slot.rule is not None else ""}
+    words: dict[str, str | int] = {"rule": told_as(status.slot.rule)}
     if status.step is not None:
         limit = status.step.limit
         times = f"{limit.unit_multiplier} " if limit.unit_multiplier != 1 else ""

@@ -285,7 +285,7 @@ class StatsdSink:
         """Never raises: metrics are not worth a call."""
         try:
             await self._wire.connect()
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: a name that cannot be looked up
             self._fail(error)
             return
         lines = self._untold.lines(await self._names(), timers(self._times()), with_gauges=self._gauges is None)

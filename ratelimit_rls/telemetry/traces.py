@@ -18,6 +18,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ratelimit_rls.core.model import Code, Decision, Outline
+from ratelimit_rls.telemetry.rule_names import told_as
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -61,18 +62,17 @@ class Traces:
         spans: dict[int, Span] = {}
         parents: list[Context | None] = []
         for number, sent in enumerate(metadata):
-            parent = self._parent(sent)
+            carrier = {name: value for name, value in sent if name in _HEADERS and isinstance(value, str)}
+            parent = self._propagator.extract(carrier) if carrier else None
             parents.append(parent)
+            if carrier.get("b3") == "0" or (carrier.get("x-b3-sampled") == "0" and "x-b3-traceid" not in carrier):
+                continue  # no parent, and yet a decision
             span = _server_span(self._tracer, method, parent, received_ns)
             if span.is_recording():
                 spans[number] = span
         traced = TracedBatch(self._tracer, spans, parents)
         _current.set(traced)
         return traced
-
-    def _parent(self, metadata: Metadata) -> Context | None:
-        carrier = {name: value for name, value in metadata if name in _HEADERS and isinstance(value, str)}
-        return self._propagator.extract(carrier) if carrier else None
 
     async def close(self) -> None:
         """Send what is left, and wait for that only so long: a collector that hangs must not keep the process."""
@@ -92,12 +92,23 @@ class Traces:
 
 
 class TracedBatch:
-    """The spans of those calls of a batch that are sampled, by their number in it."""
+    """The spans of those calls of a batch that are sampled, by their number in it.
+
+    Timers and tasks that were begun while it was answered have it for theirs, and go on long after: `over` ends that.
+    """
 
     def __init__(self, tracer: Tracer, spans: Mapping[int, Span], parents: Sequence[Context | None]) -> None:
         self.tracer = tracer
         self.spans = spans
         self._parents = parents
+
+    def over(self) -> None:
+        """All its calls have their answers."""
+        self.spans, self._parents = {}, ()
+
+    @property
+    def is_of_one_call(self) -> bool:
+        return len(self._parents) == 1
 
     def asked(self, number: int, outline: Outline) -> None:
         if (span := self.spans.get(number)) is not None:
@@ -111,8 +122,8 @@ class TracedBatch:
             return
         span.set_attribute("ratelimit.limited", decision.code is Code.OVER_LIMIT)
         refusing = next((status for status in decision.statuses if status.code is Code.OVER_LIMIT), None)
-        if refusing is not None and refusing.slot.rule is not None:
-            span.set_attribute("ratelimit.rule", refusing.slot.rule.path)
+        if refusing is not None:
+            span.set_attribute("ratelimit.rule", told_as(refusing.slot.rule))
         source = "fallback" if decision.without_store is not None else "cache" if decision.remembered else "store"
         span.set_attribute("ratelimit.source", source)
 
@@ -155,9 +166,9 @@ def store_span(store: str, calls: int) -> StoreSpan | None:
 
 
 def current_ids() -> Ids | None:
-    """Of the call that is being worked on, as far as one can say of a batch: of its first."""
+    """Of the call that is being worked on. Of several in one batch nobody can say which it is."""
     traced = _current.get()
-    return traced.ids(next(iter(traced.spans), 0)) if traced is not None else None
+    return traced.ids(0) if traced is not None and traced.is_of_one_call else None
 
 
 class _BatchSpan:

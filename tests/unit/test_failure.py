@@ -89,7 +89,11 @@ class House:
 
     @property
     def counted(self) -> dict[str, int]:
-        return {name.removeprefix("ratelimit.store_failure."): count for name, count in self.metrics.names() if count}
+        return {
+            name.removeprefix("ratelimit.store_failure."): count
+            for name, count in self.metrics.names().items()
+            if count
+        }
 
 
 def test_error_is_the_error_itself() -> None:

@@ -79,6 +79,12 @@ def test_other_addresses_are_refused(read: Read, address: str) -> None:
         read(USE_PROMETHEUS="true", PROMETHEUS_ADDR=address)
 
 
+@pytest.mark.parametrize("tag", ["le", "__name__"])
+def test_tags_that_are_prometheus_s_own_are_refused(read: Read, tag: str) -> None:
+    with pytest.raises(SettingsError, match=rf"EXTRA_TAGS has '{tag}', which means something to Prometheus itself"):
+        read(USE_PROMETHEUS="true", EXTRA_TAGS=f"zone:a,{tag}:b")
+
+
 @pytest.mark.parametrize("path", ["", "metrics", "/a b", "/{path}", "/metrics?x=1", "/\n"])
 def test_other_paths_are_refused(read: Read, path: str) -> None:
     with pytest.raises(SettingsError, match=r"PROMETHEUS_PATH='.*' is not a path; use /metrics"):

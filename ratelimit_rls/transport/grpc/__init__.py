@@ -2,5 +2,5 @@
 
 import os
 
-# The library would write lines of its own to stderr, among ours and in another form; what goes wrong is told to us, too.
+# The library would write lines of its own to stderr, among ours and in another form. What goes wrong, we are told.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -7,7 +7,7 @@ read ─► at once   cannot be read, needs no store, has no time left, or is on
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -136,9 +136,8 @@ class AskedLimiter(Generic[W]):
         if not without:
             return
         decisions = self._door.instead([(known.call, why) for _, known, why in without])
+        self._tell_of([number for number, _, _ in without], decisions)
         for (number, known, _), decision in zip(without, decisions, strict=True):
-            if self._traced is not None and isinstance(decision, Decision):
-                self._traced.decided(number, decision)
             yield number, self._door.told(known, decision)
 
     def due(self, now_s: float) -> list[tuple[int, bytes | Failure]]:
@@ -163,7 +162,7 @@ class AskedLimiter(Generic[W]):
         waits_us, reserved = self._waits() if door.some_can_wait else (None, 0)
         try:
             decisions = await door.limiter.check(self._calls, waits_us, self._request_ids, self._answered)
-            self._tell_of(decisions)
+            self._tell_of(self._numbers, decisions, self._answered)
             told = self._told(decisions, waits_us)
         except Exception as fault:
             # Whether the batch was counted is unknown, so it is not tried again call by call.
@@ -174,16 +173,29 @@ class AskedLimiter(Generic[W]):
             return self._those_left(told)
         return told
 
-    def _tell_of(self, decisions: Sequence[Decision | StoreError]) -> None:
-        """Traces of every decision that is theirs, and the log of a few."""
-        numbers, traced = self._numbers, self._traced
+    def _tell_of(
+        self,
+        numbers: Sequence[int],
+        decisions: Sequence[Decision | StoreError | Failure],
+        but: Collection[int] = (),
+    ) -> None:
+        """Tell the traces of every decision that is theirs, and the log of a few.
+
+        `numbers` are the calls' in the batch. Not told of are those of `but`, by index, who were told something else.
+        """
+        traced, log = self._traced, self._door.refusal_log
+        if traced is None and not log.has_room:
+            return
+        told = [
+            (number, decision)
+            for index, (number, decision) in enumerate(zip(numbers, decisions, strict=True))
+            if isinstance(decision, Decision) and index not in but
+        ]
         if traced is not None:
-            for number, decision in zip(numbers, decisions, strict=True):
-                if isinstance(decision, Decision):
-                    traced.decided(number, decision)
-        log = self._door.refusal_log
+            for number, decision in told:
+                traced.decided(number, decision)
         if log.has_room:
-            log.note(decisions, lambda index: traced.ids(numbers[index]) if traced is not None else None)
+            log.note(told, traced.ids if traced is not None else lambda _: None)
 
     def _those_left(self, told: list[Answered]) -> list[Answered | None]:
         """In their places in the batch, without those who were answered meanwhile."""

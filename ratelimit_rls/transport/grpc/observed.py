@@ -55,6 +55,7 @@ class ObservedBatch:
         if self.traced is not None:
             for number in self.traced.spans:
                 self._end_span(number, answers[number])
+            self.traced.over()
 
     def answered_apart(self, number: int, answer: bytes | Failure) -> None:
         """One of the batch, before the others."""

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from ratelimit_rls import errors
 from ratelimit_rls.core.model import Algorithm, Limit, Rule
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.telemetry.hot_keys import HotReport, as_json
@@ -42,7 +43,7 @@ def ops_app(rules: Rules, counters: Stats, hot_keys: Hot, scrape: Scrape) -> Sta
         return PlainTextResponse("".join(lines), headers=_rules_headers(rules))
 
     async def stats(_: Request) -> Response:
-        return PlainTextResponse("".join(f"{name}: {value}\n" for name, value in await counters()))
+        return PlainTextResponse("".join(f"{errors.one_line(name)}: {value}\n" for name, value in await counters()))
 
     async def hot(request: Request) -> Response:
         limit = request.query_params.get("limit", str(FEW_HOT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL
@@ -14,6 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.series_soak import soak
+from ratelimit_rls.server.workers import SHORTEST_LIFE_S
 from ratelimit_rls.telemetry.instruments import INSTRUMENTS, Kind
 from ratelimit_rls.telemetry.metrics import MOST_PATHS
 from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
@@ -80,6 +82,7 @@ def test_two_workers_are_one_scrape_which_no_death_of_one_sets_back(two: Scraped
         assert {two.value(name) for _ in range(6)} == {CALLS}, name  # whichever of them is asked
     assert two.value("ratelimit_workers") == 2
 
+    time.sleep(SHORTEST_LIFE_S)  # one that ends sooner than this is not replaced at once
     os.kill(two.workers()[0], SIGKILL)
     two.wait_for_log("msg=serving", times=3)
     assert two.value("ratelimit_workers") == 2

@@ -59,7 +59,7 @@ def paused(service: Service) -> Service:
 
 
 def stat(service: Service, name: str) -> int:
-    return dict(service.metrics.names())[f"ratelimit.{name}"]
+    return service.metrics.names()[f"ratelimit.{name}"]
 
 
 async def test_each_is_told_what_its_rules_say_before_its_deadline_and_the_patient_wait_on(

@@ -68,7 +68,7 @@ async def hold_one(
 
 
 def stat(service: Service, name: str) -> int:
-    return dict(service.metrics.names())[f"ratelimit.throttle.{name}"]
+    return service.metrics.names()[f"ratelimit.throttle.{name}"]
 
 
 async def test_a_burst_leaves_in_order_and_one_slot_after_another(

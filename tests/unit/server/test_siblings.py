@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from structlog.testing import capture_logs
 
 from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Rule, Slot, Step, Unit
@@ -112,7 +114,7 @@ async def test_metrics_are_added_and_whoever_is_asked_says_the_same(workers: lis
     for worker, times in zip(workers, (1, 20, 300), strict=True):
         worker.ask(times, b"rl:{edge/user=a}:gcra:60")
     for worker in workers:
-        told = await worker.siblings.metrics()
+        told = (await worker.siblings.told()).series
         assert (told[REQUESTS], told[WORKERS_THERE]) == (321, 3)
 
 
@@ -122,20 +124,38 @@ async def test_what_a_worker_counted_outlives_it_and_how_it_stood_does_not(
     for worker in workers:
         worker.ask(10, b"rl:{edge/user=a}:gcra:60")
     stopped, killed, left = workers
-    assert (await left.siblings.metrics())[REQUESTS] == 30
+    assert (await left.siblings.told()).series[REQUESTS] == 30
     stopped.ask(5, b"rl:{edge/user=a}:gcra:60")
     await stopped.siblings.close()
     assert killed.siblings._server is not None
     killed.siblings._server.close()  # without a word more: what it told last was 10
     for _ in range(2):
-        told = await left.siblings.metrics()
-        assert (told[REQUESTS], told[WORKERS_THERE]) == (35, 1)
+        told = await left.siblings.told()
+        assert (told.series[REQUESTS], told.series[WORKERS_THERE]) == (35, 1)
+        assert (told.names[TOTAL], told.names[HOTTEST]) == (35, 10)
     monkeypatch.setattr(module.os, "getpid", lambda: 0)  # a pid comes again
     another = new_worker(tmp_path)
     await another.siblings.start()
     another.ask(2, b"rl:{edge/user=a}:gcra:60")
-    assert (await left.siblings.metrics())[REQUESTS] == 37
+    assert (await left.siblings.told()).series[REQUESTS] == 37
     await another.siblings.close()
+
+
+async def test_a_directory_that_is_gone_costs_the_others_figures_and_nothing_else(
+    workers: list[Worker], tmp_path: Path
+) -> None:
+    workers[0].ask(3, b"rl:{edge/user=a}:gcra:60")
+    for path in tmp_path.iterdir():
+        path.unlink()
+    os.chmod(tmp_path, 0o500)
+    try:
+        with capture_logs() as lines:
+            for _ in range(2):
+                assert (await workers[0].siblings.told()).series[REQUESTS] == 3
+        if os.geteuid():  # root may write anywhere
+            assert [line["log_level"] for line in lines] == ["warning"]
+    finally:
+        os.chmod(tmp_path, 0o700)
 
 
 async def test_whoever_is_alone_tells_of_itself() -> None:

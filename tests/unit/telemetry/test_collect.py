@@ -7,14 +7,15 @@ from collections import Counter
 import pytest
 
 from ratelimit_rls.core.decide import allowed, decide, denied
-from ratelimit_rls.core.model import Answer, Descriptor, Entry, Outline, Override, Plan, Reading, Request, Unit
+from ratelimit_rls.core.model import Answer, Descriptor, Entry, Outline, Override, Plan, Purpose, Reading, Request, Unit
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.telemetry import instruments, metrics
 from ratelimit_rls.telemetry.collect import MOST_UNKNOWN_DOMAINS, collect, series
 from ratelimit_rls.telemetry.collected import Collected, Distribution, Durations, from_json, lasting, to_json, together
 from ratelimit_rls.telemetry.instruments import BY_NAME, DURATIONS_S, INSTRUMENTS, Kind
-from ratelimit_rls.telemetry.metrics import OTHER, OVERRIDE, CallTimes, Metrics
+from ratelimit_rls.telemetry.metrics import OTHER, CallTimes, Metrics
+from ratelimit_rls.telemetry.rule_names import OVERRIDE
 
 RULES = b"""
 domain: my.edge
@@ -47,9 +48,15 @@ class House:
         self.metrics = Metrics()
         self._planner = Planner(compile_documents({"f.yaml": RULES}).tree, policy or Policy())
 
-    def plan(self, *entries: dict[str, str], domain: str = "my.edge", limit: Override | None = None) -> Plan:
+    def plan(
+        self,
+        *entries: dict[str, str],
+        domain: str = "my.edge",
+        limit: Override | None = None,
+        purpose: Purpose = Purpose.DECIDE,
+    ) -> Plan:
         descriptors = tuple(Descriptor(tuple(Entry(*pair) for pair in one.items()), limit) for one in entries)
-        return self._planner.plan(Request(domain, descriptors))
+        return self._planner.plan(Request(domain, descriptors, purpose=purpose))
 
     def decide(
         self,
@@ -120,6 +127,29 @@ def test_what_is_told_without_the_store_is_counted_as_what_it_was() -> None:
         ("my.edge", "my.edge.user", "over_limit", "fallback"): 1,
         ("my.edge", "my.edge.staff", "unlimited", "rules"): 2,
     }
+
+
+def test_a_report_decides_nothing_and_a_look_does() -> None:
+    house = House()
+    for purpose in (Purpose.REPORT, Purpose.LOOK):
+        outline = house.plan({"user": "a"}, purpose=purpose).outline
+        decision = decide(outline, Answer(True, 0, (REFUSED,)))
+        house.metrics.record(decision, house.metrics.counters(outline))
+    assert house.decisions() == {("my.edge", "my.edge.user", "over_limit", "store"): 1}
+
+
+def test_rules_and_domains_of_many_reloads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_RULES", 10)
+    counted = Metrics()
+    for number in range(40):
+        rules = RULES.replace(b"my.edge", b"edge-%d" % number)
+        plan = Planner(compile_documents({"f.yaml": rules}).tree, Policy()).plan(
+            Request(f"edge-{number}", (Descriptor((Entry("user", "a"),)),))
+        )
+        counted.record(decide(plan.outline, Answer(False, 0, (PASSES,))), counted.counters(plan.outline))
+    labels = {one.attributes[:2] for one in collect(counted) if one.instrument == instruments.DECISIONS.name}
+    assert len(labels) == 6
+    assert (OTHER, OTHER) in labels
 
 
 def test_the_reference_s_labels_know_the_domain_whatever_dots_are_in_it_and_two_levels() -> None:

@@ -79,7 +79,7 @@ def test_calls_in_the_states_of_warn_at_are_counted_and_told_of_where_there_are_
         reading = Reading(0, 1 if refused else 0, 1)
         metrics.record(decide(outline, Answer(refused, 0, (reading, Reading(state, 0, 0)))), (counters,))
 
-    told = {name: count for name, count in metrics.names() if ".state_" in name}
+    told = {name: count for name, count in metrics.names().items() if ".state_" in name}
     prefix = "ratelimit.service.rate_limit.d.k"
     assert told == {f"{prefix}.state_warning": 2, f"{prefix}.state_throttled": 1}
 
@@ -94,7 +94,7 @@ def test_names_are_safe_for_statsd() -> None:
     metrics = Metrics()
     metrics.limit("edge.remote_address_10.0.0.1.path_a:b|c")
 
-    names = [name for name, _ in metrics.names()]
+    names = list(metrics.names())
 
     assert "ratelimit.service.rate_limit.edge.remote_address_10_0_0_1.path_a_b_c.total_hits" in names
 
@@ -105,7 +105,7 @@ def test_paths_and_domains_that_clients_choose_are_bounded() -> None:
         metrics.limit(f"edge.user_{i}").total_hits += 1
         metrics.domain_not_found(f"domain {i}", 1)
 
-    names = dict(metrics.names())
+    names = metrics.names()
 
     assert len(names) < (MOST_PATHS + 1) * 8 + 20
     assert names[f"ratelimit.service.rate_limit.{OTHER}.total_hits"] == 50

@@ -240,18 +240,25 @@ def test_each_process_is_an_instance_of_its_own() -> None:
     assert _attributes(tracing_service_instance_id="a", **several)["service.instance.id"] == f"a-{os.getpid()}"
 
 
+def test_what_a_client_sent_is_no_complaint_of_ours() -> None:
+    record = logging.LogRecord("opentelemetry.trace.span", logging.WARNING, "f", 1, "bad %s", ("password",), None)
+    with structlog.testing.capture_logs() as logs:
+        RareWarnings().handle(record)
+    assert not logs
+
+
 def test_a_complaint_is_heard_once_a_minute() -> None:
     now = 100.0
     handler = RareWarnings(clock=lambda: now)
-    record = logging.LogRecord("opentelemetry.a", logging.WARNING, "f", 1, "no %s", ("route",), None)
+    record = logging.LogRecord("opentelemetry.sdk.a", logging.WARNING, "f", 1, "no %s", ("route",), None)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             handler.handle(record)
         now += EVERY_S
         handler.handle(record)
     assert [(entry["error"], entry["source"], entry["not_repeated"]) for entry in logs] == [
-        ("no route", "opentelemetry.a", 0),
-        ("no route", "opentelemetry.a", 2),
+        ("no route", "opentelemetry.sdk.a", 0),
+        ("no route", "opentelemetry.sdk.a", 2),
     ]
 
 

@@ -151,7 +151,7 @@ mappings:
 
 def test_a_mapping_makes_the_series_that_bear_the_references_names_otherwise() -> None:
     prometheus = PrometheusText(mapping=parse_statsd_mapping(MAPPING), extra_tags={"rule": "x", "zone": "z"})
-    assert prometheus.wants_names
+    assert prometheus.mapping is not None
     collected: Collected = {
         series(instruments.WORKERS): 2,
         series(instruments.REFERENCE_LIMITS["total_hits"], "d", "k", ""): 4,
@@ -217,11 +217,11 @@ mappings:
 def test_settings_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
     path.write_bytes(MAPPING)
-    assert new_prometheus_text(Settings(prometheus_mapper_yaml=str(path))).wants_names
-    assert not new_prometheus_text(Settings()).wants_names
+    assert new_prometheus_text(Settings(prometheus_mapper_yaml=str(path))).mapping is not None
+    assert new_prometheus_text(Settings()).mapping is None
     # Envoy Gateway names one whose ConfigMap need not exist.
     with capture_logs() as lines:
-        assert not new_prometheus_text(Settings(prometheus_mapper_yaml=str(tmp_path / "none.yaml"))).wants_names
+        assert new_prometheus_text(Settings(prometheus_mapper_yaml=str(tmp_path / "none.yaml"))).mapping is None
     assert [line["file"] for line in lines] == [str(tmp_path / "none.yaml")]
     path.write_text("mappings: [{match: a}]")
     with pytest.raises(SettingsError, match=r"PROMETHEUS_MAPPER_YAML=.*/conf.yaml: mappings\[0\]: name is missing"):

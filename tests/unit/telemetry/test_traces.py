@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Rule, Slot, Step, Unit
+from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Position, Reading, Rule, Slot, Step, Unit
 from ratelimit_rls.telemetry.traces import Ids, Metadata, TracedBatch, Traces, current_ids, store_span
 
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
@@ -25,7 +25,8 @@ B3_SINGLE = (("b3", f"{TRACE}-{PARENT}-1"),)
 B3_MULTI = (("x-b3-traceid", TRACE), ("x-b3-spanid", PARENT), ("x-b3-sampled", "1"))
 
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
-OUTLINE = Outline("edge", True, (STEP,), (Slot(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),))
+RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
+OUTLINE = Outline("edge", True, (STEP,), (Slot(RULE, (STEP,), 1, "edge.user"),))
 
 
 class House:
@@ -91,6 +92,25 @@ def test_a_parent_that_cannot_be_read_is_none(sent: Metadata) -> None:
     batch.ended(0)
     (span,) = house.spans()
     assert span.parent is None
+
+
+@pytest.mark.parametrize("sent", [(("b3", "0"),), (("x-b3-sampled", "0"),)])
+def test_a_decision_without_a_parent_is_heeded(sent: Metadata) -> None:
+    assert not House().batch(sent).spans
+
+
+def test_a_batch_that_is_over_has_no_part_in_what_it_has_set_going() -> None:
+    house = House()
+    batch = house.batch(W3C)
+    batch.ended(0)
+    batch.over()
+    assert store_span("redis", 1) is None
+    assert current_ids() is None
+
+
+def test_of_several_calls_nobody_can_say_whose_line_it_is() -> None:
+    House().batch(W3C, B3_SINGLE)
+    assert current_ids() is None
 
 
 def test_nothing_is_sampled_at_a_rate_of_nothing() -> None:

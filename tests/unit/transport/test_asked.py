@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from math import inf
 
 import pytest
+from structlog.testing import capture_logs
 
 from ratelimit_rls.core.model import Answer, OnStoreFailure, Plan
 from ratelimit_rls.core.plan import Policy
@@ -20,6 +21,7 @@ from ratelimit_rls.service import RateLimiter
 from ratelimit_rls.store.base import Prepared
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.transport.grpc import asked as asked_module
 from ratelimit_rls.transport.grpc.asked import AskedLimiter
 from ratelimit_rls.transport.grpc.door import Answered, Failure, FailureCode, Held
@@ -98,7 +100,7 @@ class House:
             most_in_flight=most_in_flight,
         )
         self.room = WaitingRoom(10, MARGIN_S)
-        self.door = RlsDoor(self.limiter, self.metrics, room=self.room)
+        self.door = RlsDoor(self.limiter, self.metrics, room=self.room, refusal_log=RefusalLog(100))
 
     def ask(self, *messages: bytes, left_s: float | Sequence[float] = inf) -> AskedLimiter[Wording]:
         lefts_s = [left_s] * len(messages) if isinstance(left_s, float) else left_s
@@ -111,7 +113,7 @@ class House:
         return task
 
     def stat(self, name: str) -> int:
-        return dict(self.metrics.names())[f"ratelimit.{name}"]
+        return self.metrics.names()[f"ratelimit.{name}"]
 
     def gauge(self) -> int:
         return dict(self.limiter.gauges())["ratelimit.store.calls_in_flight"]
@@ -159,6 +161,22 @@ async def test_who_is_late_is_told_what_its_rules_say_while_the_others_wait_on()
     assert [told(answer) for answer in await waiting] == [None, None, None, None, OK, OK]
     assert (house.gauge(), house.stat("service.call.should_rate_limit.late")) == (0, 4)
     assert [house.stat(f"store_failure.{policy}") for policy in ("error", "allow", "deny", "local")] == [1, 1, 1, 1]
+
+
+async def test_the_log_of_refusals_has_what_callers_were_told_and_not_what_the_store_said_later() -> None:
+    house = House()
+    house.store.fault = None
+    for _ in range(2):
+        house.store.gate.set()
+        await house.ask(LAX, STRICT).answers()  # used up
+    house.store.gate.clear()
+    with capture_logs() as lines:
+        asked = house.ask(LAX, STRICT, LAX, left_s=[0.02, 0.02, inf])
+        waiting = await house.under_way(asked)
+        assert due(asked, 0.018) == {0: OK, 1: OVER_LIMIT}
+        house.store.gate.set()
+        assert [told(answer) for answer in await waiting] == [None, None, OVER_LIMIT]
+    assert [line["rule"] for line in lines if line["event"] == "refused"] == ["edge.strict", "edge.lax"]
 
 
 async def test_who_has_no_deadline_is_never_due() -> None:

@@ -26,7 +26,7 @@ REPORT = HotReport(
 
 
 async def no_stats() -> list[tuple[str, int]]:
-    return []
+    return [('a"} 1\nforged', 2)]
 
 
 async def no_metrics() -> list[bytes]:
@@ -79,6 +79,10 @@ async def test_a_limit_that_is_none_is_a_sentence(url: str) -> None:
     for limit in ("0", "-1", "x", "", "1001", "9" * 5000, "1.5"):
         reply = await asked(url, f"/hot?limit={limit}")
         assert (reply.status, reply.body) == (400, "limit must be a whole number from 1 to 1000\n")
+
+
+async def test_a_name_is_one_line_whatever_a_client_put_into_it(url: str) -> None:
+    assert (await asked(url, "/stats")).body == 'a"} 1\\nforged: 2\n'
 
 
 async def test_metrics_are_there_to_be_looked_at(url: str) -> None:
