@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -25,6 +26,12 @@ REDIS_IDS = ("redis-6.2", "valkey-9", "redis-on-path")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The quick tests run first, whatever was selected: what is broken shows within seconds."""
     items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "e2e", "chaos")))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end: looking through it again and again for garbage takes seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 def of_every_run(name: str) -> object:

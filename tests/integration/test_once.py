@@ -23,7 +23,7 @@ from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-CALLS = {"metadata": 1000, "entry": 300, "descriptor": 300}
+CALLS = {"metadata": 1000, "entry": 1000, "descriptor": 300}
 """Fewer, where only the door differs: the store is told the same, wherever an id was found."""
 
 TIMES = 3

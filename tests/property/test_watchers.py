@@ -77,7 +77,7 @@ def check(stores: dict[str, StoreUnderTest], examples: int) -> None:
 
 
 def test_every_store_watches_as_the_textbook(stores: dict[str, StoreUnderTest]) -> None:
-    check(stores, 30)
+    check(stores, 15)
 
 
 @pytest.mark.slow

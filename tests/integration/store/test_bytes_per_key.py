@@ -24,9 +24,9 @@ OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def documented(server: str, kind: Kind) -> int:
-    text = OPERATIONS.read_text()
-    (header,) = re.findall(r"^\| state \|.*$", text, re.MULTILINE)
-    (row,) = re.findall(rf"^\| {re.escape(kind.name)} \|.*$", text, re.MULTILINE)
+    (table,) = re.findall(r"^\| state \|.*\n(?:\|.*\n)+", OPERATIONS.read_text(), re.MULTILINE)
+    header, _, *rows = table.splitlines()
+    (row,) = (row for row in rows if row.startswith(f"| {kind.name} |"))
     cells = dict(zip(header.split("|"), row.split("|"), strict=True))
     return int(cells[f" {server} "])
 

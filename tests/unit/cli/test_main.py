@@ -80,6 +80,7 @@ def test_faults_become_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, fau
     assert run("failing").code == code
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_the_command_does(rules: Path) -> None:
     done = python("-m", "ratelimit_rls", "check", rules.absolute())
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 file, 4 rules: ok\n", "")

@@ -79,6 +79,7 @@ LONG_BLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", LONG_BLOCKS.values(), ids=LONG_BLOCKS.keys())
 def test_a_block_without_end_is_refused_in_few_words(block: str) -> None:
     with pytest.raises(RulesError) as refused:

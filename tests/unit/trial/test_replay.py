@@ -156,6 +156,7 @@ def test_a_value_that_no_request_can_carry_is_a_bad_line(apart: bool) -> None:
         replayed(lines, RULES, bad=BadLines("log", strict=True), apart=apart)
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_requests_is_bounded_and_forgetting_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = traffic(2_000)
     whole = RuleSet("rules", tree(), MAPPING)
