@@ -40,5 +40,7 @@ WORKDIR /
 EXPOSE 8081 8080 6070 9090
 # No HEALTHCHECK: Kubernetes ignores it, and elsewhere it would start an interpreter every few seconds to ask what gRPC
 # health and /healthcheck tell whoever wants to know.
-ENTRYPOINT ["ratelimit-rls"]
-CMD ["serve"]
+#
+# The entrypoint serves, and knows our other verbs. The reference's image has none, so whoever moves from it says
+# `command: /bin/ratelimit`; under Compose that becomes an argument of this one, which ignores it aloud and serves.
+ENTRYPOINT ["/bin/ratelimit"]

@@ -18,10 +18,21 @@ from typing import Any
 
 import yaml
 
-from ratelimit_rls.settings.catalogue import VARIABLES, Variable
+from ratelimit_rls.settings.catalogue import GROUPS, VARIABLES, Variable
+from ratelimit_rls.settings.refusals import LOG_LEVELS
 
 CHART = Path(__file__).parent / "ratelimit-rls"
 BEGIN, END = "<!-- values: written by charts/generate.py -->", "<!-- end of values -->"
+
+_OF_ANY_SECURITY_CONTEXT: dict[str, Any] = {
+    "appArmorProfile": {"type": "object"},
+    "runAsGroup": {"type": "integer", "minimum": 0},
+    "runAsNonRoot": {"type": "boolean"},
+    "runAsUser": {"type": "integer", "minimum": 0},
+    "seLinuxOptions": {"type": "object"},
+    "seccompProfile": {"type": "object"},
+    "windowsOptions": {"type": "object"},
+}
 
 DEFINITIONS: dict[str, Any] = {
     "port": {"type": "integer", "minimum": 1, "maximum": 65_535},
@@ -51,6 +62,50 @@ DEFINITIONS: dict[str, Any] = {
             "terminationGracePeriodSeconds": {"type": "integer", "minimum": 1},
         },
     },
+    "updateStrategy": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "type": {"enum": ["RollingUpdate", "Recreate"]},
+            "rollingUpdate": {
+                "type": ["object", "null"],
+                "additionalProperties": False,
+                "properties": {
+                    "maxSurge": {"$ref": "#/definitions/intOrPercent"},
+                    "maxUnavailable": {"$ref": "#/definitions/intOrPercent"},
+                },
+            },
+        },
+    },
+    "podSecurityContext": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": _OF_ANY_SECURITY_CONTEXT
+        | {
+            "fsGroup": {"type": "integer", "minimum": 0},
+            "fsGroupChangePolicy": {"enum": ["Always", "OnRootMismatch"]},
+            "seLinuxChangePolicy": {"enum": ["MountOption", "Recursive"]},
+            "supplementalGroups": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+            "supplementalGroupsPolicy": {"enum": ["Merge", "Strict"]},
+            "sysctls": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+    "securityContext": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": _OF_ANY_SECURITY_CONTEXT
+        | {
+            "allowPrivilegeEscalation": {"type": "boolean"},
+            "capabilities": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {name: {"type": "array", "items": {"type": "string"}} for name in ("add", "drop")},
+            },
+            "privileged": {"type": "boolean"},
+            "procMount": {"type": "string"},
+            "readOnlyRootFilesystem": {"type": "boolean"},
+        },
+    },
 }
 
 OF_PARENTS: dict[str, Any] = {
@@ -61,8 +116,22 @@ OF_PARENTS: dict[str, Any] = {
 
 _TYPES = {"str": "string", "bool": "boolean", "int": "integer", "float": "number", "seq": "array", "map": "object"}
 
-# Text is always right: it is what the variable has in the end.
-_SETTING_TYPES = {"bool": ["boolean", "string"], "number": ["number", "string"], "list": ["array", "string"]}
+# Text is what the variable has in the end, so it is right for all, in the forms that the service reads. A pattern is
+# asked of text only, and a bound of numbers only.
+_WHOLE = "^[+-]?(0[0-7_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[1-9][0-9_]*|0)$"
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "bool": {"type": ["boolean", "string"], "pattern": "^(1|t|T|TRUE|true|True|0|f|F|FALSE|false|False)$"},
+    "whole": {"type": ["integer", "string"], "pattern": _WHOLE},
+    "number": {"type": ["number", "string"], "pattern": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"},
+    "duration": {"type": "string", "pattern": r"^\+?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$"},
+    "list": {"type": ["array", "string"], "items": {"type": "string"}},
+}
+
+_REDIS_TYPES = ("single", "sentinel", "cluster")
+_IN_ANY_CASE = {"LOG_LEVEL": LOG_LEVELS, "REDIS_TYPE": _REDIS_TYPES, "REDIS_PERSECOND_TYPE": _REDIS_TYPES}
+"""Settings whose words may be written large or small."""
+
+_FIELDS = {name: about for group in GROUPS for name, about in group.model_fields.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +223,30 @@ def _schema(value: Value) -> dict[str, Any]:
 
 
 def _setting(variable: Variable) -> tuple[str, dict[str, Any]]:
-    about: dict[str, Any] = {"description": variable.description, "type": _SETTING_TYPES.get(variable.kind, "string")}
+    about: dict[str, Any] = {"description": variable.description}
+    field = _FIELDS[variable.field]
     if "|" in variable.kind:
-        about["enum"] = variable.kind.split("|")
+        return variable.name, about | {"type": "string", "enum": [*variable.kind.split("|"), *_no_choice(variable)]}
+    if words := _IN_ANY_CASE.get(variable.name):
+        return variable.name, about | {"type": "string", "pattern": f"^({'|'.join(map(_any_case, words))})$"}
+    kind = "whole" if field.annotation is int else variable.kind
+    about |= _SETTINGS.get(kind, {"type": "string"})
+    for bound in field.metadata:
+        if kind in ("whole", "number"):
+            about |= {word: getattr(bound, name) for name, word in _BOUNDS.items() if hasattr(bound, name)}
     return variable.name, about
+
+
+_BOUNDS = {"ge": "minimum", "le": "maximum"}
+
+
+def _no_choice(variable: Variable) -> list[str]:
+    """The empty text, where none of the choices is one, too."""
+    return [] if variable.default else [""]
+
+
+def _any_case(word: str) -> str:
+    return "".join(f"[{letter}{letter.upper()}]" for letter in word)
 
 
 def table() -> str:

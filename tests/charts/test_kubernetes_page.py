@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.charts import helm
 
 PAGE = (helm.ROOT / "docs" / "kubernetes.md").read_text()
 READMES = [(folder / "README.md").read_text() for folder in (helm.CHART, helm.ROOT)]
+NOBODY_KNOWS_THE_RULES = {"existing-configmap", "xds"}
 UMBRELLA = Path(__file__).parent / "umbrella"
 
 
@@ -44,6 +46,24 @@ def test_what_is_installed_can_be_rendered(line: str, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert helm.parsed(done.stdout)
+
+
+@pytest.mark.slow
+def test_who_follows_the_page_keeps_what_was_set_before(tmp_path: Path) -> None:
+    (rules,) = (block for block in blocks(PAGE, "yaml") if block.startswith("# edge.yaml"))
+    (tmp_path / "edge.yaml").write_text(rules)
+    upgrades = [shlex.split(line) for line in commands(PAGE) if line.startswith("helm upgrade")]
+    given: list[str] = []
+    for words in upgrades:
+        assert "--reset-then-reuse-values" in words
+        for option, value in pairwise(words):
+            if option in ("--set", "--values"):
+                given += [option, value.replace("edge.yaml", str(tmp_path / "edge.yaml"))]
+        shown = helm.template(*given)
+    kinds = {document["kind"] for document in helm.parsed(shown)}
+    assert {"NetworkPolicy", "HorizontalPodAutoscaler", "ServiceMonitor"} <= kinds
+    for kept in ("redis-credentials", "limiter-certificate", "domain: edge"):
+        assert kept in shown
 
 
 def test_there_are_such_commands() -> None:
@@ -105,5 +125,7 @@ def test_the_notes_end_in_a_command(tmp_path: Path) -> None:
     )
     for case in helm.cases():
         shown = helm.template("-f", helm.CHART / "ci" / f"{case}-values.yaml", chart=chart)
-        last = helm.one(helm.parsed(shown), "Notes")["text"].strip().splitlines()[-1]
+        notes = helm.one(helm.parsed(shown), "Notes")["text"]
+        last = notes.strip().splitlines()[-1]
         assert re.match(r"  (kubectl|helm) \S", last), f"{case}: {last}"
+        assert ("`helm test` proves only that" in notes) == (case in NOBODY_KNOWS_THE_RULES), case

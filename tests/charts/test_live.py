@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.certificates import Authority
-from tests.charts.helm import containers, manifests, one, pods
+from tests.charts.helm import containers, manifests, one, parsed, pods, template
 from tests.charts.kubelet import Pod
 from tests.client import Http
 from tests.process import free_port
@@ -105,6 +106,18 @@ def test_readiness_may_ask_redis_liveness_does_not_and_the_test_pod_does() -> No
         redis.stop()
         assert pod.ask().returncode == UNREACHABLE
         assert [pod.probe(name) for name in PROBES] == [True, False, True]
+
+
+def test_with_rules_of_ones_own_the_test_pod_sees_that_redis_is_away() -> None:
+    below = [{"key": "user", "rate_limit": {"unit": "day", "requests_per_unit": 1}}]
+    rules = {"domain": "own", "descriptors": [{"key": "plan", "value": "a,b", "descriptors": below}]}
+    inline = json.dumps({"own.yaml": rules})
+    documents = parsed(template("--set-json", f"descriptors.inline={inline}", "--set", "redis.url=redis:6379"))
+    with RedisServer() as redis, Pod(documents, REDIS_URL=redis.address, RLS_STORE_TIMEOUT="200ms") as pod:
+        pod.wait_until(lambda: pod.ask().returncode == DONE, "finds Redis")
+        assert "plan=a,b, user=helm-test  OVER_LIMIT" in pod.ask().stdout
+        redis.stop()
+        assert pod.ask().returncode == UNREACHABLE
 
 
 def test_a_pod_does_not_need_redis_to_start() -> None:

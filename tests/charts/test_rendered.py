@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import kubernetes_validate
@@ -275,3 +278,140 @@ def test_the_service_monitor_finds_the_metrics_service() -> None:
     service = one(documents, "Service", "-metrics")
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+@cache
+def given(values: str, *only: str) -> tuple[Manifest, ...]:
+    """What comes of values that are no case."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "values.yaml"
+        path.write_text(values)
+        return tuple(helm.parsed(helm.template("-f", path, *(f"--show-only=templates/{name}" for name in only))))
+
+
+@pytest.mark.slow
+def test_labels_of_one_object_win_over_those_of_all() -> None:
+    values = "commonLabels: {team: all, tier: all}\npodLabels: {team: pods}\nmetrics: {dashboards: {enabled: true, "
+    values += "labels: {team: boards}}}"
+    deployment, *boards = given(values, "deployment.yaml", "dashboards.yaml")
+    assert {"team": "pods", "tier": "all"}.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert {"team": "boards", "tier": "all"}.items() <= boards[0]["metadata"]["labels"].items()
+
+
+@pytest.mark.slow
+def test_the_policy_lets_out_to_dns_and_every_redis() -> None:
+    values = """
+redis: {deploy: {enabled: true}}
+settings: {REDIS_PERSECOND: true, REDIS_PERSECOND_URL: "seconds:6380"}
+networkPolicy: {enabled: true, dnsPorts: [5353], redisPorts: [6380]}
+"""
+    (policy,) = given(values, "networkpolicy.yaml")
+    assert [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["egress"]] == [
+        [5353, 5353],
+        [6379],
+        [6380],
+    ]
+
+
+def test_a_headless_service_stands_beside_the_other_which_keeps_its_address() -> None:
+    service, headless = (one(manifests("tls"), "Service", ending)["spec"] for ending in ("ratelimit-rls", "-headless"))
+    assert "clusterIP" not in service
+    assert headless["clusterIP"] == "None"
+    assert (headless["selector"], headless["ports"]) == (service["selector"], service["ports"])
+
+
+@pytest.mark.slow
+def test_the_address_of_redis_may_be_a_secret() -> None:
+    values = "replicaCount: 2\nredis: {existingSecret: {name: redis, key: address}}"
+    _, container = limiter(given(values, "deployment.yaml"))
+    (url,) = (variable for variable in container["env"] if variable["name"] == "REDIS_URL")
+    assert url["valueFrom"] == {"secretKeyRef": {"name": "redis", "key": "address"}}
+
+
+@pytest.mark.slow
+def test_a_probe_can_be_switched_off() -> None:
+    _, container = limiter(given("probes: {liveness: null}", "deployment.yaml"))
+    assert [name for name in container if name.endswith("Probe")] == ["startupProbe", "readinessProbe"]
+
+
+@pytest.mark.slow
+def test_runbooks_are_where_the_documentation_is() -> None:
+    values = "metrics: {alerts: {docsUrl: https://git.example/main/, prometheusRule: {enabled: true}, configMap: "
+    values += "{enabled: true}}}"
+    rule, files = given(values, "prometheusrule.yaml", "configmap-alerts.yaml")
+    of_files = [group for text in files["data"].values() for group in yaml.safe_load(text)["groups"]]
+    for groups in (rule["spec"]["groups"], of_files):
+        urls = [alert["annotations"]["runbook_url"] for group in groups for alert in group["rules"]]
+        assert urls
+        assert all(url.startswith("https://git.example/main/docs/operations.md#") for url in urls)
+
+
+@pytest.mark.slow
+def test_large_numbers_are_written_in_full() -> None:
+    values = """
+replicaCount: 1000000
+redis: {url: "redis:6379"}
+drain: {delaySeconds: 1000000, timeoutSeconds: 1000000}
+terminationGracePeriodSeconds: 2000000
+settings: {RLS_MAX_HELD_CALLS: 1000000}
+metrics: {serviceMonitor: {enabled: true, sampleLimit: 1000000}}
+"""
+    (deployment, monitor) = given(values, "deployment.yaml", "servicemonitor.yaml")
+    variables = {one["name"]: one["value"] for one in limiter([deployment])[1]["env"]}
+    assert deployment["spec"]["replicas"] == 1_000_000
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 2_000_000
+    assert monitor["spec"]["sampleLimit"] == 1_000_000
+    assert [variables[name] for name in ("RLS_REPLICAS", "RLS_MAX_HELD_CALLS")] == ["1000000"] * 2
+    assert [variables[name] for name in ("RLS_DRAIN_DELAY", "RLS_DRAIN_TIMEOUT")] == ["1000000s"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r\n"], ids=ascii)
+def test_text_with_other_ends_of_lines_stays_as_it_is(end: str) -> None:
+    text = f"domain: a\n# one{end}# two\n"
+    (config,) = given(json.dumps({"descriptors": {"inline": {"a.yaml": text}}}), "configmap-descriptors.yaml")
+    assert config["data"]["a.yaml"] == text
+
+
+def question(documents: Iterable[Manifest]) -> str:
+    """From the domain on, what the test pod asks."""
+    command = " ".join(one(documents, "Pod", "-ask")["spec"]["containers"][0]["command"])
+    return command.partition(" --domain ")[2]
+
+
+QUESTIONS = {
+    "text": ("domain: a\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 9}}]", "user=helm-test"),
+    "a value": ("domain: a\ndescriptors: [{key: plan, value: 'a,b', limits: [{unit: day}]}]", "plan=a,b"),
+    "below": (
+        "domain: a\ndescriptors: [{key: plan, value: free, descriptors: [{key: user, rate_limit: {unit: day}}]}]",
+        "plan=free --entry user=helm-test",
+    ),
+    "not what has no limit": (
+        """
+domain: a
+descriptors:
+  - {key: a, match: {prefix: x}, rate_limit: {unit: day}}
+  - {key: b, value: x, rate_limit: {unlimited: true}}
+  - {key: b, value: y, action: allow, rate_limit: {unit: day}}
+  - {key: b, value: z, enabled: false, rate_limit: {unit: day}}
+  - {key: b, rate_limit: {unit: day}}
+  - {key: c, value: x}
+  - {key: d, value: x, rate_limit: {unit: day}}
+""",
+        "d=x",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", QUESTIONS)
+@pytest.mark.parametrize("as_mapping", [False, True], ids=["text", "mapping"])
+def test_the_test_pod_asks_for_a_limit_of_the_rules_that_are_given(case: str, as_mapping: bool) -> None:
+    text, entries = QUESTIONS[case]
+    rules = {"first.yaml": "", "rules.yaml": yaml.safe_load(text) if as_mapping else text}
+    documents = given(json.dumps({"descriptors": {"inline": rules}}), "tests/ask.yaml")
+    assert question(documents) == f"a --entry {entries} --fail-no-limit"
+
+
+def test_where_nobody_knows_the_rules_the_test_pod_asks_for_none() -> None:
+    assert question(manifests("existing-configmap")) == question(manifests("xds")) == "helm-test --descriptor helm=test"

@@ -17,6 +17,7 @@ from ratelimit_rls import __version__
 from ratelimit_rls.settings.catalogue import VARIABLES
 from tests.charts.helm import CHART, refusal, template
 
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 TEMPLATES = "\n".join(path.read_text() for path in sorted((CHART / "templates").rglob("*.*")))
 
 
@@ -91,6 +92,19 @@ def schema_refuses(schema: object, value: object) -> str:
         ({"settings": {"LOG_LEVLE": "info"}}, "'LOG_LEVLE' was unexpected"),
         ({"settings": {"RLS_FAILURE_MODE": "open"}}, "'open' is not one of"),
         ({"settings": {"SHADOW_MODE": 1}}, "1 is not of type"),
+        ({"settings": {"SHADOW_MODE": "yes"}}, "'yes' does not match"),
+        ({"settings": {"RLS_WORKERS": 1.5}}, "1.5 is not of type"),
+        ({"settings": {"RLS_WORKERS": 0}}, "0 is less than"),
+        ({"settings": {"RLS_WORKERS": "two"}}, "'two' does not match"),
+        ({"settings": {"TRACING_SAMPLING_RATE": 2}}, "2 is greater than"),
+        ({"settings": {"RLS_STORE_TIMEOUT": "100"}}, "'100' does not match"),
+        ({"settings": {"LOG_LEVEL": "loud"}}, "'loud' does not match"),
+        ({"settings": {"REDIS_TYPE": "ring"}}, "'ring' does not match"),
+        ({"settings": {"GRPC_CLIENT_TLS_SAN": [1]}}, "1 is not of type"),
+        ({"securityContext": {"runAsUsr": 1}}, "'runAsUsr' was unexpected"),
+        ({"securityContext": {"capabilities": {"dorp": []}}}, "'dorp' was unexpected"),
+        ({"podSecurityContext": {"fsgroup": 1}}, "'fsgroup' was unexpected"),
+        ({"updateStrategy": {"rollingUpdate": {"maxSurges": 1}}}, "'maxSurges' was unexpected"),
         ({"mode": "daemonset"}, "'daemonset' is not one of"),
         ({"ports": {"grpc": 70000}}, "70000 is greater than"),
         ({"replicaCount": 0}, "0 is less than"),
@@ -101,7 +115,26 @@ def schema_refuses(schema: object, value: object) -> str:
     ids=str,
 )
 def test_a_typing_error_is_refused(values: object, said: str) -> None:
-    assert said in schema_refuses(json.loads((CHART / "values.schema.json").read_text()), values)
+    assert said in schema_refuses(SCHEMA, values)
+
+
+def test_the_default_of_every_setting_may_be_given() -> None:
+    defaults = {variable.name: variable.default for variable in VARIABLES if variable.default}
+    assert schema_refuses(SCHEMA, {"settings": defaults}) == ""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"RLS_STORE_TIMEOUT": "1h30m"},
+        {"REDIS_STARTUP_MAX_ELAPSED_TIME": "0"},
+        {"LOG_LEVEL": "Info", "REDIS_TYPE": "sentinel"},
+        {"RLS_WORKERS": "0x10", "NEAR_LIMIT_RATIO": 1, "SHADOW_MODE": "T"},
+    ],
+    ids=str,
+)
+def test_what_the_service_reads_may_be_given(settings: dict[str, object]) -> None:
+    assert schema_refuses(SCHEMA, {"settings": settings}) == ""
 
 
 def test_helm_heeds_the_schema(tmp_path: Path) -> None:
@@ -121,7 +154,6 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "redis": {"auth": {"existingSecret": "s"}, "tls": {"existingSecret": "s", "certKey": "tls.crt"}},
             "tls": {"clientCa": {"existingSecret": "s"}, "existingSecret": "s"},
             "ports": {"http": 8081},
-            "service": {"headless": True, "type": "NodePort"},
             "metrics": {"enabled": False, "serviceMonitor": {"enabled": True}},
             "extraEnv": [{"name": "GRPC_PORT"}, {"name": "LOG_FORMAT"}],
             "helmTest": {"domain": "edge"},
@@ -132,16 +164,16 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "settings.REDIS_AUTH: use redis.auth.existingSecret",
             "extraEnv: GRPC_PORT is set by ports.grpc already; a variable can be given once",
             "extraEnv: LOG_FORMAT is set by settings already; a variable can be given once",
-            "redis: auth and tls are for the Redis of redis.url, which is empty",
+            "redis: auth and tls are for the Redis of redis.url or redis.existingSecret, which are empty",
             "redis.tls.existingSecret: has no effect without redis.tls.enabled=true",
             "redis.tls: certKey and keyKey belong together; give both or neither",
-            "replicaCount, autoscaling: more than one pod needs redis.url (or redis.deploy.enabled); "
+            "replicaCount, autoscaling: more than one pod needs redis.url "
+            "(or redis.existingSecret or redis.deploy.enabled); "
             "without Redis each would admit the whole limit",
             "settings.RLS_WORKERS: more than one needs redis.url; without Redis each would admit the whole limit",
             "tls: existingSecret and clientCa have no effect without tls.enabled=true",
             "tls.clientCa.existingSecret: needs tls.clientCa.key, such as ca.crt",
             "ports: grpc and http are both 8081; every port needs a number of its own",
-            "service.headless: is for type ClusterIP, not NodePort",
             "metrics.serviceMonitor.enabled: needs metrics.enabled=true",
             "terminationGracePeriodSeconds: 20 is less than drain.delaySeconds + drain.timeoutSeconds, "
             "so calls in flight could be cut off; use 35 or more",
@@ -163,16 +195,134 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
         [
             "descriptors: with settings.CONFIG_TYPE=GRPC_XDS_SOTW the rules come from the xDS server; "
             "give one or the other",
-            "redis: url and deploy.enabled are both given; give one of them",
+            "redis: more than one of url, existingSecret and deploy.enabled is given; give one of them",
             "redis.tls.certKey: is a key of redis.tls.existingSecret, which is empty",
             "tls.enabled: needs tls.existingSecret, a Secret with certificate and key",
             "autoscaling: minReplicas is more than maxReplicas",
             "autoscaling: needs targetCPUUtilizationPercentage or metrics to go by",
         ],
     ),
+    "of labels": (
+        {
+            "commonLabels": {"app.kubernetes.io/name": "x", "team": "edge"},
+            "podLabels": {"app.kubernetes.io/component": "x", "app.kubernetes.io/instance": "x"},
+            "metrics": {
+                "serviceMonitor": {"labels": {"app.kubernetes.io/version": "x"}},
+                "alerts": {
+                    "prometheusRule": {"labels": {"app.kubernetes.io/managed-by": "x"}},
+                    "configMap": {"labels": {"helm.sh/chart": "x"}},
+                },
+                "dashboards": {"labels": {"app.kubernetes.io/name": "x"}},
+            },
+        },
+        [
+            f"{value}: {key} is set by the chart, whose selectors go by such labels; use a key of your own"
+            for value, key in [
+                ("commonLabels", "app.kubernetes.io/name"),
+                ("metrics.alerts.configMap.labels", "helm.sh/chart"),
+                ("metrics.alerts.prometheusRule.labels", "app.kubernetes.io/managed-by"),
+                ("metrics.dashboards.labels", "app.kubernetes.io/name"),
+                ("metrics.serviceMonitor.labels", "app.kubernetes.io/version"),
+                ("podLabels", "app.kubernetes.io/component"),
+                ("podLabels", "app.kubernetes.io/instance"),
+            ]
+        ],
+    ),
+    "of the network policy": (
+        {
+            "networkPolicy": {"enabled": True, "redisPorts": [7000]},
+            "redis": {"url": "redis-0:6380,redis-1:6381,redis-2:7000"},
+            "metrics": {"enabled": False},
+            "settings": {
+                "REDIS_PERSECOND_URL": "rediss://limiter@seconds/0",
+                "CONFIG_TYPE": "GRPC_XDS_SOTW",
+                "RLS_OTLP_METRICS": "grpc",
+                "TRACING_ENABLED": "T",
+                "USE_DOG_STATSD": True,
+            },
+        },
+        [
+            "networkPolicy.redisPorts: lacks 6380, which redis.url names, so Redis would be cut off; add it",
+            "networkPolicy.redisPorts: lacks 6381, which redis.url names, so Redis would be cut off; add it",
+            "networkPolicy.redisPorts: lacks 6379, which settings.REDIS_PERSECOND_URL names, "
+            "so Redis would be cut off; add it",
+            *(
+                f"networkPolicy.extraEgress: settings.{name} needs a way out, "
+                "and nothing but DNS and Redis has one; allow it there"
+                for name in ("CONFIG_TYPE=GRPC_XDS_SOTW", "RLS_OTLP_METRICS", "TRACING_ENABLED", "USE_DOG_STATSD")
+            ),
+        ],
+    ),
+    "of rules whose texts YAML has read as something else": (
+        {
+            "descriptors": {
+                "inline": {
+                    "a.yaml": {
+                        "domain": 5,
+                        "descriptors": [
+                            {"key": "id", "value": 7},
+                            {"key": True, "descriptors": [{"key": "v", "value": 1.1, "rate_limit": {"name": 1000000}}]},
+                            {"key": "v", "match": {"prefix": 10}, "rate_limit": {"replaces": [{"name": False}]}},
+                        ],
+                    },
+                }
+            }
+        },
+        [
+            f"descriptors.inline.a.yaml.{what} by the time it is read here; put it in quotes, or give the file as text"
+            for what in (
+                "descriptors[0].value is not text but 7",
+                "descriptors[1].descriptors[0].rate_limit.name is not text but 1000000",
+                "descriptors[1].descriptors[0].value is not text but 1.1",
+                "descriptors[1].key is not text but true",
+                "descriptors[2].match.prefix is not text but 10",
+                "descriptors[2].rate_limit.replaces[0].name is not text but false",
+                "domain is not text but 5",
+            )
+        ],
+    ),
+    "of other variables, sinks and budgets": (
+        {
+            "replicaCount": 3,
+            "settings": {"USE_STATSD": True, "USE_DOG_STATSD": "1"},
+            "redis": {"url": "redis:6379", "existingSecret": {"name": "redis"}},
+            "podDisruptionBudget": {"minAvailable": 3},
+            "extraEnv": [
+                {"name": "REDIS_AUTH", "valueFrom": {}},
+                {"name": "RLS_RULES", "value": "/rules"},
+                {"name": "RLS_WORKERS", "value": "4"},
+                {"name": "REDIS_PERSECOND_URL", "value": "redis:6380"},
+                {"name": "REDIS_SENTINEL_AUTH", "valueFrom": {}},
+                {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "a"},
+                {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "b"},
+            ],
+        },
+        [
+            "extraEnv: REDIS_AUTH: use redis.auth.existingSecret",
+            "extraEnv: RLS_RULES is set by descriptors already; a variable can be given once",
+            "extraEnv: RLS_WORKERS: use settings.RLS_WORKERS, which the chart reads",
+            "extraEnv: REDIS_PERSECOND_URL: use settings.REDIS_PERSECOND_URL, which the chart reads",
+            "extraEnv: OTEL_EXPORTER_OTLP_ENDPOINT is given twice",
+            "settings.USE_STATSD: there is one sink, and metrics.enabled=true has chosen Prometheus; "
+            "set metrics.enabled=false for this one",
+            "settings.USE_DOG_STATSD: there is one sink, and metrics.enabled=true has chosen Prometheus; "
+            "set metrics.enabled=false for this one",
+            "redis: more than one of url, existingSecret and deploy.enabled is given; give one of them",
+            "podDisruptionBudget.minAvailable: with 3 of 3 pods no node could ever be drained; use 2 or less",
+        ],
+    ),
+    "of a budget without bounds": (
+        {
+            "autoscaling": {"enabled": True},
+            "redis": {"existingSecret": {"name": "redis"}},
+            "podDisruptionBudget": {"maxUnavailable": "", "minAvailable": ""},
+        },
+        ["podDisruptionBudget: needs maxUnavailable or minAvailable, or enabled=false"],
+    ),
     "in sidecar mode": (
         {
             "mode": "sidecar",
+            "tls": {"enabled": True, "existingSecret": "s"},
             "autoscaling": {"enabled": True},
             "networkPolicy": {"enabled": True},
             "metrics": {"serviceMonitor": {"enabled": True}},
@@ -184,6 +334,7 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "autoscaling.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
             "metrics.serviceMonitor.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
             "networkPolicy.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
+            "tls.enabled: there is no TLS on a Unix socket; leave it out in sidecar mode",
             "settings.RLS_WORKERS: a Unix socket cannot be shared by several processes; use 1 in sidecar mode",
             "sidecar: drainDelaySeconds is less than example.drainSeconds, so Envoy would outlast its limiter",
             "sidecar.socketDirectory: /run/rls/ is not for sockets; "
@@ -211,3 +362,30 @@ def test_native_sidecars_are_refused_where_there_are_none() -> None:
 @pytest.mark.slow
 def test_a_mode_is_checked_even_if_the_schema_is_not() -> None:
     assert 'mode: "daemonset" is neither' in refusal("--skip-schema-validation", "--set", "mode=daemonset")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("url", "ports"),
+    [
+        ("redis:6380", "[6380]"),
+        ("[fd00::1]:6380", "[6380]"),
+        ("name,sentinel-0:26379,sentinel-1:26379", "[26379]"),
+        ("redis://user:1234@redis:6380/0?db=1", "[6380]"),
+        ("rediss://user:1234@redis", "[6379]"),
+        ("unix:///run/redis:1.sock", "[1]"),
+    ],
+)
+def test_a_policy_that_has_the_ports_of_redis_is_taken(url: str, ports: str, tmp_path: Path) -> None:
+    values = {"redis": {"url": url}, "networkPolicy": {"enabled": True, "redisPorts": yaml.safe_load(ports)}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    assert template("-f", tmp_path / "values.yaml", "-s", "templates/networkpolicy.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["commonLabels", "podLabels", "settings", "metrics.dashboards.labels", "securityContext", "resources", "extraEnv"],
+)
+def test_null_is_nothing(name: str) -> None:
+    assert template("--set", f"{name}=null,metrics.dashboards.enabled=true")

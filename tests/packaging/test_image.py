@@ -53,6 +53,12 @@ class Contained(Service):
         return in_the_image(self._image, self._command)
 
 
+def started(image: Image, *arguments: str) -> list[str | Path]:
+    """What an engine runs when it is given these arguments."""
+    program, *more = image.entrypoint
+    return [image.at(program), *more, *arguments]
+
+
 @pytest.fixture
 def rules(image: Image) -> Path:
     """Where the reference's image has them in every gateway's manifest: below a root, a subdirectory and config/."""
@@ -115,13 +121,18 @@ class TestBuilt:
 
     def test_the_entrypoint_serves_and_writes_nothing(self, image: Image, rules: Path) -> None:
         before = {path: path.lstat().st_mtime_ns for path in image.root.rglob("*")}
-        with Contained(image, [*image.entrypoint, *image.cmd], {"RLS_RULES": rules}) as service:
+        with Contained(image, started(image, *image.cmd), {"RLS_RULES": rules}) as service:
             request = rate_limit_request("edge", {"user": "ann"})
             assert [ask(service.grpc_address, request).overall_code for _ in range(2)] == [OK, OVER_LIMIT]
             if os.getuid() == 0:
                 assert Path(f"/proc/{service.pid}").stat().st_uid == NOBODY
             assert service.stop() == 0
         assert {path: path.lstat().st_mtime_ns for path in image.root.rglob("*")} == before
+
+    def test_it_serves_under_compose_with_the_references_command(self, image: Image, rules: Path) -> None:
+        with Contained(image, started(image, "/bin/ratelimit"), {"RLS_RULES": rules}) as service:
+            request = rate_limit_request("edge", {"user": "eve"})
+            assert [ask(service.grpc_address, request).overall_code for _ in range(2)] == [OK, OVER_LIMIT]
 
     def test_bin_ratelimit_serves_as_gateways_start_it(self, image: Image, rules: Path) -> None:
         environment = {
@@ -136,5 +147,5 @@ class TestBuilt:
             assert [ask(service.grpc_address, request).overall_code for _ in range(2)] == [OK, OVER_LIMIT]
 
     def test_bin_ratelimit_knows_the_other_commands(self, image: Image) -> None:
-        done = subprocess.run([image.at("/bin/ratelimit"), "--version"], capture_output=True, text=True, check=True)
+        done = subprocess.run(started(image, "--version"), capture_output=True, text=True, check=True)
         assert done.stdout.startswith("ratelimit-rls ")

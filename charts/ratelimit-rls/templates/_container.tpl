@@ -27,9 +27,15 @@ ports:
   {{- if .Values.metrics.enabled }}
   - {name: {{ $sidecar | ternary "rls-metrics" "metrics" }}, containerPort: {{ .Values.ports.metrics }}}
   {{- end }}
-startupProbe: {{- include "ratelimit-rls.probe" (list . .Values.probes.startup "" "/livez") | nindent 2 }}
-readinessProbe: {{- include "ratelimit-rls.probe" (list . .Values.probes.readiness "ratelimit" "/healthcheck") | nindent 2 }}
-livenessProbe: {{- include "ratelimit-rls.probe" (list . .Values.probes.liveness "" "/livez") | nindent 2 }}
+{{- with .Values.probes.startup }}
+startupProbe: {{- include "ratelimit-rls.probe" (list $ . "" "/livez") | nindent 2 }}
+{{- end }}
+{{- with .Values.probes.readiness }}
+readinessProbe: {{- include "ratelimit-rls.probe" (list $ . "ratelimit" "/healthcheck") | nindent 2 }}
+{{- end }}
+{{- with .Values.probes.liveness }}
+livenessProbe: {{- include "ratelimit-rls.probe" (list $ . "" "/livez") | nindent 2 }}
+{{- end }}
 resources: {{- toYaml .Values.resources | nindent 2 }}
 securityContext: {{- toYaml .Values.securityContext | nindent 2 }}
 volumeMounts: {{- include "ratelimit-rls.volumeMounts" . | nindent 2 }}

@@ -18,13 +18,13 @@ GRPC_PORT: {{ .Values.ports.grpc | quote }}
 DEBUG_PORT: {{ .Values.ports.debug | quote }}
 RLS_RUNTIME_DIR: /run/rls
 RLS_REPLICAS: {{ include "ratelimit-rls.mostReplicas" . | quote }}
-RLS_DRAIN_TIMEOUT: {{ .Values.drain.timeoutSeconds }}s
+RLS_DRAIN_TIMEOUT: {{ .Values.drain.timeoutSeconds | int64 }}s
 {{- if ne .Values.mode "sidecar" }}
-RLS_DRAIN_DELAY: {{ .Values.drain.delaySeconds }}s
+RLS_DRAIN_DELAY: {{ .Values.drain.delaySeconds | int64 }}s
 {{- else }}
 GRPC_UDS: {{ include "ratelimit-rls.socket" . | quote }}
 {{- /* A native sidecar is told to stop when Envoy has gone: nobody is left to serve on for. */}}
-RLS_DRAIN_DELAY: {{ .Values.sidecar.native | ternary 0 .Values.sidecar.drainDelaySeconds }}s
+RLS_DRAIN_DELAY: {{ .Values.sidecar.native | ternary 0 .Values.sidecar.drainDelaySeconds | int64 }}s
 {{- end }}
 {{- if include "ratelimit-rls.rulesFromFiles" . }}
 RLS_RULES: /etc/ratelimit-rls/rules
@@ -64,13 +64,17 @@ GRPC_CLIENT_TLS_CACERT: /etc/ratelimit-rls/tls/client-ca.crt
 {{/* The list for a container, in the order of the names so that a rendering never changes by itself. */}}
 {{- define "ratelimit-rls.environment" -}}
 {{- $variables := dict -}}
-{{- range $name, $value := .Values.settings -}}
+{{- range $name, $value := default dict .Values.settings -}}
 {{- $_ := set $variables $name (include "ratelimit-rls.text" $value) -}}
 {{- end -}}
 {{- $variables = mergeOverwrite $variables (include "ratelimit-rls.derived" . | fromYaml) -}}
 {{- range $name := keys $variables | sortAlpha }}
 - name: {{ $name }}
   value: {{ get $variables $name | quote }}
+{{- end }}
+{{- with .Values.redis.existingSecret.name }}
+- name: REDIS_URL
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.redis.existingSecret.key | quote }}}}
 {{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}

@@ -22,14 +22,27 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: limiter
 {{- end -}}
 
+{{/* What no label in the values may be called: selectors go by some, and a key cannot be written twice. */}}
+{{- define "ratelimit-rls.reservedLabels" -}}
+{{- list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" | toJson -}}
+{{- end -}}
+
 {{- define "ratelimit-rls.labels" -}}
+{{ include "ratelimit-rls.labelsAnd" (list . dict) }}
+{{- end -}}
+
+{{/* With the labels of one object, which win over those of all. */}}
+{{- define "ratelimit-rls.labelsAnd" -}}
+{{- $more := index . 1 -}}
+{{- with index . 0 -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{ include "ratelimit-rls.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{- with .Values.commonLabels }}
+{{- with merge dict (default dict $more) (default dict .Values.commonLabels) }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "ratelimit-rls.serviceAccountName" -}}
@@ -45,9 +58,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{/* A setting of `settings` as its variable has it; empty if it is not given. */}}
+{{- define "ratelimit-rls.setting" -}}
+{{- $settings := default dict (index . 0).Values.settings -}}
+{{- if hasKey $settings (index . 1) -}}
+{{- include "ratelimit-rls.text" (get $settings (index . 1)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Not empty if a setting says yes, in any of Go's words. */}}
+{{- define "ratelimit-rls.isOn" -}}
+{{- if has (include "ratelimit-rls.setting" .) (list "1" "t" "T" "TRUE" "true" "True") -}}true{{- end -}}
+{{- end -}}
+
 {{/* Not empty if the rules come from files; with xDS they do not. */}}
 {{- define "ratelimit-rls.rulesFromFiles" -}}
-{{- if ne (get .Values.settings "CONFIG_TYPE" | default "FILE") "GRPC_XDS_SOTW" -}}true{{- end -}}
+{{- if ne (include "ratelimit-rls.setting" (list . "CONFIG_TYPE")) "GRPC_XDS_SOTW" -}}true{{- end -}}
 {{- end -}}
 
 {{/* Not empty if nobody gave rules, so that the example's are served. */}}
@@ -71,6 +97,34 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{/* Not empty if counters are in Redis, also if its address is known to a Secret only. */}}
+{{- define "ratelimit-rls.hasRedis" -}}
+{{- if or (include "ratelimit-rls.redisUrl" .) .Values.redis.existingSecret.name -}}true{{- end -}}
+{{- end -}}
+
+{{/* Not empty if there is a Redis that is not this chart's. */}}
+{{- define "ratelimit-rls.otherRedis" -}}
+{{- if or .Values.redis.url .Values.redis.existingSecret.name (include "ratelimit-rls.setting" (list . "REDIS_PERSECOND_URL")) -}}true{{- end -}}
+{{- end -}}
+
+{{/*
+The ports in an address of Redis, as JSON. Of what has no scheme, only host:port names one: the rest is the name of a
+master, a socket, or for the service to refuse.
+*/}}
+{{- define "ratelimit-rls.redisPorts" -}}
+{{- $ports := list -}}
+{{- range splitList "," . -}}
+{{- $address := regexReplaceAll "[/?].*$" (regexReplaceAll "^(rediss?|unix)://" (trim .) "") "" -}}
+{{- $port := regexFind ":[0-9]+$" $address | trimPrefix ":" -}}
+{{- if $port -}}
+{{- $ports = append $ports $port -}}
+{{- else if regexMatch "^rediss?://" (trim .) -}}
+{{- $ports = append $ports "6379" -}}
+{{- end -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
+{{- end -}}
+
 {{/* How many pods there can be: what `local` divides limits by. */}}
 {{- define "ratelimit-rls.mostReplicas" -}}
 {{- .Values.autoscaling.enabled | ternary .Values.autoscaling.maxReplicas .Values.replicaCount | int -}}
@@ -79,6 +133,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* How many there are at least: whether a disruption budget makes sense. */}}
 {{- define "ratelimit-rls.leastReplicas" -}}
 {{- .Values.autoscaling.enabled | ternary .Values.autoscaling.minReplicas .Values.replicaCount | int -}}
+{{- end -}}
+
+{{/* A file of alerts whose runbooks are where the documentation is. */}}
+{{- define "ratelimit-rls.alertsText" -}}
+{{- $place := (index . 0).Values.metrics.alerts.docsUrl -}}
+{{- index . 1 | toString | trim | replace "runbook_url: docs/" (printf "runbook_url: %sdocs/" (empty $place | ternary "" (printf "%s/" (trimSuffix "/" $place)))) -}}
 {{- end -}}
 
 {{- define "ratelimit-rls.socket" -}}

@@ -37,14 +37,28 @@ GRPC_CLIENT_TLS_CACERT: tls.clientCa
 GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- end -}}
 
+{{/* Settings that the chart reads, so that it must see them. */}}
+{{- define "ratelimit-rls.isRead" -}}
+{{- list "CONFIG_TYPE" "RLS_WORKERS" "RLS_OTLP_METRICS" "TRACING_ENABLED" "USE_STATSD" "USE_DOG_STATSD" | toJson -}}
+{{- end -}}
+
 {{- define "ratelimit-rls.validate" -}}
 {{- $wrong := list -}}
 {{- $sidecar := eq .Values.mode "sidecar" -}}
-{{- $redis := include "ratelimit-rls.redisUrl" . -}}
-{{- $workers := get .Values.settings "RLS_WORKERS" | default 1 | int -}}
+{{- $redis := include "ratelimit-rls.hasRedis" . -}}
+{{- $workers := include "ratelimit-rls.setting" (list . "RLS_WORKERS") | default "1" | int -}}
 
 {{- if not (has .Values.mode (list "deployment" "sidecar")) -}}
 {{- $wrong = append $wrong (printf "mode: %q is neither deployment nor sidecar" .Values.mode) -}}
+{{- end -}}
+
+{{- $labels := dict "commonLabels" .Values.commonLabels "podLabels" .Values.podLabels "metrics.serviceMonitor.labels" .Values.metrics.serviceMonitor.labels "metrics.alerts.prometheusRule.labels" .Values.metrics.alerts.prometheusRule.labels "metrics.alerts.configMap.labels" .Values.metrics.alerts.configMap.labels "metrics.dashboards.labels" .Values.metrics.dashboards.labels -}}
+{{- range $value, $given := $labels -}}
+{{- range $key, $_ := $given -}}
+{{- if has $key (include "ratelimit-rls.reservedLabels" $ | fromJsonArray) -}}
+{{- $wrong = append $wrong (printf "%s: %s is set by the chart, whose selectors go by such labels; use a key of your own" $value $key) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- if and .Values.descriptors.inline .Values.descriptors.existingConfigMap -}}
@@ -54,24 +68,47 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- $wrong = append $wrong "descriptors: with settings.CONFIG_TYPE=GRPC_XDS_SOTW the rules come from the xDS server; give one or the other" -}}
 {{- end -}}
 
+{{- range $name, $rules := .Values.descriptors.inline -}}
+{{- range include "ratelimit-rls.notTexts" (list (printf "descriptors.inline.%s" $name) $rules) | splitList "\n" | compact -}}
+{{- $wrong = append $wrong (printf "%s by the time it is read here; put it in quotes, or give the file as text" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{- $owned := include "ratelimit-rls.hasAValue" . | fromYaml -}}
-{{- range $name, $value := .Values.settings -}}
+{{- range $name, $value := default dict .Values.settings -}}
 {{- if hasKey $owned $name -}}
 {{- $wrong = append $wrong (printf "settings.%s: use %s" $name (get $owned $name)) -}}
 {{- end -}}
 {{- end -}}
-{{- $set := merge (include "ratelimit-rls.derived" . | fromYaml) .Values.settings -}}
+{{- $set := merge (include "ratelimit-rls.derived" . | fromYaml) (default dict .Values.settings) -}}
+{{- $seen := dict -}}
 {{- range .Values.extraEnv -}}
-{{- if hasKey $set .name -}}
-{{- $wrong = append $wrong (printf "extraEnv: %s is set by %s already; a variable can be given once" .name (get $owned .name | default "settings")) -}}
+{{- $instead := get $owned .name -}}
+{{- if hasKey $seen .name -}}
+{{- $wrong = append $wrong (printf "extraEnv: %s is given twice" .name) -}}
+{{- else if hasKey $set .name -}}
+{{- $wrong = append $wrong (printf "extraEnv: %s is set by %s already; a variable can be given once" .name (default "settings" $instead)) -}}
+{{- else if and $instead (not (hasPrefix "extraEnv" $instead)) -}}
+{{- $wrong = append $wrong (printf "extraEnv: %s: use %s" .name $instead) -}}
+{{- else if or (has .name (include "ratelimit-rls.isRead" $ | fromJsonArray)) (and (eq .name "REDIS_PERSECOND_URL") (hasKey . "value")) -}}
+{{- $wrong = append $wrong (printf "extraEnv: %s: use settings.%s, which the chart reads" .name .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+
+{{- if .Values.metrics.enabled -}}
+{{- range $name := list "USE_STATSD" "USE_DOG_STATSD" -}}
+{{- if include "ratelimit-rls.isOn" (list $ $name) -}}
+{{- $wrong = append $wrong (printf "settings.%s: there is one sink, and metrics.enabled=true has chosen Prometheus; set metrics.enabled=false for this one" $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{- if and .Values.redis.url .Values.redis.deploy.enabled -}}
-{{- $wrong = append $wrong "redis: url and deploy.enabled are both given; give one of them" -}}
+{{- if gt (len (compact (list .Values.redis.url .Values.redis.existingSecret.name (.Values.redis.deploy.enabled | ternary "deploy" "")))) 1 -}}
+{{- $wrong = append $wrong "redis: more than one of url, existingSecret and deploy.enabled is given; give one of them" -}}
 {{- end -}}
-{{- if and (or .Values.redis.auth.existingSecret .Values.redis.tls.enabled) (not .Values.redis.url) -}}
-{{- $wrong = append $wrong "redis: auth and tls are for the Redis of redis.url, which is empty" -}}
+{{- if and (or .Values.redis.auth.existingSecret .Values.redis.tls.enabled) (not .Values.redis.url) (not .Values.redis.existingSecret.name) -}}
+{{- $wrong = append $wrong "redis: auth and tls are for the Redis of redis.url or redis.existingSecret, which are empty" -}}
 {{- end -}}
 {{- if and .Values.redis.tls.existingSecret (not .Values.redis.tls.enabled) -}}
 {{- $wrong = append $wrong "redis.tls.existingSecret: has no effect without redis.tls.enabled=true" -}}
@@ -83,7 +120,7 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- $wrong = append $wrong "redis.tls.certKey: is a key of redis.tls.existingSecret, which is empty" -}}
 {{- end -}}
 {{- if and (not $sidecar) (not $redis) (gt (include "ratelimit-rls.mostReplicas" . | int) 1) -}}
-{{- $wrong = append $wrong "replicaCount, autoscaling: more than one pod needs redis.url (or redis.deploy.enabled); without Redis each would admit the whole limit" -}}
+{{- $wrong = append $wrong "replicaCount, autoscaling: more than one pod needs redis.url (or redis.existingSecret or redis.deploy.enabled); without Redis each would admit the whole limit" -}}
 {{- end -}}
 {{- if and (not $redis) (gt $workers 1) -}}
 {{- $wrong = append $wrong "settings.RLS_WORKERS: more than one needs redis.url; without Redis each would admit the whole limit" -}}
@@ -115,8 +152,39 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- $wrong = append $wrong "autoscaling: needs targetCPUUtilizationPercentage or metrics to go by" -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.service.headless (ne .Values.service.type "ClusterIP") -}}
-{{- $wrong = append $wrong (printf "service.headless: is for type ClusterIP, not %s" .Values.service.type) -}}
+{{- $least := include "ratelimit-rls.leastReplicas" . | int -}}
+{{- if and .Values.podDisruptionBudget.enabled (not $sidecar) (gt $least 1) -}}
+{{- $minAvailable := include "ratelimit-rls.text" .Values.podDisruptionBudget.minAvailable -}}
+{{- if not (or $minAvailable (include "ratelimit-rls.text" .Values.podDisruptionBudget.maxUnavailable)) -}}
+{{- $wrong = append $wrong "podDisruptionBudget: needs maxUnavailable or minAvailable, or enabled=false" -}}
+{{- end -}}
+{{- if or (eq $minAvailable "100%") (and (regexMatch "^[0-9]+$" $minAvailable) (ge (int $minAvailable) $least)) -}}
+{{- $wrong = append $wrong (printf "podDisruptionBudget.minAvailable: with %s of %d pods no node could ever be drained; use %d or less" $minAvailable $least (sub $least 1)) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- $open := list -}}
+{{- range .Values.networkPolicy.redisPorts -}}
+{{- $open = append $open (include "ratelimit-rls.text" .) -}}
+{{- end -}}
+{{- range $from, $url := dict "redis.url" .Values.redis.url "settings.REDIS_PERSECOND_URL" (include "ratelimit-rls.setting" (list . "REDIS_PERSECOND_URL")) -}}
+{{- range include "ratelimit-rls.redisPorts" $url | fromJsonArray -}}
+{{- if not (has . $open) -}}
+{{- $wrong = append $wrong (printf "networkPolicy.redisPorts: lacks %s, which %s names, so Redis would be cut off; add it" . $from) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "ratelimit-rls.otherRedis" .) (not $open) -}}
+{{- $wrong = append $wrong "networkPolicy.redisPorts: is empty, so Redis would be cut off" -}}
+{{- end -}}
+{{- if not .Values.networkPolicy.extraEgress -}}
+{{- $outward := dict "settings.CONFIG_TYPE=GRPC_XDS_SOTW" (not (include "ratelimit-rls.rulesFromFiles" .)) "settings.RLS_OTLP_METRICS" (include "ratelimit-rls.setting" (list . "RLS_OTLP_METRICS")) "settings.TRACING_ENABLED" (include "ratelimit-rls.isOn" (list . "TRACING_ENABLED")) "settings.USE_STATSD" (include "ratelimit-rls.isOn" (list . "USE_STATSD")) "settings.USE_DOG_STATSD" (include "ratelimit-rls.isOn" (list . "USE_DOG_STATSD")) -}}
+{{- range $what, $on := $outward -}}
+{{- if $on -}}
+{{- $wrong = append $wrong (printf "networkPolicy.extraEgress: %s needs a way out, and nothing but DNS and Redis has one; allow it there" $what) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if not .Values.metrics.enabled -}}
 {{- range $name, $on := dict "serviceMonitor" .Values.metrics.serviceMonitor.enabled "alerts.prometheusRule" .Values.metrics.alerts.prometheusRule.enabled "alerts.configMap" .Values.metrics.alerts.configMap.enabled -}}
@@ -128,7 +196,7 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 
 {{- $drain := add .Values.drain.delaySeconds .Values.drain.timeoutSeconds -}}
 {{- if and (not $sidecar) (lt (int .Values.terminationGracePeriodSeconds) (int $drain)) -}}
-{{- $wrong = append $wrong (printf "terminationGracePeriodSeconds: %v is less than drain.delaySeconds + drain.timeoutSeconds, so calls in flight could be cut off; use %d or more" .Values.terminationGracePeriodSeconds $drain) -}}
+{{- $wrong = append $wrong (printf "terminationGracePeriodSeconds: %d is less than drain.delaySeconds + drain.timeoutSeconds, so calls in flight could be cut off; use %d or more" (int .Values.terminationGracePeriodSeconds) $drain) -}}
 {{- end -}}
 
 {{- if $sidecar -}}
@@ -136,6 +204,9 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- if $on -}}
 {{- $wrong = append $wrong (printf "%s: has no meaning in sidecar mode, where the pods are not this chart's" $name) -}}
 {{- end -}}
+{{- end -}}
+{{- if .Values.tls.enabled -}}
+{{- $wrong = append $wrong "tls.enabled: there is no TLS on a Unix socket; leave it out in sidecar mode" -}}
 {{- end -}}
 {{- if gt $workers 1 -}}
 {{- $wrong = append $wrong "settings.RLS_WORKERS: a Unix socket cannot be shared by several processes; use 1 in sidecar mode" -}}
