@@ -1,17 +1,17 @@
 """Runs the sandboxes of this folder: `python envoy/run.py shadow`, or several names, or none for all of them.
 
 Each is started with everything it needs on free ports, its verify.sh is run, and all of it is stopped again. With
-`--stay` one of them stays, Envoy on the ports its files name, until Ctrl-C.
+`--stay` one of them stays, Envoy on the ports its files name, until Ctrl-C. Whatever ends it (SIGTERM and SIGHUP, too),
+nothing of it is left running.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 
-from tests.sandboxes import NAMES, Sandbox
+from tests.sandboxes import NAMES, PortTaken, Sandbox, end_as_by_ctrl_c
 from tests.servers import Upstream
 
 GREEN, RED, PLAIN = ("\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
@@ -29,15 +29,19 @@ def verified(name: str, upstream: Upstream) -> bool:
     return passed
 
 
-def stay(name: str, upstream: Upstream) -> None:
+def stay(name: str, upstream: Upstream) -> int:
     with Sandbox(name, upstream=upstream, where={10000: 10000, 9901: 9901}) as sandbox:
         settings = " ".join(f"{variable}={url}" for variable, url in sandbox.addresses.items())
         print(f"{name} is running: Envoy {sandbox.envoy.url}. To verify it, in another terminal:\n")
         print(f"  {settings} envoy/{name}/verify.sh\n\nCtrl-C ends it.", flush=True)
         try:
-            signal.pause()
+            while sandbox.envoy.running:
+                time.sleep(0.2)
         except KeyboardInterrupt:
             print()
+            return 0
+        print(f"Envoy has ended:\n{sandbox.envoy.log()[-2000:]}", file=sys.stderr)
+        return 1
 
 
 def main() -> int:
@@ -50,11 +54,17 @@ def main() -> int:
         parser.error(f"there is no sandbox {unknown[0]!r}; there are {', '.join(NAMES)}")
     if told.stay and len(names) != 1:
         parser.error("--stay needs the name of one sandbox")
-    with Upstream() as upstream:
-        if told.stay:
-            stay(names[0], upstream)
-            return 0
-        failed = [name for name in names if not verified(name, upstream)]
+    end_as_by_ctrl_c()
+    try:
+        with Upstream() as upstream:
+            if told.stay:
+                return stay(names[0], upstream)
+            failed = [name for name in names if not verified(name, upstream)]
+    except PortTaken as fault:
+        print(f"{names[0]} cannot run: {fault}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     if len(names) > 1:
         print(f"{len(names) - len(failed)} of {len(names)} passed" + "".join(f", {name} failed" for name in failed))
     return 1 if failed else 0

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,9 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 from tests.certificates import Authority
+from tests.process import Process
 from tests.redis_servers import RedisCluster
 from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
 
@@ -91,10 +95,49 @@ def tls(certificates: Path) -> dict[str, object]:
     }
 
 
+class PortTaken(Exception):
+    """Somebody else listens where Envoy was to."""
+
+
+def check_free(port: int) -> None:
+    """Beforehand: another Envoy's admin page would say for ours that it is ready, while ours cannot listen and ends."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not count
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise PortTaken(f"port {port} is taken: does another sandbox or Envoy run? End it first") from None
+
+
+def end_as_by_ctrl_c() -> None:
+    """For programs that start servers: a closed terminal or `kill` must not leave them running."""
+
+    def end(_: int, frame: FrameType | None) -> None:
+        if _is_being_started(frame):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            return
+        raise KeyboardInterrupt
+
+    # One that is ignored already, as by nohup, stays so.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in (*numbers, signal.SIGALRM):
+        signal.signal(number, end)
+
+
+def _is_being_started(frame: FrameType | None) -> bool:
+    """Whether a child may be there that nobody knows of yet, so that nobody would end it."""
+    while frame is not None:
+        if frame.f_code is Process.start.__code__ and frame.f_locals["self"]._child is None:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Sandbox(AbstractContextManager["Sandbox"]):
     """One folder, running.
 
-    `reword` changes the text of its rules, `where` keeps Envoy's own ports (10000 and 9901) where it says.
+    `reword` changes the text of its rules, `where` keeps Envoy's own ports (10000 and 9901) where it says; PortTaken if
+    they are not free.
     """
 
     def __init__(
@@ -114,6 +157,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        for port in (10000, 9901):
+            if port in self._where:
+                check_free(int(self._where[port]))
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rls-sandbox-")))
             needs = NEEDS.get(self.folder.name, _nothing)(directory, stack)

@@ -11,7 +11,6 @@ import click
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.rules import load, read, rules_arguments
 from ratelimit_rls.cli.words import counted, printable
-from ratelimit_rls.core.span import parse_span
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -28,12 +27,13 @@ CLUSTER = "ratelimit-rls"
 _EXAMPLES = """\b
 Examples:
   # an Envoy on port 10000 that limits users before the upstream on port 8000
-  $ ratelimit-rls envoy-config descriptors/ --from user=header:x-user > envoy.yaml && envoy -c envoy.yaml
+  $ ratelimit-rls envoy-config descriptors/per_user.yaml --from user=header:x-user > envoy.yaml
+  $ envoy -c envoy.yaml
   # the parts of it, for an Envoy that is there already, over mutual TLS
-  $ ratelimit-rls envoy-config descriptors/ --mapping mapping.yaml --format fragments --server rls.internal:8081 \\
-      --cacert ca.pem --cert envoy.pem --key envoy.key
+  $ ratelimit-rls envoy-config descriptors/nested.yaml --from tenant=header:x-tenant --from user=header:x-user \\
+      --format fragments --server rls.internal:8081 --cacert ca.pem --cert envoy.pem --key envoy.key
   # for Istio's ingress gateway; fail if a rule can never be met
-  $ ratelimit-rls envoy-config descriptors/ --from path=path --strict \\
+  $ ratelimit-rls envoy-config descriptors/wildcard_path.yaml --from path=path --strict \\
       --format istio --server ratelimit-rls.limits.svc.cluster.local:8081 | kubectl apply -f -"""
 
 
@@ -71,7 +71,7 @@ Examples:
 )
 @click.option("--deny-on-failure", is_flag=True, help="Refuse what the service did not answer. [default: let it pass]")
 @click.option("--no-x-ratelimit-headers", is_flag=True, help="Do not have Envoy add X-RateLimit-* to answers.")
-@click.option("--listen", metavar="HOST:PORT", help="bootstrap: where Envoy listens. [default: 127.0.0.1:10000]")
+@click.option("--listen", metavar="IP:PORT", help="bootstrap: where Envoy listens. [default: 127.0.0.1:10000]")
 @click.option("--upstream", metavar="HOST:PORT", help="bootstrap: what stands behind it. [default: 127.0.0.1:8000]")
 @click.option("--name", help="istio, envoy-gateway: of the resource. [default: ratelimit-rls]")
 @click.option("--namespace", help="istio, envoy-gateway: of the resource. [default: istio-system; default]")
@@ -113,14 +113,15 @@ def envoy_config(
     tree = load(paths, merge_domains).tree
     _check_flags(form, place, ext_authz, bool(sources or mapping), of_form)
     options = _options(form, timeout, deny_on_failure, not no_x_ratelimit_headers, of_form)
+    remarks: list[Remark] = []
     if ext_authz:
-        side, remarks = _by_ext_authz(tree, domains, form, options)
+        side = _by_ext_authz(tree, domains, form, options)
     else:
         roots = _chosen(tree, domains)
         plans, remarks = _plans(roots, _mapping(sources, mapping))
-        side = _by_rate_limits(plans, remarks, form, place, options)
-    for remark in remarks:
-        click.echo(printable(str(remark)), err=True)
+        for remark in remarks:
+            click.echo(printable(str(remark)), err=True)
+        side = _by_rate_limits(plans, form, place, options)
     if strict and remarks:
         click.echo(f"{counted(len(remarks), 'warning')}: nothing was written", err=True)
         return ExitCode.WARNINGS
@@ -151,6 +152,7 @@ def _check_flags(form: str, place: str | None, ext_authz: bool, mapped: bool, of
         raise click.UsageError(
             "with --ext-authz the rules' own 'ext_authz' makes the descriptors: leave the mapping out"
         )
+    _listen_and_upstream(of_form)
 
 
 # ── what is written ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,12 +180,9 @@ def _plans(roots: list[Node], mapping: Mapping[str, Mapped]) -> tuple[list[Plan]
     return [one for one, _ in planned if one.descriptors], remarks
 
 
-def _by_rate_limits(
-    plans: list[Plan], remarks: list[Remark], form: str, place: str | None, options: Options
-) -> EnvoySide:
+def _by_rate_limits(plans: list[Plan], form: str, place: str | None, options: Options) -> EnvoySide:
     if not plans:
-        told = "\n".join(printable(str(remark)) for remark in remarks)
-        raise SettingsError(f"Envoy could make no descriptor of the rules at all\n{told}".strip())
+        raise SettingsError("Envoy could make no descriptor of the rules at all")
     on_filter = form == "envoy-gateway" or place == "filter"
 
     from ratelimit_rls.envoy_config.envoy_side import MOST_STAGES, of_rate_limits
@@ -196,7 +195,7 @@ def _by_rate_limits(
     return of_rate_limits(plans, options, on_filter=on_filter, own_cluster=not options.authority, **_filter_name(form))
 
 
-def _by_ext_authz(tree: Tree, domains: tuple[str, ...], form: str, options: Options) -> tuple[EnvoySide, list[Remark]]:
+def _by_ext_authz(tree: Tree, domains: tuple[str, ...], form: str, options: Options) -> EnvoySide:
     roots = [root for root in _chosen(tree, domains) if root.key in tree.mappings or domains]
     lacking = [root.key for root in roots if root.key not in tree.mappings]
     if lacking or not roots:
@@ -215,7 +214,7 @@ def _by_ext_authz(tree: Tree, domains: tuple[str, ...], form: str, options: Opti
     mappings = {root.key: tree.mappings[root.key] for root in roots}
     waits_us = {root.key: longest_wait_us(root) for root in roots}
     own_cluster, named = not options.authority, _filter_name(form)
-    return of_ext_authz(mappings, waits_us, options, tell_domain=tell_domain, own_cluster=own_cluster, **named), []
+    return of_ext_authz(mappings, waits_us, options, tell_domain=tell_domain, own_cluster=own_cluster, **named)
 
 
 def _filter_name(form: str) -> dict[str, str]:
@@ -229,7 +228,7 @@ def _filter_name(form: str) -> dict[str, str]:
 def _options(
     form: str, timeout: str | None, deny_on_failure: bool, x_ratelimit_headers: bool, of_form: Mapping[str, Any]
 ) -> Options:
-    from ratelimit_rls.envoy_config.options import Options
+    from ratelimit_rls.envoy_config.options import Options, parse_timeout
 
     server = _server(form, of_form)
     # Istio has a cluster for every service of the mesh, and speaks the mesh's own TLS on it.
@@ -240,7 +239,7 @@ def _options(
         server,
         cluster=f"outbound|{server.port}||{server.host}" if in_mesh else CLUSTER,
         authority=server.host if in_mesh else "",
-        timeout_us=None if timeout is None else _parsed("--timeout", timeout, parse_span),
+        timeout_us=None if timeout is None else _parsed("--timeout", timeout, parse_timeout),
         deny_on_failure=deny_on_failure,
         x_ratelimit_headers=x_ratelimit_headers,
     )
@@ -319,10 +318,15 @@ def _documents(side: EnvoySide, form: str, of_form: Mapping[str, Any]) -> list[t
 
 def _bootstrap(side: EnvoySide, of_form: Mapping[str, Any]) -> Any:
     from ratelimit_rls.envoy_config.bootstrap import bootstrap
-    from ratelimit_rls.envoy_config.options import parse_host_port
 
-    listen = _parsed("--listen", of_form["listen"] or "127.0.0.1:10000", parse_host_port)
-    return bootstrap(side, listen, _parsed("--upstream", of_form["upstream"] or "127.0.0.1:8000", parse_host_port))
+    return bootstrap(side, *_listen_and_upstream(of_form))
+
+
+def _listen_and_upstream(of_form: Mapping[str, Any]) -> tuple[tuple[str, int], tuple[str, int]]:
+    from ratelimit_rls.envoy_config.options import parse_host_port, parse_listen
+
+    listen = _parsed("--listen", of_form["listen"] or "127.0.0.1:10000", parse_listen)
+    return listen, _parsed("--upstream", of_form["upstream"] or "127.0.0.1:8000", parse_host_port)
 
 
 def _labels(workloads: tuple[str, ...]) -> dict[str, str]:

@@ -31,9 +31,11 @@ from ratelimit_rls.envoy_config.api import (
     TypedExtensionConfig,
 )
 from ratelimit_rls.envoy_config.descriptors import Made, MadeEntry, Plan
+from ratelimit_rls.envoy_config.host import HOST_METADATA
 from ratelimit_rls.envoy_config.source import (
     DestinationCluster,
     Header,
+    Host,
     MaskedRemoteAddress,
     Metadata,
     PathAlone,
@@ -60,6 +62,8 @@ def _action(entry: MadeEntry) -> RateLimitAction:
     match entry.source:
         case Header(name):
             return RateLimitAction(request_headers=RateLimitActionRequestHeaders(header_name=name, descriptor_key=key))
+        case Host():
+            return _metadata(key, HOST_METADATA)
         case Query(name):
             parameter = RateLimitActionQueryParameters(query_parameter_name=name, descriptor_key=key)
             return RateLimitAction(query_parameters=parameter)
@@ -72,16 +76,20 @@ def _action(entry: MadeEntry) -> RateLimitAction:
         case MaskedRemoteAddress(v4_prefix, v6_prefix):
             masked = RateLimitActionMaskedRemoteAddress(v4_prefix_mask_len=v4_prefix, v6_prefix_mask_len=v6_prefix)
             return RateLimitAction(masked_remote_address=masked)
-        case Metadata(namespace, path):
-            segments = [MetadataKeyPathSegment(key=segment) for segment in path]
-            where = MetadataKey(key=namespace, path=segments)
-            return RateLimitAction(metadata=RateLimitActionMetaData(descriptor_key=key, metadata_key=where))
+        case Metadata():
+            return _metadata(key, entry.source)
         case Value(text):
             return RateLimitAction(generic_key=RateLimitActionGenericKey(descriptor_key=key, descriptor_value=text))
         case SourceCluster():
             return RateLimitAction(source_cluster=RateLimitActionSourceCluster())
         case DestinationCluster():
             return RateLimitAction(destination_cluster=RateLimitActionDestinationCluster())
+
+
+def _metadata(key: str, source: Metadata) -> RateLimitAction:
+    segments = [MetadataKeyPathSegment(key=segment) for segment in source.path]
+    where = MetadataKey(key=source.namespace, path=segments)
+    return RateLimitAction(metadata=RateLimitActionMetaData(descriptor_key=key, metadata_key=where))
 
 
 def _expression(key: str, text: str) -> TypedExtensionConfig:

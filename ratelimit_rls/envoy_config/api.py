@@ -51,6 +51,7 @@ with warnings.catch_warnings():
         VirtualHost,
     )
     from envoy_data_plane.envoy.extensions.filters.http.ext_authz.v3 import CheckSettings, ExtAuthz, ExtAuthzPerRoute
+    from envoy_data_plane.envoy.extensions.filters.http.lua.v3 import Lua
     from envoy_data_plane.envoy.extensions.filters.http.ratelimit.v3 import RateLimit as RateLimitFilter
     from envoy_data_plane.envoy.extensions.filters.http.ratelimit.v3 import RateLimitXRateLimitHeadersRfcVersion
     from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
@@ -109,6 +110,7 @@ __all__ = [
     "ListStringMatcher",
     "Listener",
     "LocalityLbEndpoints",
+    "Lua",
     "MetadataKey",
     "MetadataKeyPathSegment",
     "Pipe",

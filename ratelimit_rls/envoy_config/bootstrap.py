@@ -25,11 +25,11 @@ from ratelimit_rls.envoy_config.api import (
 )
 from ratelimit_rls.envoy_config.cluster import assignment, socket_address
 from ratelimit_rls.envoy_config.envoy_side import EnvoySide
-from ratelimit_rls.envoy_config.options import is_ip
+from ratelimit_rls.envoy_config.options import ADMIN_PORT, is_ip
 
 HostPort = tuple[str, int]
 
-ADMIN: HostPort = ("127.0.0.1", 9901)
+ADMIN: HostPort = ("127.0.0.1", ADMIN_PORT)
 UPSTREAM = "upstream"
 
 
@@ -46,9 +46,10 @@ def bootstrap(side: EnvoySide, listen: HostPort, upstream: HostPort) -> Bootstra
         stat_prefix="ingress",
         # An edge: the client is whoever connects, and X-Forwarded-For is hearsay.
         use_remote_address=True,
-        # What an upstream takes for the same path is made the same before it is counted.
+        # What an upstream takes for the same path or host is made the same before it is counted.
         normalize_path=True,
         merge_slashes=True,
+        strip_any_host_port=True,
         route_config=RouteConfiguration(virtual_hosts=[host]),
         http_filters=[*side.filters, router],
     )

@@ -1,8 +1,9 @@
 """Which descriptors the rules ask for, and which of them Envoy can make by the mapping.
 
 A rule is met by a descriptor with exactly the keys that lead to it (core/match.py), so the rules of a domain ask for
-one descriptor per chain of keys, whatever values they name: Envoy sends what it finds, and the service compares. Only a
-source that has few values to offer (a fixed one, or the templates of a path) can leave a rule with a value unreachable.
+one descriptor per chain of keys, whatever values they name: Envoy sends what it finds, and the service compares. A rule
+with a value is out of reach only where its source never has it: it has few to offer (a fixed one, or the templates of a
+path), or all that it has look otherwise (values.py).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from itertools import product
 from typing import NamedTuple
 
 from ratelimit_rls.core.model import Position, Rule
-from ratelimit_rls.core.pattern import parse_address
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node
 from ratelimit_rls.envoy_config.mapping import KeyMapping
 from ratelimit_rls.envoy_config.source import PathTemplates, Source, Value
+from ratelimit_rls.envoy_config.values import meets, offered, why_never
 
 
 class MadeEntry(NamedTuple):
@@ -126,11 +127,7 @@ def _entries_of(key: str, source: Source) -> list[MadeEntry]:
 
 def _meets(node: Node, entry: MadeEntry) -> bool:
     value = _only_value(entry)
-    if value is None:
-        return True
-    if node.pattern is not None:
-        return node.pattern.matches(value, parse_address(value))
-    return not node.value or Glob.of(node.value).matches(value)
+    return not why_never(node, entry.source) if value is None else meets(node, value)
 
 
 def _only_value(entry: MadeEntry) -> str | None:
@@ -145,12 +142,16 @@ def _unproduced(shape: _Shape, lacking: list[Node], mapping: KeyMapping) -> Rema
 
 
 def _why(node: Node, mapping: KeyMapping) -> str:
-    if node.key in mapping:
-        offered = " or ".join(repr(_only_value(entry)) for entry in _entries_of(node.key, mapping[node.key].source))
-        return f"'{node.key}' comes as {offered} only"
+    if alike := [key for key in mapping if Glob.of(node.key).matches(key)]:
+        return "; ".join(f"'{key}' {_why_not_of(node, key, mapping[key].source)}" for key in alike)
     if WILDCARD in node.key:
         return f"no key of the mapping is like '{node.key}'"
     return f"nothing says where '{node.key}' comes from; add e.g. --from {node.key}={_likely(node)}"
+
+
+def _why_not_of(node: Node, key: str, source: Source) -> str:
+    values = [value for entry in _entries_of(key, source) if (value := _only_value(entry)) is not None]
+    return offered(values) if values else why_never(node, source)
 
 
 _LIKELY = {

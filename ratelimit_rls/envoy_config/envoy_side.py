@@ -11,7 +11,9 @@ from ratelimit_rls.envoy_config.api import Any, Cluster, HttpFilter, RateLimit
 from ratelimit_rls.envoy_config.cluster import service_cluster
 from ratelimit_rls.envoy_config.descriptors import Plan
 from ratelimit_rls.envoy_config.filters import domain_for_ext_authz, ext_authz_filter, rate_limit_filter
+from ratelimit_rls.envoy_config.host import host_filter
 from ratelimit_rls.envoy_config.options import Options
+from ratelimit_rls.envoy_config.source import Host
 
 MOST_STAGES = 11
 """Envoy numbers them from 0 to 10; each domain on a virtual host takes one."""
@@ -33,9 +35,10 @@ def of_rate_limits(
     own_cluster: bool = True,
     name: str = "envoy.filters.http.ratelimit",
 ) -> EnvoySide:
-    """One rate limit filter for each domain."""
+    """One rate limit filter for each domain, after the one that finds out the host if a descriptor has it."""
     names = _names(name, [plan.domain for plan in plans])
-    filters, of_host = [], []
+    with_host = any(isinstance(entry.source, Host) for plan in plans for made in plan.descriptors for entry in made)
+    filters, of_host = [host_filter()] if with_host else [], []
     for number, (plan, filter_name) in enumerate(zip(plans, names, strict=True)):
         stage = 0 if on_filter else number
         filters.append(rate_limit_filter(plan, options, filter_name, stage=stage, holds=on_filter))

@@ -26,6 +26,11 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """In lower case and without a port: names are the same however they are written, and so must counters be."""
+
+
+@dataclass(frozen=True, slots=True)
 class PathAlone:
     """The path without its query, which the header `:path` has at its end."""
 
@@ -80,6 +85,7 @@ class DestinationCluster:
 
 Source = (
     Header
+    | Host
     | PathAlone
     | PathTemplates
     | Query
@@ -173,7 +179,7 @@ def _metadata(detail: str) -> Metadata:
 
 _PLAIN: dict[str, Source] = {
     "method": Header(":method"),
-    "host": Header(":authority"),
+    "host": Host(),
     "scheme": Header(":scheme"),
     **OBVIOUS,
 }

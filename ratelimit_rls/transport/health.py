@@ -74,7 +74,9 @@ class Health:
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: Callable[[], None]) -> None:
-        self._listeners.remove(listener)
+        """One that never subscribed may say so too: what is stopped may have failed before it had started."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     def _tell(self) -> None:
         for listener in self._listeners:

@@ -97,6 +97,7 @@ def limited(rules: Path, upstream: Upstream) -> Iterator[Http]:
     (listener,) = config["static_resources"]["listeners"]
     (manager,) = listener["filter_chains"][0]["filters"]
     manager["typed_config"]["http_filters"].insert(0, TOKENS)
+    assert manager["typed_config"].pop("strip_any_host_port")  # a gateway of somebody else's need not do it
     file = rules.with_name("envoy.config")
     file.write_text(yaml.safe_dump(config))
     where = {8000: upstream.port, 8081: service.grpc_port}
@@ -143,6 +144,12 @@ def test_a_limit_holds_wherever_the_value_of_its_key_comes_from(
 
 def test_a_client_without_the_header_meets_no_limit_of_it(limited: Http) -> None:
     assert [limited.get("/", x_probe="user").status for _ in range(3)] == [200] * 3
+
+
+@pytest.mark.parametrize("host", ["EXAMPLE.com", "example.com:80", "example.com.", "me@Example.com.:443"])
+def test_a_host_is_the_same_however_it_is_written(limited: Http, host: str) -> None:
+    limited.get("/", x_probe="host", host="example.com")
+    assert limited.get("/", x_probe="host", host=host).status == 429
 
 
 def bare(listener_filters: list[Any], host: dict[str, Any], clusters: list[Any]) -> dict[str, Any]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +18,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.client import Http, Reply, get
-from tests.sandboxes import NAMES, Sandbox, issue, tls
+from tests.sandboxes import NAMES, PortTaken, Sandbox, issue, tls
 from tests.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
 
 pytestmark = pytest.mark.e2e
@@ -49,6 +55,46 @@ def test_every_folder_has_its_files_and_is_on_the_list() -> None:
         assert present >= {"README.md", "envoy.yaml", "rules.yaml", "verify.sh"}, folder
         assert os.access(SANDBOXES / folder / "verify.sh", os.X_OK), folder
         assert f"make sandbox NAME={folder}" in (SANDBOXES / folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("fixed", [10000, 9901])
+def test_a_sandbox_that_would_meet_another_does_not_start_and_names_the_port(fixed: int, upstream: Upstream) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"^port {port} is taken"):
+            Sandbox("shadow", upstream=upstream, where={fixed: port}).__enter__()
+
+
+def in_group(group: int) -> int:
+    """How many processes are, but for those that have ended."""
+    found = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = stat.read_text().rpartition(")")[2].split()
+            found += state != "Z" and int(its_group) == group
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_program_with_all_that_it_has_started(number: signal.Signals) -> None:
+    command = [sys.executable, str(SANDBOXES / "run.py"), "rls-http"]
+    runner = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 20
+        while in_group(runner.pid) < 3:  # itself, the service and Envoy
+            assert runner.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        runner.send_signal(number)
+        assert runner.wait(20) == 130
+        deadline = time.monotonic() + 10
+        while in_group(runner.pid):  # a `sleep` of verify.sh may be left for as long as it takes; servers would stay
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(runner.pid, signal.SIGKILL)
+        runner.wait()
 
 
 def envoy(sandbox: str, upstream: Upstream, where: Mapping[Any, int | str], **values: Any) -> EnvoyServer:

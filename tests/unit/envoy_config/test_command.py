@@ -12,9 +12,11 @@ import pytest
 import yaml
 
 from ratelimit_rls.cli import main
+from ratelimit_rls.cli.envoy_config import envoy_config
 from ratelimit_rls.cli.exit_codes import ExitCode
 
-PAGE = (Path(__file__).parents[3] / "docs" / "envoy_config.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "envoy_config.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL))
 COMMANDS = re.findall(r"```console\n\$ ratelimit-rls (.*?)\n(.*?)```", PAGE, re.DOTALL)
 
@@ -52,6 +54,41 @@ def test_a_command_prints_what_the_page_shows(command: str, shown: str, run: Run
 
 def test_the_page_has_examples() -> None:
     assert (len(FILES), len(COMMANDS)) == (3, 3)
+
+
+EXAMPLES = re.findall(r"\$ ratelimit-rls envoy-config (.*)", re.sub(r"\\\n *", "", envoy_config.epilog or ""))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_the_help_works_on_the_rules_of_this_project(
+    example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments = re.split(r" [|>] ", example)[0]
+    code = main(["envoy-config", *shlex.split(arguments)])
+    out, err = capsys.readouterr()
+    assert (code, err, bool(out)) == (ExitCode.DONE, "", True)
+
+
+def test_the_help_has_examples() -> None:
+    assert len(EXAMPLES) == 3
+
+
+def test_where_nothing_can_be_made_warnings_are_warnings_and_the_error_is_the_error(run: Run) -> None:
+    code, out, err = run("authz.yaml")
+    assert (code, out) == (ExitCode.BAD, "")
+    *warnings, error = err.splitlines()
+    assert [line.partition(": warning[")[0] for line in warnings] == ["authz.yaml:10:9"]
+    assert error == "Error: Envoy could make no descriptor of the rules at all"
+
+
+def test_the_host_is_found_out_by_a_filter_before_the_ones_that_ask(run: Run) -> None:
+    Path("a.yaml").write_text(f"domain: a\ndescriptors: [{{key: host, {LIMIT}}}]\n")
+    parts = written(run("a.yaml", "--from", "host=host", "--format", "fragments"))
+    assert [each["name"] for each in parts["http_filters"]] == ["ratelimit-rls.host", "envoy.filters.http.ratelimit"]
+    ((action,),) = (each["actions"] for each in parts["rate_limits"])
+    where = {"key": "ratelimit-rls", "path": [{"key": "host"}]}
+    assert action == {"metadata": {"descriptor_key": "host", "metadata_key": where}}
 
 
 def test_several_domains_have_a_filter_each_and_stages_keep_them_apart(run: Run) -> None:
@@ -183,7 +220,14 @@ def test_what_a_file_says_cannot_end_a_comment(run: Run) -> None:
         (["rules.yaml", "--ext-authz", "--domain", "edge"], ExitCode.BAD, "the domain 'edge' has no 'ext_authz'"),
         (["authz.yaml", "--ext-authz", "--from", "a=path"], ExitCode.USAGE, "leave the mapping out"),
         (["rules.yaml", "--server", "rls"], ExitCode.USAGE, "--server 'rls' is not HOST:PORT"),
+        (["rules.yaml", "--server", "http://rls:8081"], ExitCode.USAGE, "has the host 'http://rls', which is neither"),
+        (["rules.yaml", "--server", "a,b:8081"], ExitCode.USAGE, "has the host 'a,b', which is neither a name nor"),
+        (["rules.yaml", "--upstream", "-:1"], ExitCode.USAGE, "--upstream '-:1' has the host '-'"),
+        (["rules.yaml", "--listen", "localhost:1"], ExitCode.USAGE, "listens on IP addresses; use e.g. 127.0.0.1:1"),
+        (["rules.yaml", "--listen", "0.0.0.0:9901"], ExitCode.USAGE, "has the port of Envoy's admin page"),
         (["rules.yaml", "--timeout", "5"], ExitCode.USAGE, "--timeout '5' is not a duration"),
+        (["rules.yaml", "--timeout", "0s"], ExitCode.USAGE, "--timeout '0s' is less than 1ms"),
+        (["rules.yaml", "--timeout", "999us"], ExitCode.USAGE, "--timeout '999us' is less than 1ms"),
         (["rules.yaml", "--cert", "a"], ExitCode.USAGE, "--cert and --key belong together"),
         (["rules.yaml", "--cert", "a", "--key", "b"], ExitCode.USAGE, "need --cacert"),
         (["rules.yaml", "--cacert", "a", "--server", "unix:/a"], ExitCode.USAGE, "needs --server-name"),

@@ -94,6 +94,12 @@ def test_each_template_that_a_rule_may_meet_is_a_descriptor() -> None:
             (),
             "edge.yaml:3:5: warning[unproduced]: no route makes the descriptor x*: no key of the mapping is like 'x*'",
         ),
+        (
+            f"  - {{key: 'x*', value: a, {LIMIT}}}",
+            ("x1=path", "x2=value:b"),
+            "edge.yaml:3:5: warning[unproduced]: no route makes the descriptor x*=a: "
+            "'x1' starts with a slash; write /a; 'x2' comes as 'b' only",
+        ),
     ],
 )
 def test_a_rule_that_no_descriptor_can_meet_is_named_with_what_is_missing(

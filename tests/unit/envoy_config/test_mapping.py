@@ -10,6 +10,7 @@ from ratelimit_rls.envoy_config.mapping import from_file, from_flags
 from ratelimit_rls.envoy_config.source import (
     DestinationCluster,
     Header,
+    Host,
     MaskedRemoteAddress,
     Metadata,
     PathAlone,
@@ -31,7 +32,7 @@ from ratelimit_rls.rules.load import Source as File
         ("header:X-User", Header("x-user")),
         ("header::path", Header(":path")),
         ("method", Header(":method")),
-        ("host", Header(":authority")),
+        ("host", Host()),
         ("scheme", Header(":scheme")),
         ("path", PathAlone()),
         ("query:page:size", Query("page:size")),

@@ -43,3 +43,11 @@ def test_listeners_hear_of_changes_only() -> None:
     health.unsubscribe(listen)
     health.stopping()
     assert heard == [True, False, True]
+
+
+def test_a_listener_that_never_subscribed_may_unsubscribe() -> None:
+    """As a server does that is stopped because it could not start: its own error is the one to be told."""
+    health = Health()
+    health.unsubscribe(health.listening)
+    health.stopping()
+    assert not health.alive

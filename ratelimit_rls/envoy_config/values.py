@@ -1,0 +1,133 @@
+"""Values that a source never has, whatever the request: a rule that names one can never be met.
+
+Only what is certain is told. Of a regular expression nothing is known but what meets the few values of a short list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address, ip_network
+
+from ratelimit_rls.core.pattern import Way, parse_address
+from ratelimit_rls.core.tree import Glob, Node
+from ratelimit_rls.envoy_config.source import Header, Host, MaskedRemoteAddress, PathAlone, RemoteAddress, Source
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE")
+SCHEMES = ("http", "https")
+
+
+def meets(node: Node, value: str) -> bool:
+    """Whether an entry with this value meets the node, as the service compares them."""
+    if node.pattern is not None:
+        return node.pattern.matches(value, parse_address(value))
+    return not node.value or Glob.of(node.value).matches(value)
+
+
+def why_never(node: Node, source: Source) -> str:
+    """The end of a sentence that starts with the key, with what would be right; empty if a request may have it."""
+    match source:
+        case Header(":method"):
+            return _method(node)
+        case Header(":scheme"):
+            return "" if any(meets(node, scheme) for scheme in SCHEMES) else offered(SCHEMES)
+        case Host():
+            return _host(node)
+        case PathAlone():
+            return _path(node)
+        case RemoteAddress():
+            return _address(node)
+        case MaskedRemoteAddress(v4_prefix, v6_prefix):
+            return _network(node, v4_prefix, v6_prefix)
+        case _:
+            return ""
+
+
+def offered(values: Iterable[str]) -> str:
+    return f"comes as {' or '.join(map(repr, values))} only"
+
+
+def _by_cidr(node: Node) -> bool:
+    return node.pattern is not None and node.pattern.way is Way.CIDR
+
+
+def _parts(node: Node) -> tuple[str, ...]:
+    """What the value has for certain, from its beginning to its end, with anything between two of them."""
+    if node.pattern is None:
+        return Glob.of(node.value).parts if node.value else ()
+    return (node.pattern.text, "") if node.pattern.way is Way.PREFIX else ()
+
+
+def _method(node: Node) -> str:
+    """Methods that are none of the common ones may be written in any way."""
+    meant = [method for method in METHODS if meets(node, method.lower())]
+    if not meant or any(meets(node, method) for method in METHODS):
+        return ""
+    return f"comes in capitals; write {meant[0]}"
+
+
+def _host(node: Node) -> str:
+    parts = _parts(node)
+    if any(part != part.lower() for part in parts):
+        return f"comes in lower case; write {_text(node).lower()}"
+    if parts and (found := re.search(r":[0-9]*$|\.$", parts[-1])):
+        return f"comes without a port and a dot at its end; write {_text(node)[: -len(found[0])]}"
+    return ""
+
+
+def _path(node: Node) -> str:
+    parts = _parts(node)
+    if _by_cidr(node):
+        return "is a path and never an address"
+    if parts and parts[0] and not parts[0].startswith("/"):
+        return f"starts with a slash; write /{_text(node)}"
+    if any(mark in part for part in parts for mark in "?#"):
+        return f"comes without its query; write {re.split('[?#]', _text(node))[0]}, or use the source header::path"
+    return ""
+
+
+def _address(node: Node) -> str:
+    parts = _parts(node)
+    if len(parts) != 1:
+        return "" if all(_may_be_of_addresses(part) for part in parts) else "is an IP address, in lower case"
+    try:
+        address = ip_address(node.value)
+    except ValueError:
+        if "/" not in node.value:
+            return "is an IP address"
+        return f"is one IP address and never a network; write match: {{cidr: {node.value}}}"
+    return _spelled(node.value, address)
+
+
+def _network(node: Node, v4_prefix: int, v6_prefix: int) -> str:
+    parts = _parts(node)
+    lengths = f"is a network with /{v4_prefix} of IPv4 or /{v6_prefix} of IPv6, as the mapping says"
+    if _by_cidr(node):
+        return f"{lengths}, and cidr compares addresses; give the network as 'value', or match remote_address"
+    if len(parts) != 1:
+        return "" if all(_may_be_of_addresses(part.replace("/", "")) for part in parts) else lengths
+    try:
+        network = ip_network(node.value, strict=False)
+    except ValueError:
+        return lengths
+    right = v4_prefix if network.version == 4 else v6_prefix
+    if "/" not in node.value or network.prefixlen != right:
+        within = ip_network((network.network_address, right), strict=False)
+        return f"{lengths}; write e.g. {within}"
+    return "" if str(network) == node.value else f"comes as Envoy writes it; write {network}"
+
+
+def _spelled(value: str, address: object) -> str:
+    """IPv6 has many spellings, of which Envoy sends one."""
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return ""
+    return "" if str(address) == value else f"comes as Envoy writes it; write {address}"
+
+
+def _may_be_of_addresses(part: str) -> bool:
+    return re.fullmatch(r"[0-9a-f:.]*", part) is not None
+
+
+def _text(node: Node) -> str:
+    """As it was written."""
+    return node.pattern.text if node.pattern else node.value
