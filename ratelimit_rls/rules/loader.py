@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Protocol
+from threading import Thread
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -18,6 +20,8 @@ from ratelimit_rls.telemetry.metrics import Metrics
 
 MOST_LOGGED = 20
 """Problems of one load that are written to the log; `check` shows all."""
+
+T = TypeVar("T")
 
 _log = structlog.get_logger()
 
@@ -60,6 +64,7 @@ class RulesLoader:
         """Set when something was there to be loaded, be it refused."""
         self._tried: str | None = None  # the digest of the last attempt, good or bad
         self._turn = asyncio.Lock()
+        self._apart: Future[Any] | None = None  # what runs in a thread, be it that nobody waits for it any more
 
     async def start(self) -> None:
         """The first load, if there is something to load. Raises SettingsError if there is nowhere to read from.
@@ -67,7 +72,8 @@ class RulesLoader:
         Rules that are refused are no reason not to start: every request is answered NotReady until they are mended
         (reference behaviour), and whoever looks at the health or the log sees why.
         """
-        await asyncio.to_thread(self._source.check)
+        async with self._turn:
+            await self._run(self._source.check)
         await self.reload()
 
     async def reload(self) -> bool:
@@ -76,21 +82,20 @@ class RulesLoader:
             tried, self._tried = self._tried, None  # should it neither be loaded nor refused, it was not tried
             text: str | None = None
             try:
-                found = await asyncio.to_thread(self._read)
+                found = await self._run(self._read)
                 if found is None:
                     _log.info("no rules have come yet")
                     return False
                 sources, text = found
-                compiled = await asyncio.to_thread(self._compile, sources) if text != tried else None
+                compiled = await self._run(lambda: self._compile(sources)) if text != tried else None
             except RateLimitRlsError as error:
-                self._tried = text
                 self._refuse(error)
-                return False
-            self._tried = text
-            if compiled is None:
-                _log.info("rules are as they were")
             else:
-                self._apply(compiled)
+                if compiled is None:
+                    _log.info("rules are as they were")
+                else:
+                    self._apply(compiled)
+            self._tried = text
             return self._rules.last_error is None
 
     async def watch(self) -> None:
@@ -99,7 +104,23 @@ class RulesLoader:
             async for _ in times:
                 await self.reload()
 
-    # Both in threads of their own: large rules take seconds, and requests go on meanwhile.
+    async def _run(self, job: Callable[[], T]) -> T:
+        """In a thread of its own: large rules take seconds, and requests go on meanwhile. For whoever has the turn.
+
+        Not of a pool: the process would not end before a thread of one does. What is cancelled runs on, and what it
+        comes to is dropped; the next waits for it, so that there is never more than one.
+        """
+        if self._apart is not None:
+            await asyncio.gather(asyncio.wrap_future(self._apart), return_exceptions=True)
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # from now on it cannot be cancelled, only left alone
+        Thread(target=_settle, args=(done, job), name="rules", daemon=True).start()
+        self._apart = done
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            if done.done():
+                self._apart = None
 
     def _read(self) -> tuple[list[Source], str] | None:
         sources = self._source.read()
@@ -111,9 +132,8 @@ class RulesLoader:
                 sources, merge_domains=self._merge_domains, default_admitted=self._default_admitted
             )
         except RulesError as error:
-            if self._explain is None:
-                raise
-            raise self._explain(error) from error
+            refusal = self._explain(error) if self._explain else error
+        raise refusal  # from here, so that it does not hold the one it explains
 
     def _apply(self, compiled: Compiled) -> None:
         loaded = self._rules.swap(
@@ -134,12 +154,22 @@ class RulesLoader:
         _log_each(compiled.warnings, "rules warning")
 
     def _refuse(self, error: RateLimitRlsError) -> None:
-        self._rules.refuse(error)
+        # It is kept until better rules come; the frames that it came through would keep all that was read.
+        self._rules.refuse(error.with_traceback(None))
         self.has_tried.set()
         self._metrics.service.config_load_error += 1
         kept = self._rules.current.version if self._rules.current else None
         _log.error("Error loading new configuration", version_kept=kept, failures=self._rules.failures)
         _log_each(error.problems if isinstance(error, RulesError) else (error,), "rules error")
+
+
+def _settle(done: Future[T], job: Callable[[], T]) -> None:
+    try:
+        result = job()
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
 
 
 def _log_each(problems: Sequence[object], event: str) -> None:

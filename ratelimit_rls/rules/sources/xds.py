@@ -9,18 +9,47 @@ begins a line, so that a line says which descriptor it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from ratelimit_rls.errors import Problem, RulesError, one_line
-from ratelimit_rls.rules.load import Source
+from ratelimit_rls.rules import offences
+from ratelimit_rls.rules.load import DEEPEST, MOST_BYTES, MOST_NODES, Source
 
 Config = Mapping[str, Any]
 
 LONGEST_NAME = 200
 """Of a resource or a descriptor, where it is told as the place of a problem."""
+
+MOST_EXPLAINED = 100
+"""Of the problems of one update: more than the log shows and a server is told."""
+
+NODES_OF_A_RULE = 11
+"""In the text: a descriptor with key, value and a limit of unit and number."""
+
+NODES_AROUND = 5
+"""Them all: the mapping of the resource, its two keys, the domain and the list."""
+
+DEEPEST_RULE = DEEPEST // 2 - 2
+"""Levels of descriptors, the last with a limit: each is a list and a mapping, the limit a mapping and its values."""
+
+# The bounds of a file, which would speak of aliases and of files.
+_OF_RESOURCES = {
+    offences.too_many_nodes(MOST_NODES): (
+        f"there are too many descriptors: as text the resource has more than {MOST_NODES:,} nodes, {NODES_OF_A_RULE} "
+        f"for a descriptor with key, value and limit, so that {(MOST_NODES - NODES_AROUND) // NODES_OF_A_RULE:,} fit; "
+        "send fewer, or several resources"
+    ),
+    offences.too_large(MOST_BYTES): (
+        f"the resource is larger than {MOST_BYTES // 2**20} MiB as text; send less, or several resources"
+    ),
+    offences.too_deep(DEEPEST): (
+        f"descriptors (or metadata) are nested too deep: {DEEPEST_RULE} levels of descriptors may have limits"
+    ),
+}
 
 _ESCAPED = re.compile(r'[^ -~]|["\\]')
 _SWITCHES = ("shadow_mode", "detailed_metric", "quota_mode")
@@ -31,8 +60,7 @@ def documents(configs: Iterable[Config]) -> list[Source]:
 
     The order on the wire is that of some hash table as a rule: rules that are equal must not look changed by it.
     """
-    sources = [Source(name_of(config, at), _text(config).encode()) for at, config in enumerate(configs)]
-    return sorted(sources, key=lambda source: (source.name, source.content))
+    return [source for source, _ in _written(configs)]
 
 
 def name_of(config: Config, at: int) -> str:
@@ -40,33 +68,74 @@ def name_of(config: Config, at: int) -> str:
     return one_line(config.get("name") or config.get("domain") or f"resources[{at}]")[:LONGEST_NAME]
 
 
-def with_paths(error: RulesError, configs: Sequence[Config]) -> RulesError:
-    """The same problems, each with the descriptor that it is in: nobody has seen the text whose line it names."""
-    named = {name_of(config, at): config for at, config in enumerate(configs)}
-    return RulesError(_with_path(problem, named.get(problem.file, {})) for problem in error.problems)
+def explained(error: RulesError, configs: Iterable[Config]) -> RulesError:
+    """The same problems in words of resources: nobody has seen the text whose line they name.
+
+    Each of the first MOST_EXPLAINED gets the descriptor that it is in.
+    """
+    problems = [
+        replace(problem, message=_OF_RESOURCES.get(problem.message, problem.message)) for problem in error.problems
+    ]
+    lines: dict[str, set[int]] = {}
+    for problem in problems[:MOST_EXPLAINED]:
+        lines.setdefault(problem.file, set()).add(problem.line)
+    paths = {
+        source.name: _paths(config, lines[source.name]) for source, config in _written(configs) if source.name in lines
+    }
+    return RulesError(
+        _with_path(problem, paths.get(problem.file, {}).get(problem.line, "")) if at < MOST_EXPLAINED else problem
+        for at, problem in enumerate(problems)
+    )
 
 
-def _with_path(problem: Problem, config: Config) -> Problem:
-    before = problem.line - 2  # the first line is the domain's
-    path = next(islice(_paths(config), before, None), "") if before >= 0 else ""
+def _with_path(problem: Problem, path: str) -> Problem:
     if not path or path in problem.message:
         return problem
     return replace(problem, message=f"{problem.message} (in {path[-LONGEST_NAME:]})")
 
 
-def _paths(config: Config) -> Iterator[str]:
-    """Of every descriptor, in the order of the lines."""
-    waiting = [(str(config.get("domain", "")), iter(config.get("descriptors", ())))]
-    while waiting:
-        above, level = waiting[-1]
-        descriptor = next(level, None)
+def _paths(config: Config, lines: Collection[int]) -> dict[int, str]:
+    """Of the descriptors that begin those lines, by line. The others cost a step each, whatever they are called."""
+    found: dict[int, str] = {}
+    names = [str(config.get("domain", ""))]
+    waiting = [iter(config.get("descriptors", ()))]
+    line, last = 1, max(lines)  # the first line is the domain's
+    while waiting and line < last:
+        descriptor = next(waiting[-1], None)
         if descriptor is None:
             waiting.pop()
+            names.pop()
             continue
+        line += 1
         key, value = descriptor.get("key", ""), descriptor.get("value", "")
-        path = f"{above}.{key}_{value}" if value else f"{above}.{key}"
-        yield path
-        waiting.append((path, iter(descriptor.get("descriptors", ()))))
+        names.append(f"{key}_{value}" if value else key)
+        waiting.append(iter(descriptor.get("descriptors", ())))
+        if line in lines:
+            found[line] = ".".join(names)
+    return found
+
+
+def _written(configs: Iterable[Config]) -> list[tuple[Source, Config]]:
+    """Each configuration with its text, under a name that no other has.
+
+    Names should differ, but nothing on the wire makes them: equal ones are told apart by a number, which goes by what
+    they say and not by the order that they came in.
+    """
+    written = sorted(
+        ((name_of(config, at), _text(config).encode(), config) for at, config in enumerate(configs)),
+        key=itemgetter(0, 1),
+    )
+    taken: set[str] = set()
+    numbers: Counter[str] = Counter()
+    sources = []
+    for name, content, config in written:
+        own = name
+        while own in taken:
+            numbers[name] += 1
+            own = f"{name} ({numbers[name] + 1})"
+        taken.add(own)
+        sources.append((Source(own, content), config))
+    return sources
 
 
 def _text(config: Config) -> str:

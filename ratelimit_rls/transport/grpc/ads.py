@@ -34,7 +34,7 @@ CONFIG_NAME: str = RateLimitConfig.DESCRIPTOR.full_name
 TYPE_URL = f"type.googleapis.com/{CONFIG_NAME}"
 
 SILENCE_S = 5.0
-"""A server that has not answered a new stream by then holds what we have for the newest."""
+"""A server that has neither answered a new stream nor ended it by then is there, and holds what we have for newest."""
 
 LONGEST_REFUSAL = 4096
 """Of the reasons that a server is told."""
@@ -66,6 +66,7 @@ class AdsRules:
         self._pauses = pauses
         self._eager_s = eager_s
         self._received: Any = None
+        self._read: Any = None  # what is being loaded: another may come meanwhile
         self._accepted = ""
         self._is_connected = False
 
@@ -74,11 +75,12 @@ class AdsRules:
 
     def read(self) -> list[Source] | None:
         """What the last response says; raises RulesError if it says nothing that rules could be made of."""
-        return None if self._received is None else xds.documents(_configs(self._received))
+        self._read = self._received
+        return None if self._read is None else xds.documents(_configs(self._read))
 
     def explain(self, error: RulesError) -> RulesError:
         """What is wrong with what was read, by descriptor."""
-        return xds.with_paths(error, _configs(self._received))
+        return xds.explained(error, _configs(self._read))
 
     def measured(self) -> Iterator[tuple[Series, int]]:
         yield Series(XDS_CONNECTED.name, ()), int(self._is_connected)
@@ -92,10 +94,12 @@ class AdsRules:
                     await self._subscribe(stream)
                     while True:
                         response = self._received = await stream.receive()
+                        self._connected()
                         self._pauses.reset()
                         yield
                         await stream.send(self._verdict(response))
             except FilesChanged:
+                self._is_connected = False
                 _log.info("connecting to xDS anew with changed TLS files", server=self._server.target)
             except StreamEnded as ended:
                 self._is_connected = False
@@ -108,12 +112,24 @@ class AdsRules:
         where nothing comes, all is asked for once more; rules that are as they were cost nothing.
         """
         await stream.send(self._request())
-        self._is_connected = True
-        _log.info("connected to xDS", server=self._server.target, version=_short(self._accepted))
-        if self._accepted and not await stream.is_answered(SILENCE_S):
+        if await stream.is_answered(SILENCE_S):
+            return  # by a response or by the end
+        self._connected()
+        if self._accepted:
             request = self._request()
             request.version_info = ""
             await stream.send(request)
+
+    def _connected(self) -> None:
+        """Said of a stream that has brought something, or has lasted.
+
+        That a request could be sent shows no more than that something there speaks HTTP/2, a proxy without a server
+        behind it as well. Servers that have nothing to send do not even begin their answer, so that only time shows
+        that one of them is there.
+        """
+        if not self._is_connected:
+            self._is_connected = True
+            _log.info("connected to xDS", server=self._server.target, version=_short(self._accepted))
 
     def _verdict(self, response: Any) -> Any:
         """ACK or NACK, by what became of the response."""

@@ -7,6 +7,7 @@ it, which says why in one line.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,11 @@ PONG_WITHIN_S = 20.0
 """Or the server is taken for gone."""
 
 LONGEST_REASON = 500
+
+SHORTEST_SECRET = 4
+"""Of the words of a header's value. Shorter ones are in every sentence."""
+
+_WORD = re.compile(r"""[^\s"',:;=]+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +67,17 @@ class AdsServer:
         return self.tls.state() if self.tls else ()
 
     def without_secrets(self, text: str) -> str:
-        """What a server says of a failure, fit for a log: one line, and what we told it in confidence left out."""
-        for _, value in self.headers:
-            secret = value.decode() if isinstance(value, bytes) else value
-            text = text.replace(secret, "***") if secret else text
+        """What a server says of a failure, fit for a log: one line, and what we told it in confidence left out.
+
+        Of a header's value a server may repeat a part, `Bearer` and the token being two words, and in another case.
+        """
+        values = [value.decode(errors="replace") if isinstance(value, bytes) else value for _, value in self.headers]
+        words = [
+            word for value in values for word in (*value.split(), *_WORD.findall(value)) if len(word) >= SHORTEST_SECRET
+        ]
+        secrets = sorted(filter(None, {*values, *words}), key=len, reverse=True)
+        if secrets:
+            text = re.sub("|".join(map(re.escape, secrets)), "***", text, flags=re.IGNORECASE)
         return one_line(text)[:LONGEST_REASON]
 
 

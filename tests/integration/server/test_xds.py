@@ -87,6 +87,22 @@ def test_a_first_configuration_that_is_refused_ends_the_waiting_as_a_bad_file_do
         assert service.stop() == 0
 
 
+def test_it_ends_at_once_though_large_rules_are_being_compiled() -> None:
+    many = [{"key": "k", "value": str(at), "rate_limit": {"unit": "DAY"}} for at in range(80_000)]
+    large = config("{name: n, domain: large}", descriptors=many)
+    with AdsServer() as server:
+        answered = server.send("1", RULES)
+        with Watched(environment(server, RLS_DRAIN_DELAY="0s")) as service:
+            server.answer_to(answered)
+            nonce = server.send("2", large)
+            time.sleep(0.7)  # it is received by then, and takes seconds from there
+            begun = time.monotonic()
+            assert service.stop() == 0
+            assert time.monotonic() - begun < 4
+            assert not any(request.response_nonce == nonce for request in server.requests)
+            assert "Traceback" not in service.log()
+
+
 def test_each_worker_has_a_stream_of_its_own(any_redis: RedisServer) -> None:
     with AdsServer() as server:
         server.send("1", RULES)

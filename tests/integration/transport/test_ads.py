@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 
 from ratelimit_rls.rules.loader import RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
-from ratelimit_rls.telemetry.collect import kept_by_others, series
+from ratelimit_rls.telemetry.collect import collect, series
 from ratelimit_rls.telemetry.instruments import XDS_CONNECTED
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.grpc import ads, ads_stream, ads_tls
@@ -23,7 +24,7 @@ from ratelimit_rls.transport.grpc.ads import TYPE_URL, AdsNode, AdsRules
 from ratelimit_rls.transport.grpc.ads_pauses import Pauses
 from ratelimit_rls.transport.grpc.ads_stream import AdsServer as Where
 from ratelimit_rls.transport.grpc.ads_tls import AdsTlsFiles
-from ratelimit_rls.transport.grpc.messages import RateLimitConfig
+from ratelimit_rls.transport.grpc.messages import DiscoveryRequest, RateLimitConfig
 from tests.ads_server import AdsServer, config, resource
 from tests.certificates import Authority
 from tests.integration.transport.conftest import eventually
@@ -70,7 +71,7 @@ class Following:
 
     @property
     def connected(self) -> object:
-        return kept_by_others(self.metrics)[series(XDS_CONNECTED)]
+        return collect(self.metrics)[series(XDS_CONNECTED)]
 
     @property
     def loads(self) -> tuple[int, int]:
@@ -231,7 +232,8 @@ async def test_a_server_that_counts_its_versions_anew_is_asked_once_more(
         assert [(request.version_info, request.response_nonce) for request in second[:2]] == [("1", ""), ("", "")]
 
 
-async def test_whether_there_is_a_stream_can_be_seen() -> None:
+async def test_whether_there_is_a_stream_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ads, "SILENCE_S", 0.01)
     with AdsServer() as server:
         where = Where(server.address)
         async with following(where, pause_s=NEVER_S) as one:
@@ -239,6 +241,57 @@ async def test_whether_there_is_a_stream_can_be_seen() -> None:
             await eventually(lambda: one.connected == 1)
             await asyncio.to_thread(server.stop)
             await eventually(lambda: one.connected == 0)
+
+
+async def test_a_server_that_sends_at_once_is_connected_at_once(server: AdsServer) -> None:
+    server.send("1", GOOD)
+    with capture_logs() as logs:
+        async with following(Where(server.address)) as one:
+            await eventually(lambda: one.domains == {"good"})
+            assert one.connected == 1
+            await told(server, server.send("2", BETTER))
+    assert [line["event"] for line in logs].count("connected to xDS") == 1
+
+
+async def test_a_server_with_nothing_to_send_is_connected_and_asked_once(
+    server: AdsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ads, "SILENCE_S", 0.01)
+    async with following(Where(server.address)) as one:
+        await eventually(lambda: one.connected == 1)
+        await told(server, server.send("1", GOOD))
+    assert [request.version_info for request in server.streams[0].requests] == ["", "1"]
+
+
+async def test_somebody_else_who_speaks_http2_is_no_connection() -> None:
+    stranger = grpc.server(ThreadPoolExecutor(1))
+    port = stranger.add_insecure_port("127.0.0.1:0")
+    stranger.start()
+    try:
+        with capture_logs() as logs:
+            async with following(Where(f"127.0.0.1:{port}")) as one:
+                await eventually(lambda: sum("no connection" in line["event"] for line in logs) > 1)
+                assert one.connected == 0
+        assert not any("connected" in line["event"] for line in logs)
+    finally:
+        stranger.stop(0).wait()
+
+
+async def test_two_streams_never_share_a_connection() -> None:
+    accepted: list[asyncio.StreamWriter] = []
+    listening = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    where = Where(f"127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    channels = [where.channel(), where.channel()]
+    try:
+        for channel in channels:
+            channel.get_state(try_to_connect=True)
+        await eventually(lambda: len(accepted) == 2)
+    finally:
+        for writer in accepted:
+            writer.transport.abort()
+        listening.close()
+        for channel in channels:
+            await channel.close()
 
 
 async def test_a_server_that_comes_late_is_found() -> None:
@@ -311,6 +364,23 @@ async def test_secrets_are_not_in_the_logs(server: AdsServer) -> None:
             await asyncio.to_thread(server.wait_for_streams, 2)
     assert "PERMISSION_DENIED: *** wants it" in str(logs)
     assert "as the test" not in f"{logs} {where} {where!r}"
+
+
+@pytest.mark.parametrize(
+    ("header", "said", "logged"),
+    [
+        ("Bearer s3cr3t-token", "invalid token 's3cr3t-token'", "invalid token '***'"),
+        ("Bearer s3cr3t-token", "no: BEARER S3CR3T-TOKEN", "no: ***"),
+        ('Token token="abcd:efgh"', "it was abcd, it was efgh", "it was ***, it was ***"),
+        ("Basic YQ==", "no such YQ==", "no such ***"),
+        ("a+b(c", "no a+b(c", "no ***"),
+        ("an of", "one of an of us", "one of *** us"),
+        (b"h\xffush", "hush", "hush"),
+        ("", "nothing", "nothing"),
+    ],
+)
+def test_what_a_server_repeats_of_a_secret_is_left_out(header: str | bytes, said: str, logged: str) -> None:
+    assert Where("x:1", headers=(("authorization", header),)).without_secrets(said) == logged
 
 
 @pytest.mark.slow
@@ -430,6 +500,47 @@ async def test_changed_certificates_lead_to_a_new_connection_and_bad_ones_to_a_l
             assert ack.version_info == "2"
             assert one.domains == {"better"}
             assert len(server.streams) == 2
+
+
+async def test_a_response_that_came_before_the_files_changed_is_not_lost(pki: Pki) -> None:
+    with AdsServer(pki.of_server) as server:
+        server.send("1", GOOD)
+        where = Where(server.address, pki.files, SERVER)
+        async with ads_stream.open_stream(where, where.file_states()) as stream:
+            await stream.send(DiscoveryRequest(type_url=TYPE_URL))
+            assert await stream.is_answered()
+            pki.write()
+            changing = stream._changing
+            assert changing is not None
+            await asyncio.wait([changing])
+
+            assert (await stream.receive()).version_info == "1"
+            with pytest.raises(ads_stream.FilesChanged):
+                await stream.receive()
+
+
+class LookedAt(AdsTlsFiles):
+    """Counts the looks."""
+
+    looks = 0
+
+    def state(self) -> ads_tls.FileStates:
+        LookedAt.looks += 1
+        return super().state()
+
+
+async def test_bad_files_are_told_of_once_and_good_ones_after_them_are_taken(pki: Pki) -> None:
+    files = LookedAt(pki.files.ca, pki.files.certificate, pki.files.key)
+    seen = files.state()
+    changing = asyncio.create_task(files.until_changed(seen))
+    with capture_logs() as logs:
+        (pki.directory / "tls.crt").write_text("nonsense")
+        await eventually(lambda: bool(logs))
+        enough = LookedAt.looks + 3
+        await eventually(lambda: LookedAt.looks >= enough)
+    assert len(logs) == 1
+    pki.write()
+    await asyncio.wait_for(changing, 10)
 
 
 async def test_an_authority_that_is_replaced_on_both_sides_is_followed_without_waiting(pki: Pki) -> None:

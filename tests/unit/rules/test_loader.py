@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
+import weakref
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from ratelimit_rls.errors import Problem, RulesError, SettingsError
+from ratelimit_rls.rules import loader as loader_module
+from ratelimit_rls.rules.compile import Compiled, compile_documents
 from ratelimit_rls.rules.load import Source
 from ratelimit_rls.rules.loader import MOST_LOGGED, RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
@@ -121,6 +127,65 @@ async def test_rules_that_broke_the_compiler_are_not_taken_for_those_in_force(
     assert loading.domains == {"better"}
 
 
+async def test_rules_whose_arrival_broke_something_are_not_taken_for_those_before(tmp_path: Path) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    loading.rules.on_change = lambda _: 1 / 0
+    loading.file.write_text(BETTER)
+    with pytest.raises(ZeroDivisionError):
+        await loading.loader.reload()
+    loading.rules.on_change = lambda _: None
+    loading.file.write_text(GOOD)
+
+    assert await loading.loader.reload()
+
+    assert loading.domains == {"good"}
+
+
+class Held:
+    """Holds the compiler until it is let go, and tells who is in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: asyncio.Queue[threading.Thread] = asyncio.Queue()
+        self.go = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loader_module, "compile_documents", self._compile)
+
+    def _compile(self, *args: Any, **more: Any) -> Compiled:
+        self._loop.call_soon_threadsafe(self.begun.put_nowait, threading.current_thread())
+        self.go.wait(10)
+        return compile_documents(*args, **more)
+
+
+async def test_a_load_that_is_given_up_changes_nothing_and_the_next_waits_until_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = Loading(tmp_path, GOOD)
+    await loading.loader.start()
+    loading.file.write_text(BETTER)
+    held = Held(monkeypatch)
+    given_up = asyncio.create_task(loading.loader.reload())
+    thread = await held.begun.get()
+    assert thread.daemon  # or the process would not end before it does
+
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+
+    assert loading.domains == {"good"}
+    loading.file.write_text("domain: best\n")
+    with monkeypatch.context() as noted:
+        threads: list[threading.Thread] = []
+        noted.setattr(threading.Thread, "start", threads.append)
+        following = asyncio.create_task(loading.loader.reload())
+        await asyncio.sleep(0)
+        assert threads == []
+    held.go.set()
+    assert await following
+    assert loading.domains == {"best"}
+    assert loading.loads == (2, 0)
+
+
 async def test_bad_rules_at_the_start_leave_none_in_force(tmp_path: Path) -> None:
     loading = Loading(tmp_path, BAD)
 
@@ -205,3 +270,28 @@ async def test_a_source_that_has_nothing_yet_is_no_fault_and_learns_how_each_pus
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+class Text(list[Source]):
+    """What was read, as something that can be watched going away."""
+
+
+async def test_a_refusal_that_is_kept_does_not_keep_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rules()
+    source = Pushed(rules)
+    loader = RulesLoader(source, rules, Metrics(), explain=lambda error: RulesError(error.problems))
+    read: list[weakref.ref[Text]] = []
+
+    def reading() -> list[Source]:
+        text = Text([Source("pushed", BAD.encode())])
+        read.append(weakref.ref(text))
+        return text
+
+    monkeypatch.setattr(source, "read", reading)
+    gc.disable()  # in a process that serves, what only the collector could free stays
+    try:
+        assert not await loader.reload()
+        assert rules.last_error is not None
+        assert [text() for text in read] == [None]
+    finally:
+        gc.enable()

@@ -8,9 +8,11 @@ import pytest
 
 from ratelimit_rls.core.match import match
 from ratelimit_rls.core.model import Descriptor, Entry, Request, Rule, Unit
-from ratelimit_rls.errors import RulesError
+from ratelimit_rls.errors import Problem, RulesError
+from ratelimit_rls.rules import load
 from ratelimit_rls.rules.compile import Compiled, compile_documents, digest
-from ratelimit_rls.rules.sources.xds import LONGEST_NAME, documents, with_paths
+from ratelimit_rls.rules.sources import xds
+from ratelimit_rls.rules.sources.xds import DEEPEST_RULE, LONGEST_NAME, MOST_EXPLAINED, documents, explained
 
 LIMIT = {"unit": "DAY", "requests_per_unit": 5}
 
@@ -27,7 +29,7 @@ def only_rule(**descriptor: Any) -> Rule:
 def refusal(*configs: dict[str, Any]) -> str:
     with pytest.raises(RulesError) as refused:
         compiled(*configs)
-    return str(with_paths(refused.value, configs))
+    return str(explained(refused.value, configs))
 
 
 def test_every_field_means_what_it_means_in_a_file() -> None:
@@ -104,6 +106,12 @@ def test_large_and_small_numbers_of_metadata() -> None:
     assert rule.metadata == {"numbers": numbers}
 
 
+def test_numbers_that_a_float_counts_exactly_are_whole_and_larger_ones_are_not_drawn_out() -> None:
+    rule = only_rule(rate_limit=LIMIT, metadata={"numbers": [2.0**53 - 1, 1 - 2.0**53, 2.0**53, 1e300]})
+    assert rule.metadata is not None
+    assert [type(number) for number in rule.metadata["numbers"]] == [int, int, float, float]
+
+
 @pytest.mark.parametrize(
     ("descriptor", "why"),
     [
@@ -154,8 +162,87 @@ def test_a_resource_is_called_by_its_name_else_its_domain_else_its_place() -> No
     assert {source.name for source in documents(configs)} == {r"one\ntwo", "b", "resources[2]", "x" * LONGEST_NAME}
 
 
-def test_more_levels_than_may_be_are_refused() -> None:
-    level: dict[str, Any] = {"key": "k"}
-    for _ in range(60):
+NAMED_ALIKE = [
+    {"name": "n", "domain": "x", "descriptors": [{"key": "innocent"}]},
+    {"name": "n", "domain": "y", "descriptors": [{"key": "bad", "rate_limit": {}}]},
+    {"name": "n (2)", "domain": "z", "descriptors": [{"key": "innocent"}, {"key": "worse", "rate_limit": {}}]},
+]
+
+
+@pytest.mark.parametrize("configs", [NAMED_ALIKE, NAMED_ALIKE[::-1]])
+def test_resources_of_one_name_are_not_taken_for_each_other(configs: list[dict[str, Any]]) -> None:
+    bad, worse = refusal(*configs).splitlines()
+    assert bad.startswith("n (2):2:")
+    assert bad.endswith("(in y.bad)")
+    assert worse.startswith("n (2) (2):3:")
+    assert worse.endswith("(in z.worse)")
+    assert digest(documents(configs)) == digest(documents(NAMED_ALIKE))
+
+
+def test_every_line_is_that_of_its_descriptor() -> None:
+    inner = [{"key": "c"}, {"key": "d", "value": "1", "descriptors": [{"key": "e"}]}]
+    config = {
+        "name": "n",
+        "domain": "x",
+        "descriptors": [{"key": "a"}, {"key": "b", "descriptors": inner}, {"key": "f"}],
+    }
+    error = RulesError(Problem("n", line, 1, "wrong") for line in range(1, 9))
+    told = [problem.message.removeprefix("wrong") for problem in explained(error, [config]).problems]
+    paths = ["x.a", "x.b", "x.b.c", "x.b.d_1", "x.b.d_1.e", "x.f"]
+    assert told == ["", *(f" (in {path})" for path in paths), ""]
+
+
+def test_descriptors_are_gone_through_once_for_all_problems_and_only_the_first_are_explained() -> None:
+    class Counted(dict[str, Any]):
+        looked_at = 0
+
+        def get(self, key: str, default: Any = None) -> Any:
+            Counted.looked_at += key == "key"
+            return super().get(key, default)
+
+    many = MOST_EXPLAINED * 5
+    config = {"name": "n", "domain": "x", "descriptors": [Counted(key=f"k{at}") for at in range(many)]}
+    error = RulesError(Problem("n", line, 1, "wrong") for line in range(2, many + 2))
+
+    told = explained(error, [config])
+
+    assert Counted.looked_at == many + MOST_EXPLAINED  # the text once more, and the paths
+    assert [problem.message for problem in told.problems] == [
+        *(f"wrong (in x.k{at})" for at in range(MOST_EXPLAINED)),
+        *["wrong"] * (many - MOST_EXPLAINED),
+    ]
+
+
+def nested(levels: int) -> dict[str, Any]:
+    level: dict[str, Any] = {"key": "k", "rate_limit": LIMIT}
+    for _ in range(levels - 1):
         level = {"key": "k", "descriptors": [level]}
-    assert "nested more than 100 levels deep" in refusal({"name": "deep", "domain": "d", "descriptors": [level]})
+    return {"name": "deep", "domain": "d", "descriptors": [level]}
+
+
+def test_more_levels_than_may_be_are_refused_and_as_many_are_not() -> None:
+    assert len(compiled(nested(DEEPEST_RULE)).tree.rules()) == 1
+    assert "nested too deep: 48 levels of descriptors may have limits (in d.k." in refusal(nested(DEEPEST_RULE + 1))
+
+
+def test_too_much_is_told_in_words_of_resources() -> None:
+    of_files = [
+        load.offences.too_many_nodes(load.MOST_NODES),
+        load.offences.too_large(load.MOST_BYTES),
+    ]
+    error = RulesError(Problem("n", line, 1, message) for line, message in enumerate(of_files, 1))
+    descriptors, size = (problem.message for problem in explained(error, []).problems)
+    assert "too many descriptors: as text the resource has more than 1,000,000 nodes" in descriptors
+    assert "so that 90,908 fit" in descriptors
+    assert size.startswith("the resource is larger than 16 MiB as text")
+
+
+def test_a_descriptor_with_a_limit_has_as_many_nodes_as_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = {"key": "k", "rate_limit": LIMIT}
+    config = {"name": "n", "domain": "d", "descriptors": [{**rule, "value": str(at)} for at in range(10)]}
+    nodes = xds.NODES_AROUND + 10 * xds.NODES_OF_A_RULE
+    monkeypatch.setattr(load, "MOST_NODES", nodes)
+    assert len(compiled(config).tree.rules()) == 10
+    monkeypatch.setattr(load, "MOST_NODES", nodes - 1)
+    with pytest.raises(RulesError, match="nodes"):
+        compiled(config)
