@@ -27,7 +27,7 @@ MOST_NODES = 1_000_000
 """Of one file, counted with every alias replaced by what it stands for: about 90,000 rules."""
 
 DEEPEST = 100
-"""Levels of one file, aliases included: fifty levels of descriptors."""
+"""Levels of one file, aliases included: 48 levels of descriptors."""
 
 _UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -55,7 +55,7 @@ def too_many_nodes(most: int) -> str:
 
 
 def too_deep(most: int) -> str:
-    return not_yaml(f"nested more than {most} levels deep; that is enough for {most // 2} levels of descriptors")
+    return not_yaml(f"nested more than {most} levels deep; that is enough for {most // 2 - 2} levels of descriptors")
 
 
 def not_utf8(byte: int) -> str:
