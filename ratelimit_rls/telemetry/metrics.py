@@ -14,7 +14,7 @@ from functools import lru_cache
 from struct import pack, unpack
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Charge, Code, Decision, Outline, Purpose, Reading, Slot, State, Status, Step
+from ratelimit_rls.core.model import Charge, Code, Decision, Outline, Purpose, Reading, Slot, State, Step
 from ratelimit_rls.telemetry.collected import Durations, Series, Value
 from ratelimit_rls.telemetry.rule_names import told_as
 
@@ -41,6 +41,9 @@ SOURCES = ("store", "cache", "fallback")
 # Where decisions are counted in LimitCounters.outcomes: at [outcome + source].
 _OK, _OVER_LIMIT, _SHADOWED = range(0, len(OUTCOMES) * len(SOURCES), len(SOURCES))
 _STORE, _CACHE, _FALLBACK = range(len(SOURCES))
+
+# Looked up once: an enum's member takes its time, and these are asked for with every descriptor.
+_OVER, _REPORT = Code.OVER_LIMIT, Purpose.REPORT
 
 
 @dataclass(slots=True)
@@ -140,12 +143,6 @@ def short_method(method: str) -> str:
     return method.rpartition("/")[2]
 
 
-def _outcome(decision: Decision, status: Status) -> int:
-    if status.code is Code.OVER_LIMIT:
-        return _SHADOWED if decision.shadowed else _OVER_LIMIT
-    return _OK if status.reading is None or status.reading.allowed else _SHADOWED
-
-
 class Limit(NamedTuple):
     """What hits are counted by."""
 
@@ -219,18 +216,19 @@ class Metrics:
         if decision.shadowed:
             self.service.global_shadow_mode += 1
         source = _FALLBACK if without_store else _CACHE if decision.remembered else _STORE
-        is_decided = (
-            decision.outline.purpose is not Purpose.REPORT
-        )  # which tells what has happened, and decides nothing
+        refused = _SHADOWED if decision.shadowed else _OVER_LIMIT
+        is_decided = decision.outline.purpose is not _REPORT  # which tells what has happened, and decides nothing
         for status, counted in zip(decision.statuses, counters, strict=True):
+            code, step, reading = status.code, status.step, status.reading
             if isinstance(counted, PassCounter):
                 counted.count += 1
-            elif status.step is not None and status.reading is not None:
-                self._record_limit(counted, status.step, status.reading, status.code)
+            elif step is not None and reading is not None:
+                self._record_limit(counted, step, reading, code)
                 if is_decided:
-                    counted.outcomes[_outcome(decision, status) + source] += 1
-                if decision.remembered and status.code is Code.OVER_LIMIT:
-                    counted.over_limit_with_local_cache += status.step.cost
+                    outcome = refused if code is _OVER else _OK if reading.allowed else _SHADOWED
+                    counted.outcomes[outcome + source] += 1
+                if decision.remembered and code is _OVER:
+                    counted.over_limit_with_local_cache += step.cost
                 if status.state:  # neither None nor NORMAL
                     counted.state_warning += status.state is State.WARNING
                     counted.state_throttled += status.state is State.THROTTLED
