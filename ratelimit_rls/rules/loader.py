@@ -147,7 +147,7 @@ class RulesLoader:
             digest=loaded.digest[:12],
             files=loaded.files,
             domains=len(loaded.tree.domains),
-            rules=len(loaded.tree.rules()),
+            rules=loaded.rules,
         )
         if not loaded.tree.domains:
             _log.warning("there are no rules: no request is limited")

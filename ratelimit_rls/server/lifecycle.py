@@ -26,6 +26,7 @@ from ratelimit_rls.settings import Settings
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.store.redis.line import SHORTEST_PAUSE_S
 from ratelimit_rls.store.redis.new import InRedis
+from ratelimit_rls.transport.listen import host_port
 
 log = structlog.get_logger()
 
@@ -210,20 +211,16 @@ def _announce(parts: Parts) -> None:
     log.warning(
         "serving",
         version=__version__,
-        grpc=parts.grpc.options.target if settings.grpc_uds else _address(settings.grpc_host, parts.grpc.port),
+        grpc=parts.grpc.options.target if settings.grpc_uds else host_port(settings.grpc_host, parts.grpc.port),
         transport=settings.rls_transport,
         tls=settings.grpc_server_use_tls,
-        http=_address(settings.host, parts.http.port),
-        debug=_address(settings.debug_host, parts.debug.port) if parts.debug.port else "none",
+        http=host_port(settings.host, parts.http.port),
+        debug=host_port(settings.debug_host, parts.debug.port) if parts.debug.port else "none",
         metrics=settings.stats_sink or "none",
         store=str(settings.redis or "embedded"),
-        rules=len(loaded.tree.rules()) if loaded else 0,
+        rules=loaded.rules if loaded else 0,
         digest=loaded.digest[:12] if loaded else "none",
     )
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def _drain(parts: Parts, hurry: asyncio.Event) -> None:

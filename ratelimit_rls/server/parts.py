@@ -39,6 +39,7 @@ from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.http.json import json_app
 from ratelimit_rls.transport.http.ops import ops_app
 from ratelimit_rls.transport.http.server import HttpServer
+from ratelimit_rls.transport.listen import host_port
 
 REDIS = "redis"
 CONFIG = "config"
@@ -202,7 +203,6 @@ def _answers(settings: Settings) -> AnswerOptions:
 
 
 def _grpc(settings: Settings) -> GrpcOptions:
-    host = f"[{settings.grpc_host}]" if ":" in settings.grpc_host else settings.grpc_host
     tls = TlsFiles(
         certificate=settings.grpc_server_tls_cert,
         key=settings.grpc_server_tls_key,
@@ -210,7 +210,7 @@ def _grpc(settings: Settings) -> GrpcOptions:
         client_names=settings.grpc_client_tls_san,
     )
     return GrpcOptions(
-        target=f"unix:{settings.grpc_uds}" if settings.grpc_uds else f"{host}:{settings.grpc_port}",
+        target=f"unix:{settings.grpc_uds}" if settings.grpc_uds else host_port(settings.grpc_host, settings.grpc_port),
         socket_mode=int(settings.rls_grpc_uds_mode, 8) if settings.rls_grpc_uds_mode else None,
         transport=settings.rls_transport,
         tls=tls if settings.grpc_server_use_tls else None,

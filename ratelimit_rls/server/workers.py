@@ -28,6 +28,7 @@ from ratelimit_rls.server.lifecycle import SIGNALS, serve_until_signal
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.telemetry import logs
 from ratelimit_rls.transport.grpc.runtime import runtime_dir
+from ratelimit_rls.transport.listen import host_port
 
 log = structlog.get_logger()
 
@@ -70,7 +71,7 @@ def _hold_ports(settings: Settings) -> tuple[Settings, list[socket.socket]]:
         except OSError as error:
             raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         port = one.getsockname()[1]
-        chosen[field] = f"[{host}]:{port}" if field == "prometheus_addr" else port
+        chosen[field] = host_port(host, port) if field == "prometheus_addr" else port
     return settings.model_copy(update=chosen), held
 
 

@@ -22,6 +22,11 @@ def listening_socket(target: str, *, reuse_port: bool = False) -> socket.socket:
         raise SettingsError(f"cannot listen on {target}: {error.strerror or error}") from error
 
 
+def host_port(host: str, port: int) -> str:
+    """As one target; an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def check_target(target: str) -> None:
     """Raises SettingsError if the target is not written as one, or is a socket that somebody listens on.
 

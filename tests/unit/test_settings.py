@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.catalogue import GROUPS, VARIABLES, Variable
 from ratelimit_rls.settings.parse import format_duration, parse_duration
+from tests.unit.conftest import Read
 
 # As the reference's source lists them (OTEL_EXPORTER_OTLP_* are the exporter library's own).
 REFERENCE = """
@@ -80,22 +80,6 @@ OURS = {
     "REDIS_AUTH_FILE": "",
     "REDIS_PERSECOND_AUTH_FILE": "",
 }
-
-Read = Callable[..., Settings]
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """Settings from nothing but the given variables."""
-
-    def read(**environ: str) -> Settings:
-        for variable in VARIABLES:
-            monkeypatch.delenv(variable.name, raising=False)
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        return Settings()
-
-    return read
 
 
 def test_every_variable_of_the_reference_is_a_setting() -> None:

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 
 import pytest
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.settings import RedisServers, Settings
-from ratelimit_rls.settings.catalogue import VARIABLES
+from ratelimit_rls.settings import RedisServers
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisTls
-
-Read = Callable[..., Settings]
+from tests.unit.conftest import Read
 
 SECRET = "hush"
 REDIS = {"REDIS_URL": "localhost:6379"}
 SECOND = {**REDIS, "REDIS_PERSECOND": "true", "REDIS_PERSECOND_URL": "second:6379"}
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """Settings from nothing but the given variables."""
-
-    def read(**environ: str) -> Settings:
-        for variable in VARIABLES:
-            monkeypatch.delenv(variable.name, raising=False)
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        return Settings()
-
-    return read
 
 
 def servers(read: Read, **environ: str) -> RedisServers:

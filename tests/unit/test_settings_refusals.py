@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.settings import Settings
-from ratelimit_rls.settings.catalogue import VARIABLES
 from ratelimit_rls.telemetry import logs
-
-Read = Callable[..., Settings]
+from tests.unit.conftest import Read
 
 REDIS = {"REDIS_URL": "localhost:6379"}
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """Settings from nothing but the given variables."""
-
-    def read(**environ: str) -> Settings:
-        for variable in VARIABLES:
-            monkeypatch.delenv(variable.name, raising=False)
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        return Settings()
-
-    return read
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
 import pytest
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.settings import Settings
-from ratelimit_rls.settings.catalogue import VARIABLES
-
-Read = Callable[..., Settings]
+from tests.unit.conftest import Read
 
 MOGRIFIER = {
     "USE_DOG_STATSD": "true",
@@ -20,20 +16,6 @@ MOGRIFIER = {
     "DOG_STATSD_MOGRIFIER_HITS_NAME": "ratelimit.$3",
     "DOG_STATSD_MOGRIFIER_HITS_TAGS": "domain:$1,rule:$2",
 }
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """Settings from nothing but the given variables."""
-
-    def read(**environ: str) -> Settings:
-        for variable in VARIABLES:
-            monkeypatch.delenv(variable.name, raising=False)
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        return Settings()
-
-    return read
 
 
 @pytest.mark.parametrize(

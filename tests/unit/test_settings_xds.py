@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.settings import Settings
-from ratelimit_rls.settings.catalogue import VARIABLES
 from ratelimit_rls.settings.xds import grpc_metadata, node_metadata
-
-Read = Callable[..., Settings]
+from tests.unit.conftest import Read
 
 XDS = {"CONFIG_TYPE": "GRPC_XDS_SOTW"}
 HEADERS = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS"
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """Settings from nothing but the given variables."""
-
-    def read(**environ: str) -> Settings:
-        for variable in VARIABLES:
-            monkeypatch.delenv(variable.name, raising=False)
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        return Settings()
-
-    return read
 
 
 @pytest.mark.parametrize(

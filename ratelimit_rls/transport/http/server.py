@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from ratelimit_rls.transport.listen import listening_socket
+from ratelimit_rls.transport.listen import host_port, listening_socket
 
 GRACE_S = 2
 TICK_S = 1.0
@@ -26,8 +26,7 @@ class HttpServer:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Raises SettingsError if the address cannot be used; port 0 lets the kernel choose."""
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        listening = listening_socket(target, reuse_port=reuse_port)
+        listening = listening_socket(host_port(host, port), reuse_port=reuse_port)
         self.port = listening.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(

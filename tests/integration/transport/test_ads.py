@@ -286,6 +286,7 @@ async def test_two_streams_never_share_a_connection() -> None:
         for channel in channels:
             channel.get_state(try_to_connect=True)
         await eventually(lambda: len(accepted) == 2)
+        assert len({writer.get_extra_info("peername") for writer in accepted}) == 2
     finally:
         for writer in accepted:
             writer.transport.abort()
@@ -473,6 +474,7 @@ async def test_mutual_tls_with_a_name_of_our_choice(pki: Pki) -> None:
         server.send("1", GOOD)
         async with following(Where(server.address, pki.files, SERVER)) as one:
             await eventually(lambda: one.domains == {"good"})
+            assert (one.connected, one.loads) == (1, (1, 0))
 
 
 async def test_a_server_by_another_name_is_not_trusted(pki: Pki) -> None:
@@ -561,5 +563,7 @@ async def test_files_that_come_later_are_waited_for(pki: Pki) -> None:
         server.send("1", GOOD)
         async with following(Where(server.address, pki.files, SERVER), pause_s=NEVER_S) as one:
             await eventually(lambda: any("tls.key: No such file" in line.get("error", "") for line in logs))
+            assert (one.connected, one.loads) == (0, (0, 0))
             (pki.directory / "later").rename(pki.directory / "tls.key")
             await eventually(lambda: one.domains == {"good"})
+            assert (one.connected, one.loads) == (1, (1, 0))

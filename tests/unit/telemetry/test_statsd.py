@@ -14,10 +14,11 @@ import structlog
 
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.mogrifiers import Mogrifier
-from ratelimit_rls.telemetry import statsd
+from ratelimit_rls.telemetry import statsd, statsd_wire
 from ratelimit_rls.telemetry.collected import Collected, Distribution, Durations, Series
 from ratelimit_rls.telemetry.instruments import DURATIONS_S, REFERENCE_TIMES
-from ratelimit_rls.telemetry.statsd import DogStyle, StatsdSink, Style, TcpWire, UdpWire, new_statsd_sink
+from ratelimit_rls.telemetry.statsd import DogStyle, StatsdSink, Style, new_statsd_sink
+from ratelimit_rls.telemetry.statsd_wire import TcpWire, UdpWire
 
 HITS = "ratelimit.service.rate_limit.d.k.total_hits"
 HELD = "ratelimit.throttle.held"
@@ -230,7 +231,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
 async def test_a_server_that_does_not_read_is_not_waited_for(
     listener: TcpListener, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statsd, "WRITE_S", 0.01)
+    monkeypatch.setattr(statsd_wire, "WRITE_S", 0.01)
     with socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         silent.bind(("127.0.0.1", 0))
@@ -257,8 +258,8 @@ async def test_datagrams_hold_whole_lines_and_as_many_as_fit(measured: Measured)
         while sum(datagram.count(b"\n") for datagram in datagrams) < 100:
             datagrams.append(listening.recv(65_536))
         assert all(datagram.endswith(b"\n") for datagram in datagrams)
-        assert max(map(len, datagrams)) <= statsd.DATAGRAM_BYTES
-        assert len(datagrams) == 1 + sum(map(len, datagrams)) // (statsd.DATAGRAM_BYTES - 60)
+        assert max(map(len, datagrams)) <= statsd_wire.DATAGRAM_BYTES
+        assert len(datagrams) == 1 + sum(map(len, datagrams)) // (statsd_wire.DATAGRAM_BYTES - 60)
         measured.numbers[HITS] = 1
         await sink.close()
         assert listening.recv(65_536) == f"{HITS}:1|c\n".encode()
