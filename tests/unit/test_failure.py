@@ -24,6 +24,8 @@ from ratelimit_rls.errors import Late, Overloaded, StoreError, StoreTimeout, Sto
 from ratelimit_rls.failure import Fallback, Undecided
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.store.embedded import EmbeddedStore
+from ratelimit_rls.telemetry.collect import collect
+from ratelimit_rls.telemetry.instruments import DECISIONS, STORE_FAILURES
 from ratelimit_rls.telemetry.metrics import LimitCounters, Metrics
 from ratelimit_rls.transport.answers import AnswerOptions, Answers
 
@@ -94,6 +96,30 @@ class House:
             for name, count in self.metrics.names().items()
             if count
         }
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcomes"),
+    [
+        (OnStoreFailure.ALLOW, {"ok": 3}),
+        (OnStoreFailure.DENY, {"over_limit": 3}),
+        (OnStoreFailure.LOCAL, {"ok": 3}),
+        (OnStoreFailure.ERROR, {}),
+    ],
+)
+def test_what_is_told_instead_is_counted_as_a_decision_of_its_own_source(
+    policy: OnStoreFailure, outcomes: dict[str, int]
+) -> None:
+    house = House(policy)
+    for why in (AWAY, Late("late"), Overloaded("full")):
+        house.ask("user", why=why)
+    collected = collect(house.metrics)
+    decisions = {one.attributes[2:]: value for one, value in collected.items() if one.instrument == DECISIONS.name}
+    assert {key: value for key, value in decisions.items() if value} == {
+        (outcome, "fallback"): count for outcome, count in outcomes.items()
+    }
+    reasons = {one.attributes[0]: value for one, value in collected.items() if one.instrument == STORE_FAILURES.name}
+    assert reasons == {"late": 1, "overloaded": 1, "unavailable": 1}
 
 
 def test_error_is_the_error_itself() -> None:

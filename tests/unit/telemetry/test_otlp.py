@@ -207,6 +207,18 @@ async def test_an_exporter_that_breaks_or_hangs_does_neither_to_us(monkeypatch: 
     exporter.let_go.set()
 
 
+async def test_figures_that_cannot_be_had_are_not_the_end_of_it() -> None:
+    async def none() -> Collected:
+        raise OSError("no space left")
+
+    exporter: Any = Troubled()
+    sink = OtlpMetrics(exporter, resource(Settings()), none, interval_s=60)
+    with structlog.testing.capture_logs() as logs:
+        await sink.flush()
+    assert [line["error"] for line in logs] == ["no space left"]
+    assert exporter.exports == 0
+
+
 def test_it_is_off_by_default() -> None:
     assert new_otlp_metrics(Settings(), once({})) is None
 

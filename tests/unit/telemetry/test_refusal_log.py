@@ -67,5 +67,14 @@ def test_no_more_lines_a_second_than_were_asked_for(clock: Clock) -> None:
     assert "trace_id" not in lines[0]
 
 
+def test_lines_that_were_not_needed_are_not_saved_up(clock: Clock) -> None:
+    log = RefusalLog(2, clock)
+    with structlog.testing.capture_logs() as lines:
+        for clock.now_s in (10.0, 11.0, 12.0):
+            assert log.has_room
+        log.note([(0, REFUSED)] * 5, lambda _: None)
+    assert len(lines) == 2
+
+
 def test_none_at_all_if_none_are_wanted(clock: Clock) -> None:
     assert not RefusalLog(0, clock).has_room

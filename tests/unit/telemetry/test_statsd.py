@@ -248,6 +248,17 @@ async def test_a_server_that_does_not_read_is_not_waited_for(
     await sink.close()
 
 
+@pytest.mark.parametrize("wire", [TcpWire, UdpWire])
+async def test_a_host_that_cannot_be_looked_up_is_said_once(
+    measured: Measured, wire: type[TcpWire] | type[UdpWire]
+) -> None:
+    sink = StatsdSink(wire("a..b", 8125), Style({}), measured.names, measured.times, interval_s=60)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            await sink.flush()
+    assert [line["event"] for line in logs] == ["statsd cannot be reached"]
+
+
 async def test_datagrams_hold_whole_lines_and_as_many_as_fit(measured: Measured) -> None:
     with udp_listener() as listening:
         wire = UdpWire("localhost", listening.getsockname()[1])
