@@ -5,6 +5,10 @@
      ├─ RulesError           a rules file is wrong; carries every problem of every file, sorted
      ├─ BadRequest           the caller's message is wrong; nothing was counted
      ├─ NotReady             no rules have ever been loaded
+     ├─ RecordsError         the database cannot be asked, or cannot be used as it is
+     │   └─ RecordsUnavailable   it is away; whatever was under way did not happen
+     ├─ NotFound             an administrator speaks of something that is not there
+     ├─ Conflict             what was to be changed has changed meanwhile, or is there already
      └─ StoreError           the store did not answer; whether anything was counted is unknown
          ├─ StoreTimeout
          │   └─ Late         it has not answered yet, and its caller cannot wait any longer
@@ -35,7 +39,7 @@ class Problem:
     """One thing wrong (or odd) in one rules file, at a place a person can jump to."""
 
     file: str
-    line: int
+    line: int  # 0: it is in no line, and `file` is all there is to say of its place
     column: int
     message: str
     severity: Literal["error", "warning"] = "error"
@@ -43,7 +47,8 @@ class Problem:
 
     def __str__(self) -> str:
         kind = f"{self.severity}[{self.code}]" if self.code else self.severity
-        return f"{self.file}:{self.line}:{self.column}: {kind}: {one_line(self.message)}"
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {kind}: {one_line(self.message)}"
 
 
 def one_line(text: str) -> str:
@@ -65,6 +70,27 @@ class BadRequest(RateLimitRlsError):
 
 class NotReady(RateLimitRlsError):
     """No rules have been loaded since the process started."""
+
+
+class RecordsError(RateLimitRlsError):
+    """The database cannot be used; the message says why, and what would help."""
+
+
+class RecordsUnavailable(RecordsError):
+    """There is no connection, or it was lost: what was under way was rolled back, or its fate is told by asking."""
+
+
+class NotFound(RateLimitRlsError):
+    """There is nothing of that name."""
+
+
+class Conflict(RateLimitRlsError):
+    """Somebody else was first: the version is not the expected one, or the name is taken."""
+
+    def __init__(self, message: str, *, is_stale: bool = False) -> None:
+        """`is_stale`: the version differs, so that reading again and deciding anew would help."""
+        super().__init__(message)
+        self.is_stale = is_stale
 
 
 class StoreError(RateLimitRlsError):

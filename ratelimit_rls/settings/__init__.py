@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.settings import catalogue, later, mogrifiers, refusals, telemetry, variables, xds
+from ratelimit_rls.settings import catalogue, later, mogrifiers, records, refusals, telemetry, variables, xds
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers, RedisTls
 from ratelimit_rls.settings.redis_servers import Family, parse_redis_servers
 
@@ -50,6 +50,9 @@ class Settings(
     variables.LogSettings,
     telemetry.StatsSettings,
     telemetry.TracingSettings,
+    records.RecordsSettings,
+    records.IdentitySettings,
+    records.AdminSettings,
     later.NoEffectSettings,
     later.CalendarSettings,
     later.MemcachedSettings,

@@ -9,7 +9,7 @@ from typing import Literal, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from ratelimit_rls.settings import later, telemetry, variables, xds
+from ratelimit_rls.settings import later, records, telemetry, variables, xds
 from ratelimit_rls.settings.parse import format_duration
 
 GROUPS: tuple[type[BaseModel], ...] = (
@@ -25,6 +25,9 @@ GROUPS: tuple[type[BaseModel], ...] = (
     variables.LogSettings,
     telemetry.StatsSettings,
     telemetry.TracingSettings,
+    records.RecordsSettings,
+    records.IdentitySettings,
+    records.AdminSettings,
     later.NoEffectSettings,
     later.CalendarSettings,
     later.MemcachedSettings,

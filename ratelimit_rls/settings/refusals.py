@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from ratelimit_rls.settings import xds
+from ratelimit_rls.settings import records, xds
 from ratelimit_rls.settings.redis_servers import Family, kind_of, parse_redis_servers
 from ratelimit_rls.settings.telemetry import is_http_path
 
@@ -48,6 +48,7 @@ def refusals(settings: Settings) -> Iterator[str]:
     yield from _redis(settings)
     yield from _later(settings)
     yield from xds.refusals(settings)
+    yield from records.refusals(settings)
     yield from _stats(settings)
     yield from _tracing(settings)
 
@@ -70,6 +71,7 @@ def warnings(settings: Settings, environ: frozenset[str] = frozenset()) -> Itera
     yield from _idle_store(settings)
     yield from _idle_redis(settings)
     yield from xds.warnings(settings)
+    yield from records.warnings(settings)
     known = sorted(name.upper() for name in type(settings).model_fields if name.startswith("rls_"))
     for name in sorted(environ):
         # Not every RLS_… is meant for us: Kubernetes sets RLS_SERVICE_HOST for a service called rls.
