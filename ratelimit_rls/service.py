@@ -12,14 +12,16 @@ from time import monotonic
 from typing import NamedTuple
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Decision, OnStoreFailure, Outline, Request
-from ratelimit_rls.core.plan import Planner, Policy, per_outline
+from ratelimit_rls.core.model import Answer, Decision, OnStoreFailure, Outline, Plan, Refusal, Request, Slot
+from ratelimit_rls.core.plan import Planner, Policy, check, per_outline, refused
 from ratelimit_rls.core.refund import refund
+from ratelimit_rls.core.standing import Standings, Validity
 from ratelimit_rls.errors import NotReady, StoreError
 from ratelimit_rls.failure import Fallback, Undecided
 from ratelimit_rls.rules.snapshot import Loaded, Rules
 from ratelimit_rls.store.base import Prepared, Store
 from ratelimit_rls.telemetry.hot_keys import HotKeys
+from ratelimit_rls.telemetry.ledger import Ledger, Line
 from ratelimit_rls.telemetry.metrics import Counters, Metrics
 
 MOST_IN_FLIGHT = 10_000
@@ -28,12 +30,14 @@ MOST_IN_FLIGHT = 10_000
 class Call(NamedTuple):
     """A request with everything that can be worked out before the moment it is decided.
 
-    Only `prepared` is its own; the rest is shared with every call of its kind, so that keeping many calls is cheap.
+    `outline` and `counters` are shared with every call of its kind, so that keeping many calls is cheap.
     """
 
     outline: Outline
     counters: Counters
     prepared: Prepared | None  # None: nothing to ask the store
+    valid: Validity | None = None  # None: for as long as the rules stand
+    line: Line | None = None  # what it is recorded under, where records are kept
 
 
 NO_LIMIT = Call(Outline("", True, (), ()), (), None)
@@ -51,8 +55,13 @@ class RateLimiter:
         *,
         most_in_flight: int = MOST_IN_FLIGHT,
         hot_keys: HotKeys | None = None,
+        standings: Standings | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """`most_in_flight` is for callers to keep to: see `places_left`."""
+        """`most_in_flight` is for callers to keep to: see `places_left`.
+
+        `standings` knows the limits of callers that have their own, and `ledger` is told of every decision.
+        """
         self._rules = rules
         self._store = store
         self._metrics = metrics
@@ -61,6 +70,8 @@ class RateLimiter:
         self._most_in_flight = most_in_flight
         self._in_flight = 0
         self._hot_keys = hot_keys
+        self._standings = standings
+        self._ledger = ledger
         self._planned: Loaded | None = None  # the rules `_planner` plans by
         self._planner: Planner
         self._counters_of = per_outline(metrics.counters)
@@ -69,6 +80,11 @@ class RateLimiter:
     def rules(self) -> Loaded | None:
         """What is in force now; a Call prepared under another must be prepared again."""
         return self._rules.current
+
+    @property
+    def knows_callers(self) -> bool:
+        """Some have limits of their own, so that a call may cease to hold before the rules do."""
+        return self._standings is not None
 
     @property
     def places_left(self) -> int:
@@ -84,17 +100,31 @@ class RateLimiter:
         yield "ratelimit.store.calls_in_flight", self._in_flight
         yield from self._fallback.gauges()
 
-    def prepare(self, request: Request) -> Call:
-        """Raises BadRequest if the request has no meaning, NotReady if there are no rules yet."""
+    def plan(self, request: Request) -> Plan:
+        """Which counters a request moves. Raises BadRequest if that has no meaning, NotReady if there are no rules."""
         loaded = self._rules.current
         if loaded is None:
             raise NotReady("no rate limit configuration loaded")
         if loaded is not self._planned:
-            self._planned, self._planner = loaded, Planner(loaded.tree, self._policy)
-        plan = self._planner.plan(request)
+            self._planned, self._planner = loaded, Planner(loaded.tree, self._policy, self._standings)
+        return self._planner.plan(request)
+
+    def prepare(self, request: Request) -> Call:
+        """Raises as `plan` does."""
+        plan = self.plan(request)
         prepared = self._store.prepare(plan) if plan.keys else None
         self._fallback.learn(plan.outline)
-        return Call(plan.outline, self._counters_of(plan.outline), prepared)
+        return self._call(request, plan.outline, prepared, plan.valid)
+
+    def refuse(self, request: Request, refusal: Refusal) -> Call:
+        """What becomes of a request that is not to be decided by its limits. Raises BadRequest as `prepare` does."""
+        check(request)
+        slots = tuple(Slot(None, (), 0) for _ in request.descriptors)
+        return self._call(request, refused(request, slots, refusal, shadow_mode=self._policy.shadow_mode), None, None)
+
+    def _call(self, request: Request, outline: Outline, prepared: Prepared | None, valid: Validity | None) -> Call:
+        line = self._ledger.line(request, outline) if self._ledger is not None else None
+        return Call(outline, self._counters_of(outline), prepared, valid, line)
 
     async def check(
         self,
@@ -111,7 +141,7 @@ class RateLimiter:
         here, and is neither counted nor replaced.
         """
         asked = _asked(calls, waits_us, request_ids)
-        begun_s = monotonic() if waits_us is not None else 0.0
+        begun_s = monotonic() if waits_us is not None or self._ledger is not None else 0.0
         answers: Iterator[Answer | StoreError] = iter(())
         if asked:
             self._in_flight += len(asked)
@@ -124,7 +154,7 @@ class RateLimiter:
             answers = iter(told)
         decisions: list[Decision | StoreError] = []
         undecided: dict[int, Undecided] = {}
-        for outline, counters, prepared in calls:
+        for outline, counters, prepared, _, _ in calls:
             answer = next(answers) if prepared is not None else None
             if isinstance(answer, StoreError):
                 assert prepared is not None
@@ -146,24 +176,28 @@ class RateLimiter:
                 decisions[number] = instead
         if self._hot_keys is not None:
             self._hot_keys.observe(calls, decisions)
+        if self._ledger is not None:
+            self._ledger.note([call.line for call in calls], decisions, monotonic() - begun_s, answered)
         return decisions
 
     def instead(self, calls: Sequence[tuple[Call, StoreError]]) -> list[Decision | StoreError]:
         """What to tell callers who cannot be held, without the store's word: as the rules of each call say."""
         undecided = [
-            Undecided(outline, counters, prepared, why, 0)
-            for (outline, counters, prepared), why in calls
-            if prepared is not None
+            Undecided(call.outline, call.counters, call.prepared, why, 0)
+            for call, why in calls
+            if call.prepared is not None
         ]
         told = iter(self._fallback.instead(undecided))
         decisions: list[Decision | StoreError] = []
-        for (outline, counters, prepared), _ in calls:
-            if prepared is not None:
+        for call, _ in calls:
+            if call.prepared is not None:
                 decisions.append(next(told))
             else:
-                decision = decide(outline, None)
-                self._metrics.record(decision, counters)
+                decision = decide(call.outline, None)
+                self._metrics.record(decision, call.counters)
                 decisions.append(decision)
+        if self._ledger is not None:
+            self._ledger.note([call.line for call, _ in calls], decisions, 0.0)
         return decisions
 
     async def give_back(self, call: Call, decision: Decision) -> None:
@@ -191,7 +225,7 @@ def _asked(
     if waits_us is None and request_ids is None:
         return [call.prepared for call in calls if call.prepared is not None]
     asked = []
-    for number, (outline, _, prepared) in enumerate(calls):
+    for number, (outline, _, prepared, _, _) in enumerate(calls):
         if prepared is None:
             continue
         wait_us = waits_us[number] if waits_us is not None else None

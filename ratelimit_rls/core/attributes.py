@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from ratelimit_rls.core.client_ip import ClientIp
+from ratelimit_rls.core.client_ip import DIRECT, ClientIp
 from ratelimit_rls.core.escapes import of_a_form, parameter_pattern, unescaped
+from ratelimit_rls.core.identity import ANONYMOUS, Identity
 from ratelimit_rls.core.model import Descriptor, Entry, Request
 from ratelimit_rls.core.path_template import PathTemplate
 from ratelimit_rls.core.template import Template
@@ -35,6 +36,7 @@ class Attributes(NamedTuple):
     headers: Mapping[str, str] = {}  # by lower-case name
     context: Mapping[str, str] = {}
     metadata: Mapping[MetadataPath, str] = {}  # only what the mapping asks for
+    caller: Identity = ANONYMOUS  # as its credential proves it
 
 
 def metadata_text(value: str | bool | float) -> str:
@@ -120,6 +122,40 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """What the caller's credential proves."""
+
+    field: Literal["user", "tier", "org", "api_key"]
+
+    def value(self, attributes: Attributes) -> str:
+        proved: str = getattr(attributes.caller, self.field)
+        return proved
+
+
+@dataclass(frozen=True, slots=True)
+class CallerId:
+    """The caller by one name, whoever it is: `user:alice`, or `ip:192.0.2.1` where nothing is proved."""
+
+    client_ip: ClientIp
+
+    def value(self, attributes: Attributes) -> str | None:
+        if attributes.caller.user:
+            return f"user:{attributes.caller.user}"
+        address = Client(self.client_ip).value(attributes)
+        return None if address is None else f"ip:{address}"
+
+
+@dataclass(frozen=True, slots=True)
+class AnonymousIp:
+    """The address of a caller that proves nothing; of any other there is none, and its descriptor is left out."""
+
+    client_ip: ClientIp
+
+    def value(self, attributes: Attributes) -> str | None:
+        return None if attributes.caller.user else Client(self.client_ip).value(attributes)
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     name: str  # in lower case
 
@@ -198,14 +234,18 @@ class AttributeMapping:
     descriptors: tuple[MappedDescriptor, ...]
     metadata: tuple[MetadataPath, ...]  # what is to be read of the request's
     upstream_headers: tuple[tuple[str, Template], ...]  # added to requests that pass
+    client_ip: ClientIp = DIRECT
 
     @classmethod
     def of(
-        cls, descriptors: tuple[MappedDescriptor, ...], upstream_headers: tuple[tuple[str, Template], ...] = ()
+        cls,
+        descriptors: tuple[MappedDescriptor, ...],
+        upstream_headers: tuple[tuple[str, Template], ...] = (),
+        client_ip: ClientIp = DIRECT,
     ) -> AttributeMapping:
         sources = (entry.source for descriptor in descriptors for entry in descriptor.entries)
         metadata = {source.path: None for source in sources if isinstance(source, Metadata)}
-        return cls(descriptors, tuple(metadata), upstream_headers)
+        return cls(descriptors, tuple(metadata), upstream_headers, client_ip)
 
     def request(self, domain: str, attributes: Attributes) -> Request | None:
         """None: every descriptor was left out, and no limit applies."""

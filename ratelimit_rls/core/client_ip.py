@@ -6,6 +6,8 @@ the right, and only as far as there are proxies one trusts; everything further l
     X-Forwarded-For: 203.0.113.9, 198.51.100.7, 192.0.2.1          two trusted proxies before Envoy
                      anything     the client    the first proxy     the connection comes from the second
 
+Or proxies are trusted by where they are: the client is then the first from the right that is none of them.
+
 With `use_remote_address: true` Envoy is one more that adds what it was called from, before anybody here sees the list:
 then the connection's own address stands at its end (the machine's own, if the connection is a loopback one).
 """
@@ -14,12 +16,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 LONGEST_ADDRESS = 128
 """Characters. No address with its brackets, port and zone is longer, so anything longer is not looked at."""
 
 MOST_TRUSTED_PROXIES = 16
+MOST_TRUSTED_NETWORKS = 64
+
+Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class ClientIp:
     trusted_proxies: int = 0  # before Envoy; 0: the client is whoever the connection comes from
     use_remote_address: bool = False  # as in Envoy's connection manager. Never guessed: a wrong guess can be forged
     ipv6_prefix: int = 128  # addresses of one such network are one client
+    trusted_networks: tuple[Network, ...] = ()  # where proxies are, in place of how many there are
 
     def of(self, peer: str, forwarded_for: str) -> str | None:
         """The client's address in its one spelling; None when there is none, as on a Unix socket.
@@ -35,6 +41,8 @@ class ClientIp:
         is not believed at all: then the client is whoever the connection comes from.
         """
         connection = canonical(peer, self.ipv6_prefix)
+        if self.trusted_networks:
+            return self._first_stranger(peer, forwarded_for)
         if not self.trusted_proxies or not forwarded_for:
             return connection
         skipped = self._added_by_envoy(peer, forwarded_for)
@@ -46,6 +54,20 @@ class ClientIp:
             return connection
         return canonical(entries[-at], self.ipv6_prefix) or connection
 
+    def _first_stranger(self, peer: str, forwarded_for: str) -> str | None:
+        """What a proxy that is trusted says of who called it is believed; at the first that is not, the walk ends."""
+        nearest = peer
+        for entry in reversed(forwarded_for.rsplit(",", MOST_TRUSTED_PROXIES)):
+            address = canonical(nearest)
+            if address is None or not self._is_trusted(address) or canonical(entry) is None:
+                break
+            nearest = entry
+        return canonical(nearest, self.ipv6_prefix)
+
+    def _is_trusted(self, address: str) -> bool:
+        told = ip_address(address)
+        return any(told in network for network in self.trusted_networks if network.version == told.version)
+
     def _added_by_envoy(self, peer: str, forwarded_for: str) -> int | None:
         """How many entries at the end of the list are Envoy's own, or None if it is not what it was said to be."""
         address = canonical(peer)
@@ -53,6 +75,10 @@ class ClientIp:
             return 0
         is_last = canonical(forwarded_for.rpartition(",")[2]) == address
         return 1 if is_last or _is_loopback(address) else None
+
+
+DIRECT = ClientIp()
+"""Nobody stands between: the client is whoever the connection comes from."""
 
 
 @lru_cache(8192)

@@ -17,6 +17,7 @@ from ratelimit_rls.core.model import (
     Outline,
     Purpose,
     Reading,
+    Refusal,
     Slot,
     State,
     Status,
@@ -34,6 +35,8 @@ COME_BACK_US = 1_000_000
 def decide(outline: Outline, answer: Answer | None) -> Decision:
     """`answer` is None exactly when the outline has no steps."""
     if answer is None:
+        if outline.refusal is not None:
+            return _refused(outline, outline.refusal)
         return Decision(Code.OK, tuple([_unmetered(slot) for slot in outline.slots]), outline)
     statuses = []
     at = 0
@@ -54,6 +57,15 @@ def decide(outline: Outline, answer: Answer | None) -> Decision:
     if answer.moments_us:
         decision = decision._replace(moments_us=answer.moments_us)
     return _held(decision, answer.readings) if outline.can_wait and not over else decision
+
+
+def _refused(outline: Outline, refusal: Refusal) -> Decision:
+    statuses = tuple(
+        Status(Code.OVER_LIMIT, None, 0, 0, slot) if number == refusal.slot else _unmetered(slot)
+        for number, slot in enumerate(outline.slots)
+    )
+    code = Code.OK if outline.shadow_mode else Code.OVER_LIMIT
+    return Decision(code, statuses, outline, shadowed=outline.shadow_mode)
 
 
 def allowed(outline: Outline) -> Decision:

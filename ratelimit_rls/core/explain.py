@@ -39,6 +39,7 @@ class Attempt:
     pattern: str  # as the rules write it; "" where they have none
     outcome: Outcome
     position: Position | None = None
+    overrode: tuple[Position, ...] = ()  # what weaker sources say of it, and is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
             outcome = Outcome.MET
         elif wildcard.matches(entry):
             outcome = Outcome.NOT_TRIED
-        yield Attempt(Way.WILDCARD, pattern, outcome, wildcard.node.position)
+        yield Attempt(Way.WILDCARD, pattern, outcome, _place(wildcard.node), wildcard.node.overrode)
     yield from _patterns(node, entry, met)
     alone = node.by_key.get(entry.key)
     if alone is not None and alone is not met and any(wildcard.node is alone for wildcard in wildcards):
@@ -98,7 +99,7 @@ def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
         yield Attempt(Way.KEY_ONLY, "", Outcome.ABSENT)
     elif not (is_one_of_many and alone is met):
         outcome = Outcome.MET if alone is met else Outcome.NOT_TRIED
-        yield Attempt(Way.KEY_ONLY, alone.key, outcome, alone.position)
+        yield Attempt(Way.KEY_ONLY, alone.key, outcome, _place(alone), alone.overrode)
 
 
 def _patterns(node: Node, entry: Entry, met: Node | None) -> Iterator[Attempt]:
@@ -111,16 +112,21 @@ def _patterns(node: Node, entry: Entry, met: Node | None) -> Iterator[Attempt]:
             outcome = Outcome.MET
         elif pattern.matches(entry.value, address):
             outcome = Outcome.NOT_TRIED
-        yield Attempt(Way[pattern.way.name], pattern.text, outcome, child.position)
+        yield Attempt(Way[pattern.way.name], pattern.text, outcome, _place(child), child.overrode)
 
 
 def _exact(node: Node, entry: Entry, met: Node | None) -> Attempt:
     exact = node.exact.get(entry)
     if exact is not None:
         assert exact is met
-        return Attempt(Way.EXACT, entry.value, Outcome.MET, exact.position)
+        return Attempt(Way.EXACT, entry.value, Outcome.MET, _place(exact), exact.overrode)
     knows_key = any(key == entry.key for key, _ in node.exact)
     return Attempt(Way.EXACT, entry.value, Outcome.DIFFERENT if knows_key else Outcome.ABSENT)
+
+
+def _place(node: Node) -> Position | None:
+    """Several sources may describe a node: of those, the one whose limit it has."""
+    return node.rule.position if node.rule is not None else node.position
 
 
 def _conclude(descriptor: Descriptor, levels: list[LevelWalked], node: Node | None) -> str:
@@ -135,6 +141,5 @@ def _conclude(descriptor: Descriptor, levels: list[LevelWalked], node: Node | No
         has_children = any(node.children())
         more = "; its limits lie deeper" if has_children else ""
         return f"the descriptor ends on {node.label}, which has no rate_limit{more}: no limit applies"
-    if node.rule.unlimited:
-        return f"rule {node.rule.path}: unlimited"
-    return f"rule {node.rule.path}"
+    told = f"rule {node.rule.path}: unlimited" if node.rule.unlimited else f"rule {node.rule.path}"
+    return f"{told}, but for whoever has limits as {node.rule.limits_of.value}" if node.rule.limits_of else told

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
+
+if TYPE_CHECKING:
+    from ratelimit_rls.core.standing import Validity
 
 MAX_HITS = 2**32 - 1
 """The most hits one descriptor may ask for: as many as the largest limit that can be written."""
@@ -94,6 +97,13 @@ class Code(IntEnum):
 class Entry(NamedTuple):
     key: str
     value: str
+
+
+class Subject(Enum):
+    """Whose limits a rule takes in place of its own, where they have any. The value is the word in YAML."""
+
+    USER = "user"
+    API_KEY = "api_key"
 
 
 class Purpose(Enum):
@@ -227,6 +237,7 @@ class Rule:
     deny: Deny | None = None
     on_store_failure: OnStoreFailure | None = None  # None: as the process is set
     hot: Hot | None = None
+    limits_of: Subject | None = None  # who is named by the descriptor's last value: their own limits, if they have any
 
     @property
     def unlimited(self) -> bool:
@@ -265,6 +276,17 @@ class Slot:
     watchers: tuple[Watcher, ...] = ()  # none without steps
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call does not pass whatever its limits say: nothing is asked of the store, and nothing is charged."""
+
+    reason: Literal["blocked", "unauthorized"]
+    message: str  # for whoever is refused
+    status: int  # of HTTP, where the protocol lets us choose
+    until_s: float | None = None  # when it ends, in seconds since the epoch; None: nobody knows
+    slot: int = 0  # the number of the descriptor by which it came
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Outline:
     """All of a plan but whose counters it moves: shared by every request that meets the same rules with the same hits.
@@ -284,13 +306,18 @@ class Outline:
     purpose: Purpose = Purpose.DECIDE
     can_wait: bool = False  # an answer may have to be held
     on_store_failure: OnStoreFailure = OnStoreFailure.ERROR
+    refusal: Refusal | None = None  # then there are no steps
 
 
 class Plan(NamedTuple):
-    """All that one request asks of the store: a function of the request and the rules, never of the moment."""
+    """All that one request asks of the store: a function of the request, the rules and how its callers stand.
+
+    The moment is no part of it; but where a standing ends, or is changed, the plan ends with it.
+    """
 
     outline: Outline
     keys: tuple[bytes, ...]  # for each descriptor, one state per step, then one per watcher
+    valid: Validity | None = None  # None: for as long as the rules
 
 
 class Reading(NamedTuple):

@@ -49,6 +49,12 @@ class Pattern:
             return bool(self.subject == other.subject)
         return self.label == other.label
 
+    def contains(self, other: Pattern) -> bool:
+        """Of networks: whether whatever meets the other would meet this one."""
+        if self.way is not Way.CIDR or other.way is not Way.CIDR or self.subject.version != other.subject.version:
+            return False
+        return bool(other.subject.subnet_of(self.subject))
+
     def matches(self, value: str, address: IPv4Address | IPv6Address | None) -> bool:
         """`address` is the value as an address, if it is one."""
         if self.way is Way.CIDR:

@@ -1,6 +1,7 @@
 """plan: which counters a request moves, and by how much.
 
-Nothing here depends on the moment, so a plan can be kept for as long as the rules that made it.
+Nothing here depends on the moment, so a plan can be kept for as long as the rules that made it, and the standings of
+those it names.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+from ratelimit_rls.core.callers import Callers, Stood
+from ratelimit_rls.core.identity import BLOCKED_STATUS
 from ratelimit_rls.core.keys import encode_tag, storage_key, watcher_key
 from ratelimit_rls.core.match import match
 from ratelimit_rls.core.model import (
@@ -22,6 +25,7 @@ from ratelimit_rls.core.model import (
     Outline,
     Plan,
     Purpose,
+    Refusal,
     Request,
     Rule,
     Slot,
@@ -29,6 +33,7 @@ from ratelimit_rls.core.model import (
     Unit,
     Watcher,
 )
+from ratelimit_rls.core.standing import Standings, Validity
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest
 
@@ -83,19 +88,24 @@ class Policy:
 class Planner:
     """Plans requests under one tree, and gives requests of one kind one and the same outline."""
 
-    def __init__(self, tree: Tree, policy: Policy) -> None:
+    def __init__(self, tree: Tree, policy: Policy, standings: Standings | None = None) -> None:
+        """Without `standings` nobody has limits but the rules'."""
         self._tree = tree
         self._policy = policy
+        self._callers = Callers(standings) if standings is not None else None
         self._outlines: dict[object, Outline] = {}
         self._kept_bytes = 0
 
     def plan(self, request: Request) -> Plan:
         """Raises BadRequest if the request has no meaning."""
         check(request)
-        matches = match(self._tree, request)
-        outline = self._outline(request, matches)
+        matches, standings, refusal, is_own = self._stood(request, match(self._tree, request))
+        valid = Validity(standings) if standings else None
+        if refusal is not None:
+            return Plan(self._refused(request, matches, refusal), (), valid)
+        outline = self._outline(request, matches, is_own)
         if not outline.steps:
-            return Plan(outline, ())
+            return Plan(outline, (), valid)
         shard_by = self._tree.domains[request.domain].shard_by
         keys: list[bytes] = []
         for found, slot in zip(matches, outline.slots, strict=True):
@@ -103,9 +113,22 @@ class Planner:
                 tag = encode_tag(request.domain, found.entries, shard_by)
                 keys += [storage_key(self._policy.key_prefix, tag, step.limit) for step in slot.steps]
                 keys += [watcher_key(self._policy.key_prefix, tag, watcher) for watcher in slot.watchers]
-        return Plan(outline, tuple(keys))
+        return Plan(outline, tuple(keys), valid)
 
-    def _outline(self, request: Request, matches: tuple[Match, ...]) -> Outline:
+    def _stood(self, request: Request, matches: tuple[Match, ...]) -> Stood:
+        if self._callers is None:
+            return Stood(matches, ())
+        terms = self._tree.identities.get(request.domain)
+        return self._callers.stand(request, matches, terms.blocked_status if terms else BLOCKED_STATUS)
+
+    def _refused(self, request: Request, matches: tuple[Match, ...], refusal: Refusal) -> Outline:
+        slots = tuple(
+            Slot(found.rule, (), _hits(request, descriptor), found.metric_path)
+            for descriptor, found in zip(request.descriptors, matches, strict=True)
+        )
+        return refused(request, slots, refusal, shadow_mode=self._policy.shadow_mode)
+
+    def _outline(self, request: Request, matches: tuple[Match, ...], is_own: bool) -> Outline:
         # A rule is known by its identity, which lasts as long as the tree. A limit in the request has a rule made for
         # it, so that is known by what it says.
         asked = [
@@ -115,7 +138,7 @@ class Planner:
         kind = (request.domain, request.hits, request.purpose, *asked)
         outline = self._outlines.get(kind)
         if outline is None:
-            outline = self._make_outline(request, matches)
+            outline = self._make_outline(request, matches, is_own)
             self._keep(kind, outline)
         return outline
 
@@ -127,7 +150,7 @@ class Planner:
         else:
             self._outlines[kind] = outline
 
-    def _make_outline(self, request: Request, matches: tuple[Match, ...]) -> Outline:
+    def _make_outline(self, request: Request, matches: tuple[Match, ...], is_own: bool) -> Outline:
         replaced = frozenset[str]().union(*(found.rule.replaces for found in matches if found.rule))
         slots = tuple(
             self._slot(request, descriptor, found, replaced)
@@ -137,7 +160,7 @@ class Planner:
         domain_known = request.domain in self._tree.domains
         brought_bytes = sum(map(_brought_bytes, request.descriptors, matches))
         brought_bytes += 0 if domain_known else len(request.domain)
-        is_own = brought_bytes > 0 or _brings_hits(request)
+        is_own = is_own or brought_bytes > 0 or _brings_hits(request)
         steps = tuple(step for slot in slots for step in slot.steps)
         states = len(steps) + sum(len(slot.watchers) for slot in slots)
         if states > MOST_STATES:
@@ -212,6 +235,20 @@ class Planner:
         """Where a refusal need not hold, or comes after the fact, nobody is made to wait for it, or penalised."""
         policy = self._policy
         return request.purpose is not Purpose.REPORT and not policy.shadow_mode and not policy.quota_mode
+
+
+def refused(request: Request, slots: tuple[Slot, ...], refusal: Refusal, *, shadow_mode: bool = False) -> Outline:
+    """Of a call that does not pass whatever its limits say."""
+    return Outline(
+        domain=request.domain,
+        domain_known=True,
+        steps=(),
+        slots=slots,
+        shadow_mode=shadow_mode,
+        own_bytes=_weight_bytes(slots),
+        purpose=request.purpose,
+        refusal=refusal,
+    )
 
 
 def check(request: Request) -> None:

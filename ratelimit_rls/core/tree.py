@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ratelimit_rls.core.attributes import AttributeMapping
+from ratelimit_rls.core.identity import IdentityTerms
 from ratelimit_rls.core.keys import ShardBy
 from ratelimit_rls.core.model import Entry, OnStoreFailure, Position, Rule
 from ratelimit_rls.core.pattern import Pattern, parse_address
@@ -69,6 +70,7 @@ class Node:
     share_threshold: bool = False
     value_to_metric: bool = False
     position: Position | None = None
+    overrode: tuple[Position, ...] = ()  # what weaker sources say of it, and is left out
     style: AnswerStyle = PLAIN  # of a domain: of limits that arrive in requests, since each rule has its own
     deny: Deny | None = None  # likewise
     on_store_failure: OnStoreFailure | None = None  # likewise
@@ -112,6 +114,7 @@ class Tree:
 
     domains: Mapping[str, Node] = field(default_factory=dict)
     mappings: Mapping[str, AttributeMapping] = field(default_factory=dict)  # `ext_authz` of the domains that have one
+    identities: Mapping[str, IdentityTerms] = field(default_factory=dict)  # `identity`, likewise
 
     def rules(self) -> list[Rule]:
         """Every rule, sorted by path."""

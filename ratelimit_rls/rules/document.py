@@ -66,6 +66,7 @@ class DescriptorDocument:
     match: MatchDocument | None = None
     rate_limit: RateLimitDocument | None = None
     limits: Written[tuple[RateLimitDocument, ...]] | None = None
+    limits_of: Written[str] | None = None
     descriptors: tuple[DescriptorDocument, ...] = ()
     charge: Written[str] | None = None
     action: Written[str] | None = None
@@ -104,6 +105,7 @@ class Document:
     answer: Written[YamlNode] | None = None
     deny: Written[YamlNode] | None = None
     ext_authz: Written[YamlNode] | None = None
+    identity: Written[YamlNode] | None = None
     is_broken: bool = False
 
 
@@ -127,6 +129,7 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
         answer=fields.node("answer"),
         deny=fields.node("deny"),
         ext_authz=fields.node("ext_authz"),
+        identity=fields.node("identity"),
         is_broken=fields.is_broken,
     )
 
@@ -140,6 +143,7 @@ def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
         match=_read_match(fields, found),
         rate_limit=_read_rate_limit(fields, found),
         limits=_read_limits(fields, found),
+        limits_of=fields.text("limits_of"),
         descriptors=fields.maps("descriptors", "[]config.YamlDescriptor", _read_descriptor),
         charge=fields.text("charge"),
         action=fields.text("action"),

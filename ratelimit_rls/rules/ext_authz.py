@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_network
 
 from ratelimit_rls.core.attributes import (
+    AnonymousIp,
     AttributeMapping,
+    Caller,
+    CallerId,
     Client,
     Context,
     Fixed,
@@ -23,7 +28,7 @@ from ratelimit_rls.core.attributes import (
     Scheme,
     Source,
 )
-from ratelimit_rls.core.client_ip import MOST_TRUSTED_PROXIES, ClientIp
+from ratelimit_rls.core.client_ip import MOST_TRUSTED_NETWORKS, MOST_TRUSTED_PROXIES, ClientIp, Network
 from ratelimit_rls.core.model import MAX_HITS
 from ratelimit_rls.core.path_template import PathTemplate
 from ratelimit_rls.rules.fields import Fields
@@ -31,7 +36,14 @@ from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.headers import TOKEN_CHARACTERS, compile_headers
 from ratelimit_rls.rules.node import YamlNode, YamlScalar, excerpt
 
-MAPPING_KEYS = ("trusted_proxies", "use_remote_address", "ipv6_prefix", "descriptors", "upstream_headers")
+MAPPING_KEYS = (
+    "trusted_proxies",
+    "trusted_networks",
+    "use_remote_address",
+    "ipv6_prefix",
+    "descriptors",
+    "upstream_headers",
+)
 DESCRIPTOR_KEYS = ("entries", "hits")
 SOURCE_KEYS = ("from", "template", "header", "query", "context", "metadata", "value")
 ENTRY_KEYS = ("key", *SOURCE_KEYS, "templates", "take", "default")
@@ -49,21 +61,37 @@ _WHAT_A_TEMPLATE_IS = (
 )
 _HEADER_NAME = re.compile(f":?{TOKEN_CHARACTERS}")  # Envoy's own, such as ':authority', included
 
-_PLAIN: dict[str, Callable[[], Source]] = {"method": Method, "path": Path, "host": Host, "scheme": Scheme}
-_FROM = (*_PLAIN, "client_ip")
+_PLAIN: dict[str, Callable[[], Source]] = {
+    "method": Method,
+    "path": Path,
+    "host": Host,
+    "scheme": Scheme,
+    "user": partial(Caller, "user"),
+    "tier": partial(Caller, "tier"),
+    "org": partial(Caller, "org"),
+    "api_key": partial(Caller, "api_key"),
+}
+_OF_ADDRESS: dict[str, Callable[[ClientIp], Source]] = {
+    "client_ip": Client,
+    "caller": CallerId,
+    "anonymous_ip": AnonymousIp,
+}
+_FROM = (*_PLAIN, *_OF_ADDRESS)
 
 
 def compile_mapping(node: YamlNode, found: Findings) -> AttributeMapping | None:
     """None after an error."""
     before = len(found.errors)
     fields = Fields(node, MAPPING_KEYS, found)
-    reader = _Reader(_client_ip(fields, found), found)
+    client_ip = _client_ip(fields, found)
+    reader = _Reader(client_ip, found)
     descriptors = reader.descriptors(fields)
     headers = compile_headers(fields.value("upstream_headers"), found)
     if len(found.errors) > before:
         return None
     # A header that rules write in any case is one header; Envoy and HTTP/2 know it in lower case.
-    return AttributeMapping.of(descriptors, tuple((name.lower(), template) for name, template in headers))
+    upstream = tuple((name.lower(), template) for name, template in headers)
+    return AttributeMapping.of(descriptors, upstream, client_ip)
 
 
 def _client_ip(fields: Fields, found: Findings) -> ClientIp:
@@ -81,11 +109,31 @@ def _client_ip(fields: Fields, found: Findings) -> ClientIp:
             "'trusted_proxies' needs 'use_remote_address: true' or 'false' beside it, as in Envoy's connection "
             "manager: whether the last address of X-Forwarded-For is Envoy's own",
         )
+    networks = _networks(fields, found)
+    if networks and fields.has("trusted_proxies"):
+        found.error(
+            fields.node,
+            "'trusted_networks' and 'trusted_proxies' both say which proxies are believed; keep one of them",
+        )
     return ClientIp(
+        trusted_networks=networks,
         trusted_proxies=depth,
         use_remote_address=fields.truth("use_remote_address"),
         ipv6_prefix=_within(fields, "ipv6_prefix", 1, 128, found) or 128,
     )
+
+
+def _networks(fields: Fields, found: Findings) -> tuple[Network, ...]:
+    items = fields.items("trusted_networks")
+    if len(items) > MOST_TRUSTED_NETWORKS:
+        found.error(items[MOST_TRUSTED_NETWORKS], f"at most {MOST_TRUSTED_NETWORKS} trusted_networks are looked at")
+    networks: list[Network] = []
+    for item in items[:MOST_TRUSTED_NETWORKS]:
+        try:
+            networks.append(ip_network(item.text if isinstance(item, YamlScalar) else ""))
+        except ValueError:
+            found.error(item, f"trusted_networks: {excerpt(item)} is not a network such as 10.0.0.0/8")
+    return tuple(networks)
 
 
 class _Reader:
@@ -132,8 +180,8 @@ class _Reader:
         if len(self._found.errors) > before:
             return None  # what a key that is not known was meant to be must not be reported as missing
         fields.required("key", "key: remote_address")
-        key = fields.read("key", _text)
-        default = fields.read("default", _text)
+        key = fields.read("key", some_text)
+        default = fields.read("default", some_text)
         source = self._source(fields)
         return None if key is None or source is None else MappedEntry(key, source, default)
 
@@ -155,18 +203,18 @@ class _Reader:
             case "template":
                 return self._segment(fields)
             case "header":
-                name = fields.read("header", _header_name)
+                name = fields.read("header", header_name)
                 return None if name is None else Header(name)
             case "query":
-                name = fields.read("query", _query_name)
+                name = fields.read("query", query_name)
                 return None if name is None else QueryParameter(name)
             case "context":
-                name = fields.read("context", _text)
+                name = fields.read("context", some_text)
                 return None if name is None else Context(name)
             case "metadata":
                 return self._metadata(fields)
             case _:
-                text = fields.read("value", _text)
+                text = fields.read("value", some_text)
                 return None if text is None else Fixed(text)
 
     def _from(self, fields: Fields) -> Source | None:
@@ -179,8 +227,8 @@ class _Reader:
                     fields.value("templates") or fields.node,
                     f"'templates' are of paths; write 'from: path', not '{name}'",
                 )
-        if name == "client_ip":
-            return Client(self._client_ip)
+        if name in _OF_ADDRESS:
+            return _OF_ADDRESS[name](self._client_ip)
         return None if name is None else _PLAIN[name]()
 
     def _shape(self, fields: Fields) -> Source | None:
@@ -225,7 +273,7 @@ class _Reader:
         inside = Fields(node, METADATA_KEYS, self._found)
         inside.required("namespace", "namespace: envoy.filters.http.jwt_authn")
         inside.required_list("path", "path: [payload, sub]")
-        namespace = inside.read("namespace", _text)
+        namespace = inside.read("namespace", some_text)
         keys = []
         for item in self._at_most(DEEPEST_METADATA, inside, "path"):
             if isinstance(item, YamlScalar) and item.text:
@@ -258,19 +306,19 @@ def _known(name: str) -> str:
     return name
 
 
-def _text(text: str) -> str:
+def some_text(text: str) -> str:
     if not text:
         raise ValueError("is empty, which is as good as no value")
     return text
 
 
-def _query_name(name: str) -> str:
+def query_name(name: str) -> str:
     if len(name) > LONGEST_QUERY_NAME:
         raise ValueError(f"is longer than {LONGEST_QUERY_NAME} characters; it is the name of one parameter")
-    return _text(name)
+    return some_text(name)
 
 
-def _header_name(name: str) -> str:
+def header_name(name: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError("is not the name of a header")
     return name.lower()

@@ -47,6 +47,7 @@ FILE_KEYS: Mapping[str, str] = {
     "answer": STRICT,
     "deny": STRICT,
     "ext_authz": STRICT,
+    "identity": STRICT,
 }
 DESCRIPTOR_KEYS: Mapping[str, str] = {
     "key": LEAF,
@@ -54,6 +55,7 @@ DESCRIPTOR_KEYS: Mapping[str, str] = {
     "match": "match",
     "rate_limit": "rate_limit",
     "limits": "rate_limit",
+    "limits_of": LEAF,
     "descriptors": "descriptor",
     "charge": LEAF,
     "action": LEAF,

@@ -165,6 +165,53 @@ def duplicate_descriptor(path: str, first: Position) -> str:
     return f"duplicate descriptor composite key '{path}'; it is already at {first}; join the two"
 
 
+def duplicate_of_priority(path: str, first: Position) -> str:
+    return (
+        f"duplicate descriptor composite key '{path}'; {first} has it with the same priority; "
+        "join the two, or give one of them another priority"
+    )
+
+
+def overridden(path: str, by: Position) -> str:
+    return f"'{path}' is left out, with all that is below it: {by} comes first, and what it says of it counts"
+
+
+def other_switch(key: str, path: str, first: Position) -> str:
+    return f"{key} of '{path}' is another at {first}, which comes first and counts"
+
+
+def overridden_of_domain(key: str, domain: str, by: Position) -> str:
+    return f"'{key}' of domain '{_cut(domain)}' is left out: {by} comes first, and what it says counts"
+
+
+def named_body(key: str) -> str:
+    return (
+        f"'{key}' beside 'domain': the targeting says which requests a stored rule is for; drop it, "
+        "or write the descriptor under 'descriptors'"
+    )
+
+
+def hidden(wide: str, narrow: str, by: Position) -> str:
+    return (
+        f"what is below {wide} does not hold for {narrow}: {by} is met first, and has nothing of the kind; "
+        "write it there, too, or target the two so that they do not overlap"
+    )
+
+
+def nothing_to_target() -> str:
+    return (
+        "there is nothing to target: beside 'domain' write 'descriptors', or what belongs on one, "
+        "e.g. 'rate_limit: {unit: minute, requests_per_unit: 5}'"
+    )
+
+
+def too_many_shapes(domain: str, most: int) -> str:
+    return (
+        f"domain '{_cut(domain)}' has stored rules with more than {most} kinds of targeting, and each is a descriptor "
+        "of every request; target several rules by the same things"
+    )
+
+
 def share_without_wildcard(label: str) -> str:
     return (
         f"share_threshold can only be used with wildcard values (containing '*'), but found key '{label}'; "
@@ -382,6 +429,10 @@ def hot_without_limit(what: str) -> str:
 
 
 # -- answer and deny --------------------------------------------------------------------------------------------------
+
+
+def limits_of_with(what: str, why: str) -> str:
+    return f"'limits_of' cannot be used with '{what}': {why}"
 
 
 def unknown_family(name: str, families: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ratelimit_rls.core.model import Charge, Limit, OnStoreFailure, Rule
+from ratelimit_rls.core.model import Charge, Limit, OnStoreFailure, Rule, Subject
 from ratelimit_rls.core.span import span_within
 from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 from ratelimit_rls.rules import offences
@@ -61,12 +61,15 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
     warn_at = compile_warn_at(document.warn_at, found)
     hot = compile_hot(document.hot, limits, found)
     _check_hot(document, action, charge, inherited, found)
+    limits_of = read_word("limits_of", document.limits_of, Subject, found)
+    _check_limits_of(document, action, found)
     style = compile_style(document.answer, found)
     deny = compile_deny(document.deny, found)
     written = document.rate_limits
-    if action is not Action.ALLOW and (not written or (document.enabled and not document.enabled.value)):
+    is_limited = bool(written or limits_of)
+    if action is not Action.ALLOW and (not is_limited or (document.enabled and not document.enabled.value)):
         return None
-    is_ours = penalty or hot or document.limits is not None or any(limit.uses_new_key for limit in written)
+    is_ours = penalty or hot or limits_of or document.limits is not None or any(one.uses_new_key for one in written)
     if action is Action.ALLOW:
         limits = ()
     if action is Action.THROTTLE:
@@ -86,8 +89,9 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
         warn_at=warn_at,
         style=style or inherited.style,
         deny=deny or inherited.deny,
-        on_store_failure=inherited.on_store_failure if limits else None,
+        on_store_failure=inherited.on_store_failure if limits or limits_of else None,
         hot=hot,
+        limits_of=limits_of,
     )
 
 
@@ -162,6 +166,18 @@ def _check_hot(
     unlimited = document.rate_limit.unlimited if document.rate_limit else None
     if unlimited is not None and unlimited.value:
         found.error(unlimited.position, offences.hot_without_limit("unlimited"))
+
+
+def _check_limits_of(document: DescriptorDocument, action: Action | None, found: Findings) -> None:
+    written = document.limits_of
+    if written is None:
+        return
+    if action is Action.ALLOW:
+        found.error(written.position, offences.limits_of_with("action: allow", "nothing is limited there"))
+    if document.hot is not None:
+        found.error(written.position, offences.limits_of_with("hot", "a lease is taken of a limit that all share"))
+    if is_on(document.share_threshold):
+        found.error(written.position, offences.limits_of_with("share_threshold", "each has a counter of its own"))
 
 
 def _modes(document: DescriptorDocument) -> Iterator[tuple[str, Written[bool]]]:

@@ -70,8 +70,9 @@ DECISIONS = Instrument(
     "ratelimit.decisions",
     Kind.COUNTER,
     "{decision}",
-    "Descriptors that were decided. Outcome: ok, over_limit, shadowed, unlimited, replaced, no_rule. Source: store, "
-    "cache (a remembered refusal), fallback (the store did not answer), rules (no counter was needed).",
+    "Descriptors that were decided. Outcome: ok, over_limit, shadowed, unlimited, replaced, no_rule, and of callers "
+    "who are turned away whatever their limits: blocked, unauthorized. Source: store, cache (a remembered refusal), "
+    "fallback (the store did not answer), rules (no counter was needed).",
     (DOMAIN, RULE, OUTCOME, SOURCE),
 )
 HITS = Instrument(
@@ -172,6 +173,46 @@ CPU_TIME = Instrument("process.cpu.time", Kind.COUNTER, "s", "Processor time use
 MEMORY = Instrument("process.memory.usage", Kind.GAUGE, "By", "Resident memory.")
 OPEN_FILES = Instrument("process.open_file_descriptor.count", Kind.GAUGE, "{file}", "Open files and sockets.")
 
+CREDENTIALS = Instrument(
+    "ratelimit.credentials",
+    Kind.COUNTER,
+    "{credential}",
+    "Credentials that were looked at. Kind: api_key, jwt. Outcome: valid, invalid.",
+    ("ratelimit.credential", OUTCOME),
+)
+TOKENS_REFUSED = Instrument(
+    "ratelimit.tokens.refused", Kind.COUNTER, "{token}", "Tokens that were not believed, by the reason.", (REASON,)
+)
+ISSUER_KEYS = Instrument(
+    "ratelimit.issuer_keys",
+    Kind.GAUGE,
+    "{key}",
+    "Keys that tokens of an issuer are verified with; none: all of its tokens are refused.",
+    ("ratelimit.issuer",),
+    together=Together.LEAST,
+)
+ACCOUNTS = Instrument(
+    "ratelimit.accounts",
+    Kind.GAUGE,
+    "{account}",
+    "What is held in memory of callers: tiers, users, keys, and standings in use.",
+    ("ratelimit.account",),
+    together=Together.MOST,
+)
+DATABASE_AVAILABLE = Instrument(
+    "ratelimit.database.available",
+    Kind.GAUGE,
+    "1",
+    "1: the database is followed. 0: it is away, and what was last read is in force.",
+    together=Together.LEAST,
+)
+FEED_SEQUENCE = Instrument(
+    "ratelimit.database.sequence",
+    Kind.GAUGE,
+    "1",
+    "The newest change of an administrator that is in force here.",
+    together=Together.LEAST,
+)
 KEPT_BY_OTHERS: dict[str, Instrument] = {
     "ratelimit.store.calls_in_flight": STORE_IN_FLIGHT,
     "ratelimit.denials.remembered": Instrument(
@@ -213,6 +254,33 @@ KEPT_BY_OTHERS: dict[str, Instrument] = {
     ),
     "ratelimit.throttle.room_full_total": Instrument(
         "ratelimit.throttle.room_full", Kind.COUNTER, "{call}", "Calls that could not be held (RLS_MAX_HELD_CALLS)."
+    ),
+    "ratelimit.audit.waiting": Instrument(
+        "ratelimit.audit.waiting", Kind.GAUGE, "{decision}", "Decisions that are to be written to the database."
+    ),
+    "ratelimit.audit.dropped_total": Instrument(
+        "ratelimit.audit.dropped", Kind.COUNTER, "{decision}", "Not recorded for want of room (RLS_AUDIT_BUFFER)."
+    ),
+    "ratelimit.audit.written_total": Instrument(
+        "ratelimit.audit.written", Kind.COUNTER, "{decision}", "Decisions that are in the database."
+    ),
+    "ratelimit.audit.refused_total": Instrument(
+        "ratelimit.audit.refused", Kind.COUNTER, "{decision}", "Decisions that the database would not take."
+    ),
+    "ratelimit.usage.waiting": Instrument(
+        "ratelimit.usage.waiting", Kind.GAUGE, "{line}", "Lines of usage that wait for the database, by the minute."
+    ),
+    "ratelimit.usage.dropped_total": Instrument(
+        "ratelimit.usage.dropped", Kind.COUNTER, "{call}", "Calls that are in no usage, for want of room."
+    ),
+    "ratelimit.usage.lines": Instrument(
+        "ratelimit.usage.lines", Kind.GAUGE, "{line}", "Lines that usage is counted under, not taken to be written yet."
+    ),
+    "ratelimit.limiter.clock_skew_total": Instrument(
+        "ratelimit.limiter.clock_skew",
+        Kind.COUNTER,
+        "{call}",
+        "Calls of CheckRateLimit whose caller's clock is more than five minutes from ours. Limits go by the store's.",
     ),
     "ratelimit.embedded_store.keys": Instrument(
         "ratelimit.embedded_store.keys", Kind.GAUGE, "{key}", "Counters of the embedded store."
@@ -306,6 +374,12 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     RULES_DOMAINS,
     RULES_AGE,
     XDS_CONNECTED,
+    CREDENTIALS,
+    TOKENS_REFUSED,
+    ISSUER_KEYS,
+    ACCOUNTS,
+    DATABASE_AVAILABLE,
+    FEED_SEQUENCE,
     BUILD,
     WORKERS,
     CPU_TIME,

@@ -180,6 +180,9 @@ class Metrics:
     def _slot_counters(self, outline: Outline, slot: Slot) -> LimitCounters | PassCounter:
         domain = self._told_apart(outline.domain) if outline.domain_known else OTHER
         rule = slot.rule
+        if outline.refusal is not None:
+            name = self._told_apart(rule.path) if rule else ""
+            return self.passes.setdefault((domain, name, outline.refusal.reason), PassCounter())
         if not slot.steps:
             outcome = "no_rule" if rule is None else "unlimited" if slot.unlimited else "replaced"
             return self.passes.setdefault((domain, self._told_apart(rule.path) if rule else "", outcome), PassCounter())

@@ -43,8 +43,12 @@ class RefusalLog:
                     return
 
     def _write(self, decision: Decision, ids: Ids | None) -> None:
-        refusing = next(status for status in decision.statuses if status.code is Code.OVER_LIMIT)
-        log.info("refused", domain=decision.outline.domain, **_words(refusing), **(ids._asdict() if ids else {}))
+        refusal = decision.outline.refusal
+        if refusal is not None:  # whatever the limits say
+            words: dict[str, str | int] = {"reason": refusal.reason}
+        else:
+            words = _words(next(status for status in decision.statuses if status.code is Code.OVER_LIMIT))
+        log.info("refused", domain=decision.outline.domain, **words, **(ids._asdict() if ids else {}))
 
 
 def _words(status: Status) -> dict[str, str | int]:

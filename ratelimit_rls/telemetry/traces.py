@@ -122,7 +122,9 @@ class TracedBatch:
             return
         span.set_attribute("ratelimit.limited", decision.code is Code.OVER_LIMIT)
         refusing = next((status for status in decision.statuses if status.code is Code.OVER_LIMIT), None)
-        if refusing is not None:
+        if decision.outline.refusal is not None:
+            span.set_attribute("ratelimit.reason", decision.outline.refusal.reason)
+        elif refusing is not None:
             span.set_attribute("ratelimit.rule", told_as(refusing.slot.rule))
         source = "fallback" if decision.without_store is not None else "cache" if decision.remembered else "store"
         span.set_attribute("ratelimit.source", source)

@@ -19,6 +19,8 @@ LARGEST_MESSAGE_BYTES = 16 * 1024
 # again in each of its keys, where escaping may triple them.
 _ENTRY_BYTES = 340
 _KEY_BYTES = 70
+_VALID_BYTES = 250  # with the standing it holds
+_LINE_BYTES = 350  # what it is recorded under
 
 W = TypeVar("W")
 
@@ -43,10 +45,15 @@ class CallCache(Generic[W]):
         return len(self._known)
 
     def put(self, message: bytes, known: Known[W]) -> None:
-        if len(message) > LARGEST_MESSAGE_BYTES or message in self._known:
+        """A message that is there already is known anew: what was known of it does not hold any more."""
+        if len(message) > LARGEST_MESSAGE_BYTES:
             return
+        before = self._known.get(message)
+        if before is None:
+            self._messages.append(message)
+        else:
+            self._held_bytes -= weight_bytes(message, before)
         self._known[message] = known
-        self._messages.append(message)
         self._held_bytes += weight_bytes(message, known)
         while self._held_bytes > self._most_bytes:
             self._evict(randrange(len(self._messages)))
@@ -65,7 +72,8 @@ class CallCache(Generic[W]):
 
 
 def weight_bytes(message: bytes, known: Known[Any]) -> int:
-    outline, _, prepared = known.call
+    outline, _, prepared, valid, line = known.call
     keys, own_bytes = (len(prepared.keys), prepared.own_bytes) if prepared is not None else (0, 0)
     copies = 1 + -(-keys // max(1, len(outline.slots)))
-    return _ENTRY_BYTES + _KEY_BYTES * keys + outline.own_bytes + own_bytes + copies * len(message)
+    bound = (_VALID_BYTES if valid is not None else 0) + (_LINE_BYTES if line is not None else 0)
+    return _ENTRY_BYTES + _KEY_BYTES * keys + bound + outline.own_bytes + own_bytes + copies * len(message)

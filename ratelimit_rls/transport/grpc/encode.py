@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ratelimit_rls.core.model import Code, Decision, Limit, Outline, Request, Rule, Status
+from ratelimit_rls.core.model import Code, Decision, Limit, Outline, Refusal, Request, Rule, Status
 from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.transport.answers import AnswerOptions, Answers
 from ratelimit_rls.transport.answers.fired import KEY, RETRY_AFTER, known_before
@@ -85,6 +85,8 @@ class Encoder:
 
     def encode(self, decision: Decision, wording: Wording) -> bytes:
         code = decision.code
+        if code is _OVER_LIMIT and decision.outline.refusal is not None:
+            return self._turned_away(decision, decision.outline.refusal, wording)
         parts = [_CODE[code]]
         for status in decision.statuses:
             body = _status(status, wording.current_limits)
@@ -100,6 +102,16 @@ class Encoder:
             parts.append(_bytes(_DYNAMIC_METADATA, wording.metadata + said))
         elif code is _OVER_LIMIT:
             parts.append(_metadata(self._fired(decision, wording)))
+        return b"".join(parts)
+
+    def _turned_away(self, decision: Decision, refusal: Refusal, wording: Wording) -> bytes:
+        """Of a caller that no limit refused. Envoy's filter decides the status; access logs are told the reason."""
+        statuses = [_status(status, {}) for status in decision.statuses]
+        parts = [_CODE[decision.code], *(_bytes(_STATUS, status) for status in statuses)]
+        for number in wording.undecided:
+            parts.insert(1 + number, _UNDECIDED)
+        said = wording.metadata if self._metadata_enabled else b""
+        parts.append(_metadata(said + struct({KEY: {"refused": refusal.reason}})))
         return b"".join(parts)
 
     def _headers(self, decision: Decision) -> tuple[bytes, ...]:

@@ -5,8 +5,12 @@ Every Check is different (ids, times, ports), so what was worked out is kept by 
 
 from __future__ import annotations
 
-from ratelimit_rls.core.attributes import AttributeMapping
-from ratelimit_rls.core.model import Decision, Request
+from time import time
+
+from ratelimit_rls.core.attributes import AttributeMapping, Attributes, Client
+from ratelimit_rls.core.credentials import IP, UNKNOWN_ADDRESS, prove
+from ratelimit_rls.core.identity import Identity, IdentityTerms, Verifier
+from ratelimit_rls.core.model import Decision, Descriptor, Entry, Refusal, Request
 from ratelimit_rls.errors import BadRequest, NotReady
 from ratelimit_rls.service import NO_LIMIT, Call, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
@@ -14,7 +18,7 @@ from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.authz_decode import attributes, parse
 from ratelimit_rls.transport.grpc.authz_encode import Asked, AuthzEncoder
-from ratelimit_rls.transport.grpc.cache import Known
+from ratelimit_rls.transport.grpc.cache import CallCache, Known
 from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 
@@ -36,9 +40,11 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         default_domain: str = "",
         cache_bytes: int = 64 * 1024 * 1024,
         refusal_log: RefusalLog | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         """`default_domain` is whose rules decide where Envoy names none; empty: the only one that has a mapping."""
-        super().__init__(limiter, metrics, room, cache_bytes, refusal_log)
+        super().__init__(limiter, metrics, room, refusal_log, verifier)
+        self.cache: CallCache[None] = CallCache(cache_bytes)
         self._encoder = AuthzEncoder(options or AnswerOptions())
         self._default_domain = default_domain
 
@@ -49,21 +55,33 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
             return Known(NO_LIMIT, Asked(None))
         told = attributes(context, mapping.metadata)
         header = told.headers.get
-        asked = Asked(mapping, header("x-request-id", ""), header("content-type", "").startswith("application/grpc"))
+        request_id, is_grpc = header("x-request-id", ""), header("content-type", "").startswith("application/grpc")
+        terms = self._terms(domain)
+        if terms is None:
+            asked = Asked(mapping, request_id, is_grpc)
+        else:
+            caller, refusal = prove(told, terms, self.verifier, time())
+            told = told._replace(caller=caller)
+            if refusal is not None:
+                return Known(self._refused(domain, mapping, told, refusal), Asked(mapping, request_id, is_grpc))
+            asked = Asked(mapping, request_id, is_grpc, _told_upstream(caller, mapping, told), _hidden(terms))
         request = mapping.request(domain, told)
-        return Known(NO_LIMIT if request is None else self._call(request), asked)
+        return Known(NO_LIMIT if request is None else self.call_of(request, self.cache), asked)
+
+    def _terms(self, domain: str) -> IdentityTerms | None:
+        loaded = self.limiter.rules
+        return loaded.tree.identities.get(domain) if loaded is not None else None
+
+    def _refused(self, domain: str, mapping: AttributeMapping, told: Attributes, refusal: Refusal) -> Call:
+        """Of whom nothing is known but where it comes from."""
+        address = Client(mapping.client_ip).value(told) or UNKNOWN_ADDRESS
+        return self.limiter.refuse(Request(domain, (Descriptor((Entry(IP, address),)),)), refusal)
+
+    def forget(self) -> None:
+        self.cache.clear()
 
     def word(self, decision: Decision, wording: Asked) -> bytes:
         return self._encoder.encode(decision, wording)
-
-    def _call(self, request: Request) -> Call:
-        key = _key(request)
-        known = self.cache.get(key)
-        if known is not None:
-            return known.call
-        call = self.limiter.prepare(request)
-        self.cache.put(key, Known(call, Asked(None)))
-        return call
 
     def _chosen(self, named: str) -> tuple[str, AttributeMapping | None]:
         """The domain whose rules decide, with its mapping: None if Envoy itself names one that has none.
@@ -98,11 +116,10 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         return next(iter(mappings.items()))
 
 
-def _key(request: Request) -> bytes:
-    """The same for two requests exactly if they are the same: every text stands after its length."""
-    parts = [f"{len(request.domain)}:{request.domain}"]
-    for entries, _, hits, _ in request.descriptors:
-        parts.append(f";{hits}")
-        for key, value in entries:
-            parts.append(f",{len(key)}:{key}{len(value)}:{value}")
-    return "".join(parts).encode()
+def _told_upstream(caller: Identity, mapping: AttributeMapping, told: Attributes) -> tuple[str, ...]:
+    """What the upstream is told of the caller, in the order of CALLER_HEADERS."""
+    return (*caller, Client(mapping.client_ip).value(told) or "")
+
+
+def _hidden(terms: IdentityTerms) -> tuple[str, ...]:
+    return tuple([place.header for place in terms.places if place.header]) if terms.hide else ()

@@ -9,9 +9,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import inf
+from time import time
 from typing import Generic, TypeVar
 
-from ratelimit_rls.core.model import Decision
+from ratelimit_rls.core.identity import Verifier
+from ratelimit_rls.core.model import Decision, Request
 from ratelimit_rls.errors import BadRequest, NotReady, Overloaded, StoreError
 from ratelimit_rls.service import Call, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
@@ -40,13 +42,14 @@ class LimiterDoor(ABC, Generic[W]):
         limiter: RateLimiter,
         metrics: Metrics,
         room: WaitingRoom,
-        cache_bytes: int,
         refusal_log: RefusalLog | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
+        """`verifier` knows whose credentials are whose; without one they are nobody's."""
         self.limiter = limiter
+        self.verifier = verifier
         self.refusal_log = refusal_log or RefusalLog(0)
         self.counters = metrics.service
-        self.cache: CallCache[W] = CallCache(cache_bytes)  # empty again whenever the rules change
         self.room = room
         # Under the rules in force, as far as calls were seen.
         self.some_can_wait = False
@@ -58,12 +61,27 @@ class LimiterDoor(ABC, Generic[W]):
         """What a message asks for. Raises BadRequest if it has no meaning, NotReady if there are no rules yet."""
 
     @abstractmethod
+    def forget(self) -> None:
+        """What was worked out for requests: the rules have changed."""
+
+    @abstractmethod
     def word(self, decision: Decision, wording: W) -> bytes:
         """The answer's bytes."""
 
     def known(self, messages: Sequence[bytes]) -> list[Known[W] | Failure]:
         """What each message asks for; a door whose messages come again and again looks them up in the cache first."""
         return [self.understood(message) for message in messages]
+
+    def call_of(self, request: Request, cache: CallCache[None]) -> Call:
+        """`prepare`, remembered by what the request says: for messages that are never the same twice, or must not be
+        kept since they carry a credential."""
+        key = _key(request)
+        known = cache.get(key)
+        if known is not None and ((valid := known.call.valid) is None or valid.holds(time())):
+            return known.call
+        call = self.limiter.prepare(request)
+        cache.put(key, Known(call, None))
+        return call
 
     def understood(self, message: bytes) -> Known[W] | Failure:
         """`read`, with its troubles told."""
@@ -93,7 +111,7 @@ class LimiterDoor(ABC, Generic[W]):
         if self.limiter.rules is not self._rules:
             self._rules = self.limiter.rules
             self.some_can_wait = self.some_ask_nothing = False
-            self.cache.clear()
+            self.forget()
         return AskedLimiter(self, self.known(messages), deadlines_s, request_ids, traced)
 
     async def check(self, message: bytes) -> Answered:
@@ -134,3 +152,13 @@ class LimiterDoor(ABC, Generic[W]):
                 code, message = FailureCode.INTERNAL, "internal error"
         self.counters.service_error += 1
         return Failure(code, message)
+
+
+def _key(request: Request) -> bytes:
+    """The same for two requests exactly if they are the same: every text stands after its length."""
+    parts = [f"{len(request.domain)}:{request.domain};{request.hits}"]
+    for entries, limit, hits, is_refund in request.descriptors:
+        parts.append(f";{hits}{limit or ''}{is_refund or ''}")
+        for key, value in entries:
+            parts.append(f",{len(key)}:{key}{len(value)}:{value}")
+    return "".join(parts).encode()

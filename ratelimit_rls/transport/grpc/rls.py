@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import time
 
+from ratelimit_rls.core.credentials import Resolved, resolve
+from ratelimit_rls.core.identity import Verifier
 from ratelimit_rls.core.model import Decision, Purpose, Request
 from ratelimit_rls.core.plan import check
 from ratelimit_rls.service import NO_LIMIT, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.transport.answers import AnswerOptions
-from ratelimit_rls.transport.grpc.cache import Known
+from ratelimit_rls.transport.grpc.cache import CallCache, Known
 from ratelimit_rls.transport.grpc.decode import decode
 from ratelimit_rls.transport.grpc.door import Failure
 from ratelimit_rls.transport.grpc.encode import Encoder, Wording
 from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
 from ratelimit_rls.transport.grpc.request_id import identified
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
+
+PROVED_SHARE = 8
+"""Of the cache's bytes, one part in so many is for requests that came with a credential, known without it."""
 
 
 class RlsDoor(LimiterDoor[Wording]):
@@ -32,28 +38,58 @@ class RlsDoor(LimiterDoor[Wording]):
         request_id_entry: str = "",
         cache_bytes: int = 64 * 1024 * 1024,
         refusal_log: RefusalLog | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         """`request_id_entry` is the key of descriptor entries that say which call it is, and not what to count."""
-        super().__init__(limiter, metrics, room, cache_bytes, refusal_log)
+        super().__init__(limiter, metrics, room, refusal_log, verifier)
+        self.cache: CallCache[Wording] = CallCache(cache_bytes - cache_bytes // PROVED_SHARE)
+        self._proved: CallCache[None] = CallCache(cache_bytes // PROVED_SHARE)
         self._encoder = Encoder(options or AnswerOptions())
         self._purpose = purpose
         self._request_id_entry = request_id_entry
         self.messages_have_ids = bool(request_id_entry)
 
+    def forget(self) -> None:
+        self.cache.clear()
+        self._proved.clear()
+
     def known(self, messages: Sequence[bytes]) -> list[Known[Wording] | Failure]:
         recall = self.cache.get
-        return [recall(message) or self.understood(message) for message in messages]
+        if not self.limiter.knows_callers:
+            return [recall(message) or self.understood(message) for message in messages]
+        now_s = time()
+        ready: list[Known[Wording] | Failure] = []
+        for message in messages:
+            known = recall(message)
+            if known is None or not ((valid := known.call.valid) is None or valid.holds(now_s)):
+                ready.append(self.understood(message))
+            else:
+                ready.append(known)
+        return ready
 
     def read(self, message: bytes) -> Known[Wording]:
         request = decode(message)._replace(purpose=self._purpose)
+        request, refusal, had_credential = self._resolved(request)
+        if refusal is not None:
+            call = self.limiter.refuse(request, refusal)
+            return Known(call, self._encoder.wording(request, call.outline))
         if self._request_id_entry:
             known = self._read_identified(request)
         else:
-            call = self.limiter.prepare(request)
+            call = self.call_of(request, self._proved) if had_credential else self.limiter.prepare(request)
             known = Known(call, self._encoder.wording(request, call.outline))
-        if known.request_id is None:  # one that has an id is not seen again but in a retry
+        # One that has an id is not seen again but in a retry, and one that has a credential is not kept.
+        if known.request_id is None and not had_credential:
             self.cache.put(message, known)
         return known
+
+    def _resolved(self, request: Request) -> Resolved:
+        """The request as the rules know it: with who is calling in place of credentials."""
+        loaded = self.limiter.rules
+        terms = loaded.tree.identities.get(request.domain) if loaded is not None else None
+        if terms is None or not terms.entries:
+            return Resolved(request)
+        return resolve(request, terms, self.verifier, time())
 
     def _read_identified(self, request: Request) -> Known[Wording]:
         """A descriptor that had nothing but the id is not decided about, and told that no limit applied."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 import pytest
 
 from ratelimit_rls.core.client_ip import LONGEST_ADDRESS, ClientIp, canonical
@@ -129,3 +131,25 @@ def test_a_long_list_costs_what_is_trusted_of_it() -> None:
     forwarded_for = "6.6.6.6," * 100_000 + "192.0.2.7"
     assert ClientIp(1).of(LB, forwarded_for) == "192.0.2.7"
     assert ClientIp(1).of(LB, "x" * 1_000_000) == LB
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded_for", "expected"),
+    [
+        ("10.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1", "1.1.1.1, 203.0.113.9, 10.0.0.2", "203.0.113.9"),
+        ("10.0.0.1", "203.0.113.9, 10.0.0.1", "203.0.113.9"),  # Envoy has added the connection's own
+        ("203.0.113.9", "1.1.1.1", "203.0.113.9"),  # a stranger's word
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),  # nobody but proxies
+        ("10.0.0.1", "203.0.113.9, garbage", "10.0.0.1"),
+        ("10.0.0.1", "garbage, 10.0.0.2", "10.0.0.2"),
+        ("fd00::1", "2001:db8:0:1:2::3", "2001:db8:0:1::"),
+        ("::ffff:10.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("", "203.0.113.9", None),  # a Unix socket
+        ("10.0.0.1", ", ".join(["203.0.113.9"] + ["10.0.0.2"] * 40), "10.0.0.2"),  # looked at so far, and no further
+    ],
+)
+def test_proxies_may_be_trusted_by_where_they_are(peer: str, forwarded_for: str, expected: str | None) -> None:
+    networks = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+    assert ClientIp(trusted_networks=networks, ipv6_prefix=64).of(peer, forwarded_for) == expected

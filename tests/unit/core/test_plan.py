@@ -70,7 +70,7 @@ def _outline(*descriptors: Descriptor | str, policy: Policy | None = None) -> Ou
 
 
 def test_each_limit_becomes_a_step_with_a_key_and_each_descriptor_a_slot_in_order() -> None:
-    outline, keys = _plan("unnamed", "exempt", "user")
+    outline, keys, _ = _plan("unnamed", "exempt", "user")
 
     assert keys == (b"rl:{d/unnamed=v}:fixed_window:86400", b"rl:{d/user=v}:fixed_window:60")
     assert [step.limit.requests_per_unit for step in outline.steps] == [1, 5]
@@ -81,7 +81,7 @@ def test_each_limit_becomes_a_step_with_a_key_and_each_descriptor_a_slot_in_orde
 
 def test_a_replaced_limit_is_not_counted_wherever_it_stands() -> None:
     for order in (("user", "premium"), ("premium", "user")):
-        outline, keys = _plan(*order)
+        outline, keys, _ = _plan(*order)
 
         (step,) = outline.steps
         assert step.limit.name == "premium"
@@ -285,7 +285,7 @@ def _watched(*keys: str, policy: Policy | None = None, purpose: Purpose = Purpos
 
 
 def test_a_descriptors_watchers_have_keys_behind_those_of_its_limits() -> None:
-    outline, keys = _watched("client", "plain")
+    outline, keys, _ = _watched("client", "plain")
     assert keys == (
         b"rl:{d/client=v}:gcra:1",
         b"rl:{d/client=v}:fixed_window:86400",

@@ -6,7 +6,19 @@ import pytest
 import structlog
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Position, Reading, Rule, Slot, Step, Unit
+from ratelimit_rls.core.model import (
+    Answer,
+    Charge,
+    Limit,
+    Outline,
+    Position,
+    Reading,
+    Refusal,
+    Rule,
+    Slot,
+    Step,
+    Unit,
+)
 from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.telemetry.traces import Ids
 
@@ -55,6 +67,15 @@ def test_a_limit_that_came_with_the_request_is_not_named_by_its_values(clock: Cl
         assert log.has_room
         log.note([(0, decide(own, Answer(True, 0, (Reading(-1, 1, 1),))))], lambda _: None)
     assert [line["rule"] for line in lines] == ["_override"]
+
+
+def test_who_is_turned_away_is_told_with_the_reason_and_without_a_rule(clock: Clock) -> None:
+    away = Outline("edge", True, (), (Slot(None, (), 0),), refusal=Refusal("unauthorized", "no", 401))
+    log = RefusalLog(5, clock)
+    with structlog.testing.capture_logs() as lines:
+        assert log.has_room
+        log.note([(0, decide(away, None))], lambda _: None)
+    assert lines == [{"log_level": "info", "event": "refused", "domain": "edge", "reason": "unauthorized"}]
 
 
 def test_no_more_lines_a_second_than_were_asked_for(clock: Clock) -> None:

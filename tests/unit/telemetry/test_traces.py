@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Position, Reading, Rule, Slot, Step, Unit
+from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Position, Reading, Refusal, Rule, Slot, Step, Unit
 from ratelimit_rls.telemetry.traces import Ids, Metadata, TracedBatch, Traces, current_ids, store_span
 
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
@@ -136,6 +137,17 @@ def test_a_refusal_says_by_which_rule_and_is_no_error() -> None:
         "ratelimit.rule": "edge.user",
         "ratelimit.source": "store",
     }
+
+
+def test_who_is_turned_away_has_the_reason_in_place_of_a_rule() -> None:
+    house = House()
+    batch = house.batch(W3C)
+    batch.decided(0, decide(replace(OUTLINE, steps=(), refusal=Refusal("blocked", "no", 403)), None))
+    batch.ended(0)
+    (span,) = house.spans()
+    said = attributes(span)
+    assert (said["ratelimit.limited"], said["ratelimit.reason"]) == (True, "blocked")
+    assert "ratelimit.rule" not in said
 
 
 def test_a_failure_is_an_error_with_its_status() -> None:

@@ -1,0 +1,136 @@
+"""Credentials in a request, and who the caller is by them: before anything is matched, so that none goes any further.
+
+ext_authz   headers and query  ─► Identity ─► descriptors by the mapping
+RLS         [x-api-key=rlk_…]  ─► Identity ─► [tier=gold, user=alice]
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from ratelimit_rls.core.attributes import Attributes, QueryParameter
+from ratelimit_rls.core.identity import (
+    ANONYMOUS,
+    CredentialEntry,
+    CredentialKind,
+    CredentialPlace,
+    Identity,
+    IdentityTerms,
+    Otherwise,
+    Verifier,
+)
+from ratelimit_rls.core.model import Descriptor, Entry, Refusal, Request
+
+LONGEST_CREDENTIAL = 16 * 1024
+"""Characters. Longer ones are nobody's, and are not looked at."""
+
+IP = "ip"
+"""The key of the entry by which a caller is known that proves nothing."""
+
+REMOTE_ADDRESS = "remote_address"
+"""The key under which Envoy sends the client's address."""
+
+UNKNOWN_ADDRESS = "unknown"
+"""Whose address is not in the request: all of these are one caller, so that proving nothing is no way around limits."""
+
+_MISSING = "a credential is needed: an API key or a token"
+_INVALID = "the credential is not valid, or not any more"
+UNAUTHORIZED = 401
+
+
+class Proved(NamedTuple):
+    identity: Identity
+    refusal: Refusal | None = None
+
+
+def prove(attributes: Attributes, terms: IdentityTerms, verifier: Verifier | None, now_s: float) -> Proved:
+    """Who asks, by the first place that has a credential."""
+    for place in terms.places:
+        credential = _found(attributes, place)
+        if credential:
+            identity = _identify(place.kind, credential, verifier, now_s)
+            return Proved(identity) if identity is not None else _unproved(terms.on_invalid, _INVALID)
+    return _unproved(terms.on_missing, _MISSING) if terms.places else Proved(ANONYMOUS)
+
+
+class Resolved(NamedTuple):
+    request: Request  # without credentials
+    refusal: Refusal | None = None
+    had_any: bool = False
+
+
+def resolve(request: Request, terms: IdentityTerms, verifier: Verifier | None, now_s: float) -> Resolved:
+    """The request with entries that say who is calling in place of those that carry a credential."""
+    carried = {entry.key: entry for entry in terms.entries}
+    if not any(entry.key in carried for descriptor in request.descriptors for entry in descriptor.entries):
+        return Resolved(request)
+    address = Entry(IP, _address(request))
+    refusal: Refusal | None = None
+    descriptors: list[Descriptor] = []
+    for number, descriptor in enumerate(request.descriptors):
+        entries: list[Entry] = []
+        for entry in descriptor.entries:
+            terms_of_it = carried.get(entry.key)
+            if terms_of_it is None:
+                entries.append(entry)
+                continue
+            proved = _prove_entry(terms_of_it, entry.value, terms, verifier, now_s)
+            refusal = refusal or (proved.refusal and _at(proved.refusal, number))
+            entries.extend(_entries(proved.identity, terms_of_it) or [address])
+        descriptors.append(descriptor._replace(entries=tuple(entries)))
+    return Resolved(request._replace(descriptors=tuple(descriptors)), refusal, True)
+
+
+def _prove_entry(
+    entry: CredentialEntry, credential: str, terms: IdentityTerms, verifier: Verifier | None, now_s: float
+) -> Proved:
+    if not credential:
+        return _unproved(terms.on_missing, _MISSING)
+    identity = _identify(entry.kind, credential, verifier, now_s)
+    return Proved(identity) if identity is not None else _unproved(terms.on_invalid, _INVALID)
+
+
+def _entries(identity: Identity, entry: CredentialEntry) -> list[Entry]:
+    """In place of the credential; nothing if none of it is known."""
+    proved = ((field, getattr(identity, field)) for field in entry.becomes)
+    return [Entry(field, value) for field, value in proved if value]
+
+
+def _identify(kind: CredentialKind, credential: str, verifier: Verifier | None, now_s: float) -> Identity | None:
+    if verifier is None or len(credential) > LONGEST_CREDENTIAL:
+        return None
+    return verifier.identify(kind, credential, now_s)
+
+
+def _unproved(otherwise: Otherwise, message: str) -> Proved:
+    refused = otherwise is Otherwise.REFUSE
+    return Proved(ANONYMOUS, Refusal("unauthorized", message, UNAUTHORIZED) if refused else None)
+
+
+def _at(refusal: Refusal, number: int) -> Refusal:
+    return Refusal(refusal.reason, refusal.message, refusal.status, slot=number)
+
+
+def _found(attributes: Attributes, place: CredentialPlace) -> str:
+    if place.query:
+        return _parameter(place.query).value(attributes) or ""
+    text = attributes.headers.get(place.header, "")
+    if not place.scheme:
+        return text
+    scheme, _, credential = text.partition(" ")
+    return credential.strip(" ") if scheme.lower() == place.scheme else ""
+
+
+@lru_cache(64)
+def _parameter(name: str) -> QueryParameter:
+    """The rules name few."""
+    return QueryParameter(name)
+
+
+def _address(request: Request) -> str:
+    for descriptor in request.descriptors:
+        for key, value in descriptor.entries:
+            if key == REMOTE_ADDRESS and value:
+                return value
+    return UNKNOWN_ADDRESS

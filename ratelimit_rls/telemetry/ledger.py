@@ -1,0 +1,449 @@
+"""What is to be recorded of calls: every refusal, some admissions, and how many of each there were, by the minute.
+
+    decisions ─► Ledger ─► a background task (records/decisions.py) ─► the database
+
+Noting a call costs a fraction of a microsecond and waits for nothing. All calls are counted exactly, each once, under
+the rule that spoke for it: the one that refused, else the first with a limit. All that is kept is bounded, whatever
+clients send, and what there was no room for is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ratelimit_rls.core.model import Code, Decision, Outline, Request, Slot, Status
+from ratelimit_rls.errors import StoreError
+from ratelimit_rls.telemetry.histogram import BUCKETS, bucket_of
+from ratelimit_rls.telemetry.rule_names import told_as
+
+MOST_LINES = 50_000
+"""Different callers, rules and endpoints that are counted apart in one minute."""
+
+OTHER = "(other)"
+"""In place of the caller and the endpoint: of all that are one too many to be counted apart."""
+
+MINUTE_S = 60
+
+WAITING = "ratelimit.audit.waiting"
+DROPPED = "ratelimit.audit.dropped_total"
+LINES = "ratelimit.usage.lines"
+
+_FIELDS = {
+    "user": "user",
+    "user_id": "user",
+    "api_key": "api_key",
+    "ip": "ip",
+    "remote_address": "ip",
+    "client_ip": "ip",
+    "path": "endpoint",
+    "endpoint": "endpoint",
+    "method": "method",
+}
+"""Which entries of descriptors say who called and what for."""
+
+_LONGEST = {"user": 255, "ip": 64, "endpoint": 500, "method": 16}
+"""Characters, as the columns of the database have them."""
+
+_LONGEST_DOMAIN = 255
+_LONGEST_RULE = 500
+
+_KEY_ID = re.compile(r"(?:rlk_)?([a-z2-7]{12})(?:_[A-Za-z0-9_-]{43})?")
+
+
+class Word(Enum):
+    """What became of a call. The value is what records call it."""
+
+    ALLOWED = "allowed"
+    THROTTLED = "throttled"
+    BLOCKED = "blocked"  # by who calls, not by how often
+    UNDECIDED = "undecided"  # the store did not say, nor do the rules; counted, but no decision to be recorded
+
+
+_WORDS = tuple(Word)
+_MISS, _HIT, _NO_LIMIT = range(3)
+"""Whether a refusal that was remembered answered; where no limit applies, none could."""
+
+_UNTIMED = BUCKETS
+_KIND = BUCKETS + 1
+"""A call is counted under one number: its word, what the memory of refusals had to do with it, and its bucket.
+
+An admitted call with a limit has the smallest ones, which Python does not make anew.
+"""
+
+
+def _code(word: Word, memory: int) -> int:
+    return (_WORDS.index(word) * 3 + memory) * _KIND
+
+
+_ALLOWED, _ALLOWED_HIT, _ALLOWED_FREE = (_code(Word.ALLOWED, memory) for memory in (_MISS, _HIT, _NO_LIMIT))
+_THROTTLED, _THROTTLED_HIT = _code(Word.THROTTLED, _MISS), _code(Word.THROTTLED, _HIT)
+_BLOCKED = _code(Word.BLOCKED, _NO_LIMIT)
+_UNDECIDED = _code(Word.UNDECIDED, _MISS)
+
+
+class Caller(NamedTuple):
+    """As far as descriptors tell it; what they do not is empty. Fit to be stored: no credential, nothing long."""
+
+    domain: str
+    user: str = ""
+    api_key: str = ""  # its public id
+    ip: str = ""
+    endpoint: str = ""  # a path without its query
+    method: str = ""
+
+
+class Recorded(NamedTuple):
+    """One decision."""
+
+    at_s: float
+    log_id: int  # with the moment, like no other's: what is written twice is stored once
+    caller: Caller
+    rule: str
+    word: Word
+    current: int | None = None  # of the limit, with this call where it was charged
+    limit: int | None = None
+    status: int | None = None  # that a refused client gets, where the protocol lets us choose
+    retry_after_s: int | None = None
+    latency_us: int | None = None
+    reason: str = ""  # of a refusal that no limit decided
+
+
+class UsageKey(NamedTuple):
+    minute_s: int
+    domain: str
+    rule: str
+    user: str
+    endpoint: str
+
+
+class Counts:
+    """Of calls that are counted together."""
+
+    __slots__ = ("_codes",)
+
+    def __init__(self) -> None:
+        self._codes: dict[int, int] = {}
+
+    def add(self, other: Counts) -> None:
+        mine = self._codes
+        for code, count in other._codes.items():
+            mine[code] = mine.get(code, 0) + count
+
+    def clear(self) -> None:
+        """What it takes, too: lines that are not used for long may still hold it."""
+        self._codes.clear()
+
+    @property
+    def total(self) -> int:
+        return sum(self._codes.values())
+
+    def of(self, word: Word) -> int:
+        number = _WORDS.index(word)
+        return sum(count for code, count in self._codes.items() if code // _KIND // 3 == number)
+
+    @property
+    def cache_hits(self) -> int:
+        return sum(count for code, count in self._codes.items() if code // _KIND % 3 == _HIT)
+
+    @property
+    def cache_misses(self) -> int:
+        return sum(count for code, count in self._codes.items() if code // _KIND % 3 == _MISS)
+
+    @property
+    def latencies(self) -> dict[int, int]:
+        """A histogram (telemetry/histogram.py)."""
+        told: dict[int, int] = {}
+        for code, count in self._codes.items():
+            bucket = code % _KIND
+            if bucket != _UNTIMED:
+                told[bucket] = told.get(bucket, 0) + count
+        return told
+
+
+class Line:
+    """What the calls of one planned request are recorded under."""
+
+    __slots__ = ("_admitted", "_codes", "_generation", "_is_known", "_slot", "caller", "rule")
+
+    def __init__(self, caller: Caller, outline: Outline) -> None:
+        self.caller = caller
+        self._slot = next((slot for slot in outline.slots if slot.steps), None)
+        self.rule = _rule(self._slot)  # of an admission
+        self._is_known = outline.domain_known  # so that it is one of few
+        self._admitted = _ALLOWED_FREE if self._slot is None else _ALLOWED
+        self._codes: dict[int, int] = {}  # where its calls are counted in, as long as that rule speaks for them
+        self._generation: object = None  # this generation of counters; any other: look for the counter anew
+
+
+class Ledger:
+    def __init__(
+        self,
+        *,
+        sample: float,
+        most_waiting: int,
+        most_lines: int = MOST_LINES,
+        clock: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`sample` is the share of admissions that are recorded; `most_waiting` decisions wait to be written."""
+        self._sample = sample
+        self._most_waiting = most_waiting
+        self._most_lines = most_lines
+        self._clock = clock
+        self._draw = draw
+        self._ahead = self._gap()  # calls that pass before the next draw
+        self._waiting: deque[Recorded] = deque()
+        self._next_id = random.randrange(2**62)
+        self.dropped = 0
+        self._cells: dict[UsageKey, Counts] = {}
+        self._generation = object()
+        self._minute_s = 0
+        self._minute_ends_s = -math.inf
+        self._seen: set[UsageKey] = set()  # in this minute, whether taken since or not
+
+    def line(self, request: Request, outline: Outline) -> Line:
+        """Made once when a request is planned, and kept with its plan. Credentials must have been resolved before."""
+        found: dict[str, str] = {}
+        for descriptor in request.descriptors:
+            for key, value in descriptor.entries:
+                field = _FIELDS.get(key)
+                if field is not None and value:
+                    found.setdefault(field, value)
+        texts = {field: _fit(found.get(field, ""), longest) for field, longest in _LONGEST.items()}
+        texts["endpoint"] = _fit(found.get("endpoint", "").partition("?")[0].partition("#")[0], _LONGEST["endpoint"])
+        caller = Caller(
+            domain=_fit(outline.domain or request.domain, _LONGEST_DOMAIN),
+            api_key=_key_id(found.get("api_key")),
+            **texts,
+        )
+        return Line(caller, outline)
+
+    def note(
+        self,
+        lines: Sequence[Line | None],
+        decisions: Sequence[Decision | StoreError],
+        elapsed_s: float,
+        skipped: Collection[int] = (),
+    ) -> None:
+        """A batch that was decided together; `skipped` has the numbers of those that were told something else."""
+        now_s = self._clock()
+        if now_s >= self._minute_ends_s:
+            self._begin_minute(now_s)
+        if skipped:
+            lines = [None if number in skipped else line for number, line in enumerate(lines)]
+        latency_us = int(elapsed_s * 1e6)
+        bucket = bucket_of(latency_us)
+        if self._ahead < len(lines):
+            self._record_some(lines, decisions, now_s, latency_us)
+        else:
+            self._ahead -= len(lines)
+        generation, passed = self._generation, Code.OK
+        for line, decision in zip(lines, decisions, strict=True):
+            if line is None:
+                continue
+            if line._generation is generation and decision.__class__ is Decision and decision.code is passed:
+                codes = line._codes
+                code = line._admitted + bucket
+                if code in codes:
+                    codes[code] += 1
+                else:
+                    codes[code] = 1
+            else:
+                self._note_one(line, decision, now_s, latency_us, bucket)
+
+    def note_refusal(self, line: Line, reason: str, status: int) -> None:
+        """Of a call that was refused before any limit was looked at: 401 and the like."""
+        now_s = self._clock()
+        if now_s >= self._minute_ends_s:
+            self._begin_minute(now_s)
+        _count(self._codes_of(line, ""), _BLOCKED + _UNTIMED)
+        if self._has_room():
+            reason = _fit(reason, _LONGEST_DOMAIN)
+            self._waiting.append(
+                Recorded(now_s, self._new_id(), line.caller, "", Word.BLOCKED, status=status, reason=reason)
+            )
+
+    def _note_one(
+        self, line: Line, decision: Decision | StoreError, now_s: float, latency_us: int, bucket: int
+    ) -> None:
+        """A call that was not simply admitted, or the first of its line in a while."""
+        if isinstance(decision, StoreError):
+            _count(self._own_codes(line), _UNDECIDED + bucket)
+        elif decision.code is Code.OK:
+            # Under the global shadow mode a refusal that was remembered passes.
+            _count(self._own_codes(line), (_ALLOWED_HIT if decision.remembered else line._admitted) + bucket)
+            if decision.outline.shadow_mode:
+                line._generation = None
+        else:
+            self._note_refused(line, decision, now_s, latency_us, bucket)
+
+    def _note_refused(self, line: Line, decision: Decision, now_s: float, latency_us: int, bucket: int) -> None:
+        refusal = decision.outline.refusal
+        if refusal is not None:
+            code, status = _BLOCKED, decision.statuses[refusal.slot]
+        else:
+            code, status = _THROTTLED_HIT if decision.remembered else _THROTTLED, _refusing(decision)
+        if status.slot is line._slot:
+            rule, codes = line.rule, self._own_codes(line)
+        else:
+            rule = _rule(status.slot)
+            codes = self._codes_of(line, rule)
+        _count(codes, code + bucket)
+        if self._has_room():
+            self._waiting.append(_refused(now_s, self._new_id(), line.caller, rule, decision, status, latency_us))
+
+    def _own_codes(self, line: Line) -> dict[int, int]:
+        if line._generation is not self._generation:
+            line._codes, line._generation = self._codes_of(line, line.rule), self._generation
+        return line._codes
+
+    def _codes_of(self, line: Line, rule: str) -> dict[int, int]:
+        """Where calls of this line and this rule are counted in."""
+        caller = line.caller
+        key = UsageKey(self._minute_s, caller.domain, rule, caller.user, caller.endpoint)
+        cells = self._cells
+        counts = cells.get(key)
+        if counts is not None:
+            return counts._codes
+        if key not in self._seen:
+            if len(self._seen) >= self._most_lines or len(cells) >= 2 * self._most_lines:
+                key = self._shared_key(line, rule)
+            else:
+                self._seen.add(key)
+        return cells.setdefault(key, Counts())._codes
+
+    def _shared_key(self, line: Line, rule: str) -> UsageKey:
+        """Still by domain and rule, which the rules bound, unless nothing is taken from here any more."""
+        if len(self._cells) >= 3 * self._most_lines:
+            return UsageKey(self._minute_s, OTHER, OTHER, OTHER, OTHER)
+        domain = line.caller.domain if line._is_known else OTHER
+        return UsageKey(self._minute_s, domain, rule, OTHER, OTHER)
+
+    def _begin_minute(self, now_s: float) -> None:
+        """Never an earlier one: clocks may be set back, and what was taken of a minute is taken."""
+        self._minute_s = max(self._minute_s, int(now_s // MINUTE_S) * MINUTE_S)
+        self._minute_ends_s = self._minute_s + MINUTE_S
+        self._generation = object()
+        self._seen.clear()
+
+    def _record_some(
+        self, lines: Sequence[Line | None], decisions: Sequence[Decision | StoreError], now_s: float, latency_us: int
+    ) -> None:
+        """Admissions drawn by lot, each as likely as any other. A refusal that is drawn is recorded as all are."""
+        number = self._ahead
+        while number < len(lines):
+            line, decision = lines[int(number)], decisions[int(number)]
+            if line is not None and isinstance(decision, Decision) and decision.code is Code.OK and self._has_room():
+                self._waiting.append(_admitted(now_s, self._new_id(), line, decision, latency_us))
+            number += 1 + self._gap()
+        self._ahead = number - len(lines)
+
+    def _gap(self) -> float:
+        if self._sample >= 1:
+            return 0
+        return int(math.log(1 - self._draw()) / math.log1p(-self._sample)) if self._sample > 0 else math.inf
+
+    def _has_room(self) -> bool:
+        """The newest is what is dropped: what came before it tells how it began."""
+        if len(self._waiting) < self._most_waiting:
+            return True
+        self.dropped += 1
+        return False
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def take_decisions(self, most: int) -> list[Recorded]:
+        """The oldest."""
+        waiting = self._waiting
+        return [waiting.popleft() for _ in range(min(most, len(waiting)))]
+
+    def put_back(self, decisions: Sequence[Recorded]) -> None:
+        """Those that were taken last and could not be written."""
+        self._waiting.extendleft(reversed(decisions))
+        while len(self._waiting) > self._most_waiting:
+            self._waiting.pop()
+            self.dropped += 1
+
+    @property
+    def minute_s(self) -> int:
+        """When the minute began that calls are counted under; to earlier ones nothing is added any more."""
+        return self._minute_s
+
+    def take_usage(self) -> list[tuple[UsageKey, Counts]]:
+        """What was counted since the last time."""
+        if (now_s := self._clock()) >= self._minute_ends_s:
+            self._begin_minute(now_s)
+        cells, self._cells = self._cells, {}
+        self._generation = object()
+        return list(cells.items())
+
+    def gauges(self) -> Iterator[tuple[str, int]]:
+        yield WAITING, len(self._waiting)
+        yield DROPPED, self.dropped
+        yield LINES, len(self._cells)
+
+
+def _count(codes: dict[int, int], code: int) -> None:
+    codes[code] = codes.get(code, 0) + 1
+
+
+def _refusing(decision: Decision) -> Status:
+    """A quota alone refuses nobody while another passes: a limit that refuses is the one that did."""
+    if len(decision.statuses) == 1:
+        return decision.statuses[0]
+    over = [status for status in decision.statuses if status.code is Code.OVER_LIMIT]
+    return next((status for status in over if status.step is not None and not status.step.quota_mode), over[0])
+
+
+def _rule(slot: Slot | None) -> str:
+    return _fit(told_as(slot.rule), _LONGEST_RULE) if slot is not None and slot.rule is not None else ""
+
+
+def _refused(
+    now_s: float, log_id: int, caller: Caller, rule: str, decision: Decision, status: Status, latency_us: int
+) -> Recorded:
+    """`status` is what speaks for the decision."""
+    refusal = decision.outline.refusal
+    if refusal is not None:
+        why = refusal.reason
+        return Recorded(now_s, log_id, caller, rule, Word.BLOCKED, None, None, refusal.status, None, latency_us, why)
+    deny = status.slot.rule.deny if status.slot.rule is not None else None
+    http = 429 if deny is None else deny.status
+    current, limit = _used(status)
+    return Recorded(now_s, log_id, caller, rule, Word.THROTTLED, current, limit, http, status.reset_s, latency_us)
+
+
+def _admitted(now_s: float, log_id: int, line: Line, decision: Decision, latency_us: int) -> Recorded:
+    spoken = next((status for status in decision.statuses if status.step is not None), None)
+    current, limit = _used(spoken) if spoken is not None else (None, None)
+    return Recorded(now_s, log_id, line.caller, line.rule, Word.ALLOWED, current, limit, latency_us=latency_us)
+
+
+def _used(status: Status) -> tuple[int | None, int | None]:
+    """How much of how much; a cooldown, and a store that did not answer, say nothing of the former."""
+    if status.step is None:
+        return None, None
+    limit = status.step.limit
+    most = limit.burst or limit.requests_per_unit
+    return (None if status.reading is None or status.cooldown is not None else most - status.reading.left), most
+
+
+def _fit(text: str, longest: int) -> str:
+    """What every database can store: PostgreSQL has no room for NUL, and UTF-8 none for half a surrogate pair."""
+    text = text[:longest]
+    return text if text.isprintable() else text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _key_id(text: str | None) -> str:
+    """Of a key of ours alone: whatever else an entry of that name carries may be a secret."""
+    found = _KEY_ID.fullmatch(text) if text else None
+    return found[1] if found else ""
