@@ -1,0 +1,1 @@
+"""Who is calling: credentials checked, and how each caller stands."""

@@ -1,0 +1,52 @@
+"""Whose API key it is: found by its public id in the directory, compared by its digest, never kept."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ratelimit_rls.core.identity import Identity
+from ratelimit_rls.identity import secrets
+from ratelimit_rls.identity.directory import Directory
+from ratelimit_rls.identity.order import ends_s
+
+
+class Used(NamedTuple):
+    calls: int
+    at_s: float  # the last time
+
+
+class ApiKeys:
+    def __init__(self, directory: Directory, key_secret: bytes) -> None:
+        self._directory = directory
+        self._key_secret = key_secret
+        self._used: dict[str, Used] = {}
+
+    def identify(self, text: str, now_s: float) -> Identity | None:
+        """None if it is nobody's, or is expired or revoked.
+
+        That its user is blocked does not make a key invalid: who is calling is known, and how they stand is another
+        question.
+        """
+        key_id = secrets.public_id(text, "rlk")
+        if key_id is None:
+            return None
+        key = self._directory.key(key_id)
+        # Compared before anything else is looked at: how long it takes does not tell whether there is such a key.
+        if not secrets.matches(self._key_secret, text, key.digest if key is not None else None):
+            return None
+        if key is None or now_s >= ends_s(key):
+            return None
+        self._note(key_id, now_s)
+        user = self._directory.user(key.user_id)
+        if user is None:
+            return Identity(key.user_id, key.tier, api_key=key_id)
+        return Identity(key.user_id, key.tier or user.tier, user.org, key_id)
+
+    def take_used(self) -> dict[str, Used]:
+        """Which keys were used since this was last asked. At most as many as there are keys."""
+        used, self._used = self._used, {}
+        return used
+
+    def _note(self, key_id: str, now_s: float) -> None:
+        before = self._used.get(key_id)
+        self._used[key_id] = Used(1 if before is None else before.calls + 1, now_s)

@@ -1,0 +1,61 @@
+"""Who is calling, by any credential that is believed here (core.identity.Verifier), and how often it was so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ratelimit_rls.core.identity import CredentialKind, Identity
+from ratelimit_rls.identity.api_keys import ApiKeys
+from ratelimit_rls.identity.directory import Directory
+
+if TYPE_CHECKING:  # brings a library of cryptography along, for those who have issuers
+    from ratelimit_rls.identity.jwt import Tokens
+
+Outcome = Literal["valid", "invalid"]
+
+
+class Callers:
+    def __init__(self, api_keys: ApiKeys | None, tokens: Tokens | None, directory: Directory | None = None) -> None:
+        """A kind of credential that nobody is there for is invalid. `directory` knows users by more than tokens say."""
+        self._api_keys = api_keys
+        self._tokens = tokens
+        self._directory = directory
+        self._outcomes: dict[tuple[CredentialKind, Outcome], int] = {
+            (kind, outcome): 0 for kind in CredentialKind for outcome in ("valid", "invalid")
+        }
+
+    def identify(self, kind: CredentialKind, credential: str, now_s: float) -> Identity | None:
+        if kind is CredentialKind.API_KEY:
+            identity = self._api_keys.identify(credential, now_s) if self._api_keys is not None else None
+        else:
+            identity = self._tokens.identify(credential, now_s) if self._tokens is not None else None
+            identity = identity and self._with_record(identity)
+        self._outcomes[kind, "invalid" if identity is None else "valid"] += 1
+        return identity
+
+    def counts(self) -> dict[tuple[str, Outcome], int]:
+        """Credentials so far, by kind (`api_key`, `jwt`) and outcome: all of them, from the start."""
+        return {(kind.value, outcome): count for (kind, outcome), count in self._outcomes.items()}
+
+    def refused_tokens(self) -> dict[str, int]:
+        """Invalid tokens so far, by reason (jwt.REASONS)."""
+        return dict(self._tokens.refused) if self._tokens is not None else {}
+
+    def token_keys(self) -> dict[str, int]:
+        """Keys in force, by the issuer's name. None: every token of that issuer is refused."""
+        return self._tokens.keys() if self._tokens is not None else {}
+
+    async def start(self) -> None:
+        if self._tokens is not None:
+            await self._tokens.start()
+
+    async def close(self) -> None:
+        if self._tokens is not None:
+            await self._tokens.close()
+
+    def _with_record(self, identity: Identity) -> Identity:
+        """What administrators say of a user comes before what a token says, as it does for limits."""
+        user = self._directory.user(identity.user) if self._directory is not None else None
+        if user is None or not (user.tier or user.org):
+            return identity
+        return identity._replace(tier=user.tier or identity.tier, org=user.org or identity.org)
