@@ -12,7 +12,7 @@ import click
 from ratelimit_rls.cli.descriptor import descriptor_options, format_descriptor, parse_descriptors
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.normal_form import deny_form, hot_form, penalty_form, style_form
-from ratelimit_rls.cli.rules import load, rules_arguments
+from ratelimit_rls.cli.rules import load, sources_arguments
 from ratelimit_rls.cli.words import deny_words, printable, rule_words, style_words
 from ratelimit_rls.core.explain import Attempt, Explanation, Outcome
 from ratelimit_rls.core.explain import explain as walk
@@ -31,13 +31,14 @@ _LONGEST_OUTCOME = max(len(outcome.value) for outcome in Outcome)
 
 
 @click.command(epilog=_EXAMPLES)
-@rules_arguments
+@sources_arguments
 @descriptor_options
 @click.option("--cache-key-prefix", default="", metavar="TEXT", help="As CACHE_KEY_PREFIX of the server.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 def explain(
     paths: tuple[Path, ...],
     merge_domains: bool,
+    database: str,
     domain: str,
     descriptors: tuple[str, ...],
     entries: tuple[str, ...],
@@ -46,10 +47,10 @@ def explain(
 ) -> ExitCode:
     """Tell which rule a descriptor meets, and why no other.
 
-    PATHS are rules files, or directories of them. Several descriptors are taken as those of one request, where one may
-    replace another's limit.
+    PATHS are rules files, or directories of them; the rules of the database, if there is one, come before them. Several
+    descriptors are taken as those of one request, where one may replace another's limit.
     """
-    tree = load(paths, merge_domains).tree
+    tree = load(paths, merge_domains, database).tree
     request = Request(domain, parse_descriptors(descriptors, entries))
     planned = _planned(Planner(tree, Policy(key_prefix=cache_key_prefix)).plan(request))
     explained = [walk(tree, domain, descriptor) for descriptor in request.descriptors]
@@ -101,6 +102,9 @@ def _text(told: Explanation, planned: _Planned) -> Iterator[str]:
     tried_width = max((len(_tried(attempt)) for _, attempt in rows), default=0)
     for name, attempt in rows:
         yield f"{name:<{width}}  {_tried(attempt):<{tried_width}}  {_outcome(attempt)}"
+    for level in told.levels:
+        if level.met is not None:
+            yield from (printable(f"in place of {place}") for place in level.met.overrode)
     yield printable(told.conclusion)
     rule = planned.slot.rule
     if rule is not None and rule.limits:
@@ -169,4 +173,5 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "pattern": attempt.pattern,
         "outcome": attempt.outcome.value,
         "position": str(attempt.position) if attempt.position else None,
+        "overrode": [str(place) for place in attempt.overrode],
     }

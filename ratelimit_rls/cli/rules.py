@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratelimit_rls.cli.desk import at_desk, database_option, stored_rules
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -15,13 +16,21 @@ if TYPE_CHECKING:
     from ratelimit_rls.rules.load import Source
 
 
+_MERGE = click.option(
+    "--merge-domains", is_flag=True, help="Several files may add to one domain, as with MERGE_DOMAIN_CONFIG=true."
+)
+
+
 def rules_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """The arguments of every verb that reads rules."""
     paths = click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-    merge = click.option(
-        "--merge-domains", is_flag=True, help="Several files may add to one domain, as with MERGE_DOMAIN_CONFIG=true."
-    )
-    return paths(merge(command))
+    return paths(_MERGE(command))
+
+
+def sources_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of verbs that take the rules of a database, too."""
+    paths = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+    return paths(_MERGE(database_option(command)))
 
 
 def read(paths: tuple[Path, ...]) -> list[Source]:
@@ -34,8 +43,19 @@ def read(paths: tuple[Path, ...]) -> list[Source]:
     return sources
 
 
-def load(paths: tuple[Path, ...], merge_domains: bool) -> Compiled:
+def load(paths: tuple[Path, ...], merge_domains: bool, database: str = "") -> Compiled:
     """Raises RulesError with everything that is wrong."""
     from ratelimit_rls.rules.compile import compile_documents
 
-    return compile_documents(read(paths), merge_domains=merge_domains)
+    if not paths and not database:
+        raise click.UsageError("Missing argument 'PATHS...', and there is no database either.")
+    sources = read(paths) if paths else []
+    return compile_documents([*_stored(database), *sources], merge_domains=merge_domains)
+
+
+def _stored(database: str) -> list[Source]:
+    if not database:
+        return []
+    from ratelimit_rls.rules.sources.database import stored_sources
+
+    return stored_sources(at_desk(database, stored_rules))

@@ -1,10 +1,19 @@
-"""One descriptor of a document to a node of the tree, among its neighbours."""
+"""One descriptor of a document to a node of the tree, among its neighbours and those of other sources.
+
+Two descriptors are the same if key and value (or pattern) are, at the same level. In files that is an error (the
+reference's). Where one of the two is a stored rule's:
+
+    both say something of it (a limit, that there is none, …)    the stronger stands, with all that is below it; the
+                                                                  other is left out, with all that is below it
+    one only leads to others (key, value and `descriptors`)       they are one, with what is below either
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ratelimit_rls.core.model import Position, Rule
 from ratelimit_rls.core.pattern import Pattern
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Wildcard
 from ratelimit_rls.rules import offences
@@ -13,38 +22,124 @@ from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.pattern import compile_pattern
 from ratelimit_rls.rules.rule import Inherited, compile_rule, is_on
 
+OVERRIDDEN = "overridden"
+"""The code of the warning that something is left out because a stronger source says it."""
+
+_OF_THE_WAY = ("position", "key", "value", "match", "descriptors", "share_threshold", "value_to_metric", "is_broken")
+_SAYINGS = tuple(one.name for one in fields(DescriptorDocument) if one.name not in _OF_THE_WAY)
+"""What a descriptor can say of those that meet it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source that a descriptor is from."""
+
+    found: Findings
+    rank: int
+    is_stored: bool
+
 
 @dataclass(slots=True)
 class Level:
     """The children of one node while they are being collected."""
 
-    exact: dict[tuple[str, str], Node] = field(default_factory=dict)
-    wildcards: list[Wildcard] = field(default_factory=list)
-    patterns: dict[str, list[Node]] = field(default_factory=dict)
-    by_key: dict[str, Node] = field(default_factory=dict)
+    exact: dict[tuple[str, str], _Growing] = field(default_factory=dict)
+    wildcards: list[_Growing] = field(default_factory=list)
+    patterns: dict[str, list[_Growing]] = field(default_factory=dict)
+    by_key: dict[str, _Growing] = field(default_factory=dict)
 
-    def present(self, key: str, value: str, pattern: Pattern | None) -> Node | None:
+    def present(self, key: str, value: str, pattern: Pattern | None) -> _Growing | None:
         if pattern is not None:
-            same = (node for node in self.patterns.get(key, ()) if node.pattern and node.pattern.is_same(pattern))
+            same = (one for one in self.patterns.get(key, ()) if one.pattern and one.pattern.is_same(pattern))
             return next(same, None)
         return self.exact.get((key, value)) if value else self.by_key.get(key)
 
-    def add(self, node: Node) -> None:
-        if node.pattern is not None:
-            self.patterns.setdefault(node.key, []).append(node)
+    def add(self, one: _Growing) -> None:
+        if one.pattern is not None:
+            self.patterns.setdefault(one.key, []).append(one)
             return
-        if node.value:
-            self.exact[node.key, node.value] = node
+        if one.value:
+            self.exact[one.key, one.value] = one
         else:
-            self.by_key[node.key] = node
-        if WILDCARD in node.label:
-            self.wildcards.append(Wildcard(Glob.of(node.key), Glob.of(node.value) if node.value else None, node))
+            self.by_key[one.key] = one
+        if WILDCARD in one.key or WILDCARD in one.value:
+            self.wildcards.append(one)
 
-    def node(self, key: str, **fields: Any) -> Node:
+    def node(self, key: str, **others: Any) -> Node:
         """The node above this level."""
-        patterns = {key: tuple(sorted(nodes, key=_precedence)) for key, nodes in self.patterns.items()}
-        wildcards = tuple(self.wildcards)
-        return Node(key, exact=self.exact, wildcards=wildcards, patterns=patterns, by_key=self.by_key, **fields)
+        exact = {pair: one.node() for pair, one in self.exact.items()}
+        by_key = {key: one.node() for key, one in self.by_key.items()}
+        patterns = {
+            key: tuple(sorted((one.node() for one in ones), key=_precedence)) for key, ones in self.patterns.items()
+        }
+        wildcards = tuple(
+            Wildcard(Glob.of(one.key), Glob.of(one.value), exact[one.key, one.value])
+            if one.value
+            else Wildcard(Glob.of(one.key), None, by_key[one.key])
+            for one in self.wildcards
+        )
+        return Node(key, exact=exact, wildcards=wildcards, patterns=patterns, by_key=by_key, **others)
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A node to which further sources may add."""
+
+    key: str
+    value: str
+    pattern: Pattern | None
+    share_threshold: bool
+    value_to_metric: bool
+    rule: Rule | None
+    document: DescriptorDocument  # the one that says what is said of it
+    origin: Origin  # whose document that is
+    inherited: Inherited  # by what is below it
+    below: Level = field(default_factory=Level)
+    described: list[tuple[Origin, Position]] = field(default_factory=list)  # by all of these, the strongest first
+    overrode: list[Position] = field(default_factory=list)
+
+    def node(self) -> Node:
+        return self.below.node(
+            self.key,
+            value=self.value,
+            pattern=self.pattern,
+            rule=self.rule,
+            share_threshold=self.share_threshold,
+            value_to_metric=self.value_to_metric,
+            position=self.described[0][1],  # so that it stands where it is tried; its rule has its own place
+            overrode=tuple(self.overrode),
+        )
+
+    def join(self, path: str, document: DescriptorDocument, origin: Origin) -> bool:
+        """Whether `document` is one with this; if not, it is left out, and it is told why."""
+        found = origin.found
+        if _is_broken(document):
+            return False
+        for other, place in self.described:
+            if other is origin or not (other.is_stored or origin.is_stored):
+                found.error(document.position, offences.duplicate_descriptor(path, place))
+                return False
+        if not _only_leads(document) and not _only_leads(self.document):
+            at = self.document.position
+            if self.origin.rank == origin.rank:
+                found.error(document.position, offences.duplicate_of_priority(path, at))
+            else:
+                found.warn(document.position, OVERRIDDEN, offences.overridden(path, at))
+                self.overrode.append(document.position)
+            return False
+        self._compare(path, document, origin)
+        return True
+
+    def _compare(self, path: str, document: DescriptorDocument, origin: Origin) -> None:
+        """What is not said of a limit but of how values are told apart counts from the strongest, too."""
+        strongest, at = self.described[0]
+        for name in ("share_threshold", "value_to_metric"):
+            if is_on(getattr(document, name)) is not getattr(self, name):
+                message = offences.other_switch(name, path, at)
+                if strongest.rank == origin.rank:
+                    origin.found.error(document.position, message)
+                else:
+                    origin.found.warn(document.position, OVERRIDDEN, message)
 
 
 def _precedence(node: Node) -> tuple[int, int]:
@@ -56,42 +151,45 @@ def add_descriptor(
     level: Level,
     parent_path: str,
     document: DescriptorDocument,
-    found: Findings,
+    origin: Origin,
     inherited: Inherited,
 ) -> None:
-    """Compile `document` and everything below it into `level`; what is wrong goes to `found`."""
+    """Compile `document` and everything below it into `level`; what is wrong goes to the findings of its source.
+
+    Sources come strongest first. What a descriptor hands down reaches what the same source and weaker ones have below.
+    """
     key, value = _text(document.key), _text(document.value)
+    found = origin.found
     pattern = compile_pattern(document, found)
     shared = pattern.label if pattern else value
     label = f"{key}_{shared}" if shared else key
     path = f"{parent_path}.{label}"
-    if not key:
-        if not document.is_broken:
-            found.error(document.key.position if document.key else document.position, offences.empty_key())
-    elif (first := level.present(key, value, pattern)) is not None and not _is_broken(document):
-        assert first.position is not None
-        found.error(document.position, offences.duplicate_descriptor(path, first.position))
+    if not key and not document.is_broken:
+        found.error(document.key.position if document.key else document.position, offences.empty_key())
     share_threshold = is_on(document.share_threshold)
     if share_threshold and key and WILDCARD not in label and document.match is None:
         assert document.share_threshold is not None
         found.error(document.share_threshold.position, offences.share_without_wildcard(label))
-    inherited = inherited.below(document, found)
+    first = level.present(key, value, pattern) if key else None
+    joined = first if first is not None and first.join(path, document, origin) else None
+    is_way = joined is not None and _only_leads(document)
+    inherited = joined.inherited if joined is not None and is_way else inherited.below(document, found)
     rule = compile_rule(path, document, found, inherited)
-    below = Level()
-    for child in document.descriptors:
-        add_descriptor(below, path, child, found, inherited)
-    if key and level.present(key, value, pattern) is None:
-        level.add(
-            below.node(
-                key,
-                value=value,
-                pattern=pattern,
-                rule=rule,
-                share_threshold=share_threshold,
-                value_to_metric=is_on(document.value_to_metric),
-                position=document.position,
-            )
-        )
+    one = joined or _Growing(
+        key, value, pattern, share_threshold, is_on(document.value_to_metric), rule, document, origin, inherited
+    )
+    one.described.append((origin, document.position))
+    if joined is not None and not is_way:
+        one.rule, one.document, one.origin, one.inherited = rule, document, origin, inherited
+    if first is None and key:
+        level.add(one)
+    for child in document.descriptors:  # of what is left out, too: what is wrong with it is told all the same
+        add_descriptor(one.below, path, child, origin, inherited)
+
+
+def _only_leads(document: DescriptorDocument) -> bool:
+    """Whether it says nothing itself. One without anything below it says that there is no limit."""
+    return bool(document.descriptors) and all(getattr(document, name) is None for name in _SAYINGS)
 
 
 def _is_broken(document: DescriptorDocument) -> bool:

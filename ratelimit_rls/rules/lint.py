@@ -2,23 +2,26 @@
 
     unreachable     another descriptor always answers first       no-effect   a key that changes nothing where it is
     zero-limit      every request is refused                      replaces    the name of no rate_limit
-    unmapped        ext_authz makes what no descriptor meets
+    unmapped        ext_authz makes what no descriptor meets      hidden      a targeted rule does not hold for some of
+                                                                              those it is for
 
-(`misplaced` and `duplicate-key` are found by the grammar, while the text is at hand.)
+(`misplaced` and `duplicate-key` are found by the grammar, while the text is at hand; `overridden`, what a stronger
+source says instead, where sources are merged.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from ratelimit_rls.core.attributes import Fixed, MappedEntry
 from ratelimit_rls.core.model import Entry, Position
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard, find
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument
+from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument, Written
 from ratelimit_rls.rules.limit import is_unlimited
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlScalar
+from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.rules.rule import Action
 
 MOST_COMPARED = 500
@@ -30,16 +33,25 @@ _NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metad
 _NEEDS_COUNTER = ("unit", "requests_per_unit", "algorithm", "burst", "unit_multiplier", "calendar", "timezone")
 
 
-def lint(tree: Tree, documents: Iterable[Document]) -> Iterator[Problem]:
+def lint(
+    tree: Tree,
+    documents: Iterable[Document],
+    mappings: Mapping[str, Written[YamlNode]],
+    targeted: Collection[str] = (),
+) -> Iterator[Problem]:
+    """`mappings` are those that count, by domain; `targeted` are the names of sources that have a targeting."""
     for root in tree.domains.values():
         yield from _unreachable(root)
+        if targeted:
+            yield from _hidden(root, targeted)
     documents = tuple(documents)
     names: dict[str, set[str]] = {}
     for document in documents:
         known = names.setdefault(_domain(document), set())
         known.update(limit.name.value for limit in _limits(document) if limit.name)
+    for domain, written in mappings.items():
+        yield from _mapped_to_nothing(domain, written, tree)
     for document in documents:
-        yield from _mapped_to_nothing(document, tree)
         for descriptor in _descriptors(document):
             yield from _without_effect(descriptor)
             yield from _refusing_everything(descriptor)
@@ -62,6 +74,52 @@ def _unreachable(root: Node) -> Iterator[Problem]:
                     if covers(wildcard, key, ""):
                         yield _shadowed(child, wildcard.node)
                         break
+
+
+def _hidden(root: Node, targeted: Collection[str]) -> Iterator[Problem]:
+    """Of several that an entry would meet, one is taken and never taken back: what the others have below is not met.
+
+    Whoever writes descriptors says so by what is written where; whoever targets a rule at paths and networks does not.
+    """
+    told: set[int] = set()
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        nodes.extend(node.children())
+        for wide, narrow in _overlaps(node):
+            assert wide.position is not None
+            assert narrow.position is not None
+            if wide.position.file in targeted and id(wide) not in told and _lacks(narrow, wide):
+                told.add(id(wide))
+                message = offences.hidden(_named(wide), _named(narrow), narrow.position)
+                yield _warning(wide.position, "hidden", message)
+
+
+def _overlaps(node: Node) -> Iterator[tuple[Node, Node]]:
+    """Of the children, each that meets all that another one meets that is tried before it."""
+    for index, later in enumerate(node.wildcards[:MOST_COMPARED]):
+        for earlier in node.wildcards[:index]:
+            if covers(later, earlier.key.pattern, earlier.node.value):
+                yield later.node, earlier.node
+        for child in islice(node.exact.values(), MOST_COMPARED):
+            if WILDCARD not in child.label and later.matches(Entry(child.key, child.value)):
+                yield later.node, child
+    for ones in node.patterns.values():
+        for index, wide in enumerate(ones[:MOST_COMPARED]):
+            for narrow in ones[:index]:
+                if wide.pattern and narrow.pattern and wide.pattern.contains(narrow.pattern):
+                    yield wide, narrow
+
+
+def _lacks(narrow: Node, wide: Node) -> bool:
+    """Whether `wide` has a rule for what comes next, and `narrow` has nothing."""
+    if wide.rule is not None and narrow.rule is None:
+        return True
+    for child in wide.children():
+        met = find(narrow, Entry(child.key, child.value))[0] if child.value else narrow.by_key.get(child.key)
+        if met is None or _lacks(met, child):
+            return True
+    return False
 
 
 def covers(wildcard: Wildcard, key: str, value: str) -> bool:
@@ -90,7 +148,7 @@ def _named(node: Node) -> str:
 
 
 def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
-    if not descriptor.rate_limits:
+    if not descriptor.rate_limits and descriptor.limits_of is None:
         for key in _NEEDS_LIMIT:
             written = getattr(descriptor, key)
             if written is not None and written.value:
@@ -116,7 +174,8 @@ def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
 
 
 def _is_counted(descriptor: DescriptorDocument) -> bool:
-    return bool(descriptor.rate_limits) and not _allows_everything(descriptor)
+    is_limited = bool(descriptor.rate_limits) or descriptor.limits_of is not None
+    return is_limited and not _allows_everything(descriptor)
 
 
 def _allows_everything(descriptor: DescriptorDocument) -> bool:
@@ -146,15 +205,13 @@ def _replacing_nobody(descriptor: DescriptorDocument, names: set[str]) -> Iterat
                 yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
 
 
-def _mapped_to_nothing(document: Document, tree: Tree) -> Iterator[Problem]:
-    written, mapping = document.ext_authz, tree.mappings.get(_domain(document))
-    if written is None or mapping is None or not isinstance(written.value, YamlMap):
-        return
-    root = tree.domains[_domain(document)]
+def _mapped_to_nothing(domain: str, written: Written[YamlNode], tree: Tree) -> Iterator[Problem]:
+    mapping, root = tree.mappings[domain], tree.domains[domain]
+    assert isinstance(written.value, YamlMap)
     fields = {key.text: value for key, value in written.value.fields() if isinstance(key, YamlScalar)}
     nodes = fields["descriptors"]
     assert isinstance(nodes, YamlList)  # what has compiled is one, with a descriptor for each of its elements
-    for node, descriptor in zip(nodes.items, mapping.descriptors, strict=True):
+    for node, descriptor in zip(nodes.items, mapping.descriptors, strict=False):  # stored rules may have added some
         if not _is_met(root, descriptor.entries):
             message = offences.mapped_to_nothing(entry.key for entry in descriptor.entries)
             yield _warning(Position(written.position.file, node.line, node.column), "unmapped", message)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
+from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.node import MERGE_KEY, YamlList, YamlMap, YamlNode, YamlScalar
@@ -39,12 +40,22 @@ _COLLECTION_TAGS = (None, "!", _TAG_PREFIX + "map", _TAG_PREFIX + "seq")
 FASTEST_PARSER: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+LAST_RANK = 2**31
+"""Of files, and of what comes over xDS: after every priority that a stored rule can have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A rules file that was read, or as much of it as shows that it is too large."""
+    """A rules file that was read, or as much of it as shows that it is too large; or a rule of the database."""
 
     name: str
     content: bytes
+    rank: int = LAST_RANK  # the lower, the stronger: where two ranks speak of the same descriptor, the lower one counts
+    targeting: Targeting | None = None  # of a rule of the database, be it empty
+
+    @property
+    def is_stored(self) -> bool:
+        return self.targeting is not None
 
 
 def load(source: Source, parser: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = FASTEST_PARSER) -> YamlNode | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from ratelimit_rls.errors import RateLimitRlsError, RulesError
-from ratelimit_rls.rules.compile import Compiled, compile_documents, digest
+from ratelimit_rls.rules.compile import Compiled, compile_documents, digest, in_order
 from ratelimit_rls.rules.load import Source
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.telemetry.metrics import Metrics
@@ -124,7 +124,7 @@ class RulesLoader:
 
     def _read(self) -> tuple[list[Source], str] | None:
         sources = self._source.read()
-        return None if sources is None else (sources, digest(sources))
+        return None if sources is None else (sources, digest(in_order(sources)))
 
     def _compile(self, sources: list[Source]) -> Compiled:
         try:

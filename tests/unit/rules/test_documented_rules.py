@@ -13,7 +13,7 @@ from ratelimit_rls.core.keys import ShardBy
 from ratelimit_rls.core.model import Algorithm, OnStoreFailure, Unit
 from ratelimit_rls.core.style import BodyFormat, Family
 from ratelimit_rls.core.template import Hole
-from ratelimit_rls.rules import ext_authz
+from ratelimit_rls.rules import ext_authz, identity
 from ratelimit_rls.rules.answer import ANSWER_KEYS
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.deny import DENY_KEYS
@@ -80,6 +80,8 @@ INSIDE = {
     ("ext_authz", "descriptors"): "mapped descriptor",
     ("mapped descriptor", "entries"): "mapped entry",
     ("mapped entry", "metadata"): "mapped metadata",
+    ("identity", "credentials"): "credential place",
+    ("identity", "entries"): "credential entry",
     ("answer", "headers"): "families",
     ("deny", "headers"): "names",
     ("ext_authz", "upstream_headers"): "names",
@@ -94,6 +96,9 @@ KEYS = {
     "mapped descriptor": set(ext_authz.DESCRIPTOR_KEYS),
     "mapped entry": set(ext_authz.ENTRY_KEYS),
     "mapped metadata": set(ext_authz.METADATA_KEYS),
+    "identity": set(identity.IDENTITY_KEYS),
+    "credential place": set(identity.PLACE_KEYS),
+    "credential entry": set(identity.ENTRY_KEYS),
 }
 
 

@@ -1,0 +1,313 @@
+"""Targeting: which descriptors a stored rule becomes, what requests are asked for, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ratelimit_rls.cli.normal_form import documents
+from ratelimit_rls.core.accounts import Scope, StoredRule, Targeting
+from ratelimit_rls.core.attributes import Attributes, Client
+from ratelimit_rls.core.client_ip import ClientIp
+from ratelimit_rls.core.identity import Identity
+from ratelimit_rls.core.match import match
+from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules.compile import Compiled
+from ratelimit_rls.rules.load import Source
+from ratelimit_rls.rules.sources.database import check_rule
+from ratelimit_rls.rules.targeted_mapping import MOST_SHAPES
+from ratelimit_rls.rules.targeting import MOST_ALTERNATIVES
+
+LIMIT: dict[str, Any] = {"rate_limit": {"unit": "minute", "requests_per_unit": 5}}
+BODY = "domain: edge\nrate_limit: {unit: minute, requests_per_unit: 5}\n"
+
+
+def rule(targeting: Targeting, document: str = BODY, name: str = "r", priority: int = 100) -> StoredRule:
+    return StoredRule(name, name, document, priority, targeting=targeting)
+
+
+def descriptors(compiled: Compiled) -> list[dict[str, Any]]:
+    (domain,) = documents(compiled, with_places=False)
+    written: list[dict[str, Any]] = domain["descriptors"]
+    return written
+
+
+def keys(compiled: Compiled) -> list[str]:
+    """Of the descriptors that are made of every request."""
+    made = compiled.tree.mappings["edge"].descriptors
+    return ["/".join(entry.key for entry in one.entries) for one in made]
+
+
+@pytest.mark.parametrize(
+    ("targeting", "written", "asked"),
+    [
+        (Targeting(), [{"key": "scope", "value": "global", **LIMIT}], ["scope"]),
+        (Targeting(scope=Scope.GLOBAL), [{"key": "scope", "value": "global", **LIMIT}], ["scope"]),
+        (Targeting(scope=Scope.USER), [{"key": "user", **LIMIT}], ["user"]),
+        (Targeting(scope=Scope.API_KEY), [{"key": "api_key", **LIMIT}], ["api_key"]),
+        (Targeting(scope=Scope.TENANT), [{"key": "org", **LIMIT}], ["org"]),
+        (Targeting(scope=Scope.IP), [{"key": "ip", **LIMIT}], ["ip"]),
+        (Targeting(scope=Scope.ENDPOINT), [{"key": "path", **LIMIT}], ["path"]),
+        (
+            Targeting(tiers=("free", "pro")),
+            [{"key": "tier", "value": "free", **LIMIT}, {"key": "tier", "value": "pro", **LIMIT}],
+            ["tier"],
+        ),
+        (
+            Targeting(endpoints=("/v1/*", "/x")),
+            [
+                {"key": "path", "value": "/v1/*", **LIMIT, "share_threshold": True},
+                {"key": "path", "value": "/x", **LIMIT},
+            ],
+            ["path"],
+        ),
+        (Targeting(endpoints=("/v1/*",), scope=Scope.ENDPOINT), [{"key": "path", "value": "/v1/*", **LIMIT}], ["path"]),
+        (Targeting(methods=("post",), scope=Scope.GLOBAL), [{"key": "method", "value": "POST", **LIMIT}], ["method"]),
+        (
+            Targeting(cidrs=("10.0.0.0/8",)),
+            [{"key": "ip", "match": {"cidr": "10.0.0.0/8"}, **LIMIT, "share_threshold": True}],
+            ["ip"],
+        ),
+        (
+            Targeting(cidrs=("10.0.0.0/8",), scope=Scope.IP),
+            [{"key": "ip", "match": {"cidr": "10.0.0.0/8"}, **LIMIT}],
+            ["ip"],
+        ),
+        (
+            Targeting(("free",), ("/a",), ("GET",), ("10.0.0.0/8",), Scope.USER),
+            [
+                {
+                    "key": "tier",
+                    "value": "free",
+                    "descriptors": [
+                        {
+                            "key": "path",
+                            "value": "/a",
+                            "descriptors": [
+                                {
+                                    "key": "method",
+                                    "value": "GET",
+                                    "descriptors": [
+                                        {
+                                            "key": "ip",
+                                            "match": {"cidr": "10.0.0.0/8"},
+                                            "share_threshold": True,
+                                            "descriptors": [{"key": "user", **LIMIT}],
+                                        }
+                                    ],
+                                }
+                            ],
+                        }
+                    ],
+                }
+            ],
+            ["tier/path/method/ip/user"],
+        ),
+    ],
+)
+def test_what_a_targeting_becomes(targeting: Targeting, written: list[dict[str, Any]], asked: list[str]) -> None:
+    compiled = check_rule([rule(targeting)])
+    assert descriptors(compiled) == written
+    assert keys(compiled) == asked
+    assert compiled.warnings == ()
+
+
+def test_a_document_of_descriptors_goes_below_and_what_it_says_of_the_domain_stays() -> None:
+    document = (
+        "domain: edge\nshard_by: domain\nanswer: {headers: []}\n"
+        "descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]"
+    )
+    compiled = check_rule([rule(Targeting(tiers=("free",), scope=Scope.TENANT), document)])
+    (domain,) = documents(compiled, with_places=False)
+    assert domain["shard_by"] == "domain"
+    assert domain["answer"] == {"headers": []}
+    below = [{"key": "org", "descriptors": [{"key": "user", **LIMIT}]}]
+    assert domain["descriptors"] == [{"key": "tier", "value": "free", "descriptors": below}]
+    assert keys(compiled) == ["tier/org/user"]
+
+
+def test_a_body_says_what_may_stand_beside_a_key() -> None:
+    document = (
+        "domain: edge\n<<: {charge: admitted, action: log_only}\n"
+        "limits_of: user\nlimits: [{unit: day, requests_per_unit: 1}]"
+    )
+    compiled = check_rule([rule(Targeting(scope=Scope.USER), document)])
+    (found,) = compiled.tree.rules()
+    assert (found.path, found.charge.value, found.shadow_mode) == ("edge.user", "admitted", True)
+    assert found.limits_of is not None
+    assert str(found.position) == "database:r:1:1"
+
+
+def test_rules_for_the_same_requests_share_what_leads_to_them() -> None:
+    free = ("free",)
+    rules = [
+        rule(Targeting(tiers=free, scope=Scope.USER), name="a"),
+        rule(Targeting(tiers=free, scope=Scope.IP), name="b"),
+        rule(Targeting(tiers=free), name="c"),
+        rule(Targeting(tiers=("pro", "free"), scope=Scope.USER), name="d", priority=500),
+    ]
+    compiled = check_rule(rules)
+    assert sorted(found.path for found in compiled.tree.rules()) == [
+        "edge.tier_free",
+        "edge.tier_free.ip",
+        "edge.tier_free.user",
+        "edge.tier_pro.user",
+    ]
+    assert [(warning.file, warning.code) for warning in compiled.warnings] == [("database:d", "overridden")]
+    assert keys(compiled) == ["tier", "tier/ip", "tier/user"]
+
+
+CALLER = Identity(user="alice", tier="free", org="acme", api_key="k1")
+
+
+@pytest.mark.parametrize(
+    ("targeting", "attributes", "is_met"),
+    [
+        (Targeting(tiers=("free",), scope=Scope.USER), Attributes(caller=CALLER), True),
+        (Targeting(tiers=("pro",), scope=Scope.USER), Attributes(caller=CALLER), False),
+        (Targeting(scope=Scope.USER), Attributes(), False),
+        (Targeting(scope=Scope.TENANT), Attributes(caller=CALLER), True),
+        (Targeting(scope=Scope.API_KEY), Attributes(caller=CALLER), True),
+        (Targeting(endpoints=("/v1/*/orders",), methods=("GET",)), Attributes("GET", path="/v1/7/orders"), True),
+        (Targeting(endpoints=("/v1/*/orders",), methods=("PUT",)), Attributes("GET", path="/v1/7/orders"), False),
+        (Targeting(cidrs=("10.0.0.0/8",)), Attributes(peer="10.1.2.3"), True),
+        (Targeting(cidrs=("10.0.0.0/8",)), Attributes(peer="11.1.2.3"), False),
+        (Targeting(), Attributes(), True),
+    ],
+)
+def test_a_request_meets_it_without_anybody_writing_a_mapping(
+    targeting: Targeting, attributes: Attributes, is_met: bool
+) -> None:
+    tree = check_rule([rule(targeting)]).tree
+    request = tree.mappings["edge"].request("edge", attributes)
+    met = [found.rule for found in match(tree, request)] if request else []
+    assert any(met) is is_met
+
+
+def test_a_mapping_is_completed_by_what_it_has_not_got() -> None:
+    mapping = (
+        b"domain: edge\next_authz:\n  trusted_proxies: 2\n  use_remote_address: true\n"
+        b"  descriptors: [{entries: [{key: user, header: x-user}]}]\n"
+    )
+    rules = [rule(Targeting(scope=Scope.USER), name="a"), rule(Targeting(scope=Scope.IP), name="b")]
+    compiled = check_rule(rules, [Source("f.yaml", mapping)])
+
+    assert keys(compiled) == ["user", "ip"]
+    ip = compiled.tree.mappings["edge"].descriptors[1].entries[0].source
+    assert ip == Client(ClientIp(trusted_proxies=2, use_remote_address=True))
+    (domain,) = documents(compiled, with_places=False)
+    assert domain["ext_authz"]["descriptors"] == [
+        {"entries": [{"key": "user", "header": "x-user"}]},
+        {"entries": [{"key": "ip", "from": "client_ip"}]},
+    ]
+
+
+def test_a_rule_without_targeting_asks_for_nothing_by_itself() -> None:
+    document = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]"
+    assert check_rule([rule(Targeting(), document)]).tree.mappings == {}
+
+
+TIERS = tuple(map(str, range(MOST_ALTERNATIVES // 2)))
+
+
+@pytest.mark.parametrize(
+    ("targeting", "says"),
+    [
+        (Targeting(cidrs=("10.0.0.1/8",)), ["targeting.cidrs[0]: '10.0.0.1/8' is not a network such as 192.0.2.0/24"]),
+        (
+            Targeting(cidrs=("10.0.0.0/8", "::ffff:10.0.0.0/104")),
+            ["targeting.cidrs[1]: '::ffff:10.0.0.0/104' is already targeting.cidrs[0]"],
+        ),
+        (
+            Targeting(tiers=("", "a*", "a" * 256), methods=("G T", "*", "get", "GET"), endpoints=("v1", "/a?b")),
+            [
+                "targeting.endpoints[0]: 'v1' is not a path",
+                "targeting.endpoints[1]: '/a?b' has a query",
+                "targeting.methods[0]: 'G T' is not the name of a method",
+                "targeting.methods[1]: '*' is not the name of a method",
+                "targeting.methods[3]: 'GET' is already targeting.methods[2]",
+                "targeting.tiers[0]: '' is not the name of a tier",
+                "targeting.tiers[1]: 'a*' is not the name of a tier",
+                "targeting.tiers[2]: 'aaa",
+            ],
+        ),
+        (
+            Targeting(tiers=TIERS, methods=("GET", "PUT", "POST")),
+            ["targeting: its tiers, endpoints, methods and cidrs make 384 combinations, at most 256 are allowed"],
+        ),
+    ],
+)
+def test_mistakes_of_a_targeting_are_told_under_their_field(targeting: Targeting, says: list[str]) -> None:
+    with pytest.raises(RulesError) as refused:
+        check_rule([rule(targeting)])
+    told = [str(problem) for problem in refused.value.problems]
+    assert len(told) == len(says), told
+    for problem, start in zip(told, says, strict=True):
+        assert problem.startswith(f"database:r: error: {start}")
+
+
+@pytest.mark.parametrize(
+    ("document", "place", "says"),
+    [
+        (
+            "domain: edge\nrate_limit:\n  unit: minuet\n  requests_per_unit: 5",
+            "3:9",
+            "invalid rate limit unit 'minuet'",
+        ),
+        ("domain: edge\nrate_limt: {}\naction: reject", "2:1", "did you mean 'rate_limit'?"),
+        ("domain: edge\nkey: user\nrate_limit: {unit: day}", "2:1", "'key' beside 'domain': the targeting says"),
+        ("domain: edge", "1:1", "there is nothing to target"),
+        ("- domain", "1:1", "a rules file is a mapping"),
+        ("rate_limit: {unit: day, requests_per_unit: 5}", "1:1", "cannot have empty domain"),
+        ("domain: edge\nrate_limit: [", "3:1", "error loading config file: yaml"),
+        ("domain: edge\naction: dance", "2:9", "action 'dance' is not one of reject, throttle, log_only, allow"),
+    ],
+)
+def test_mistakes_of_a_document_are_told_where_they_stand_in_it(document: str, place: str, says: str) -> None:
+    with pytest.raises(RulesError) as refused:
+        check_rule([rule(Targeting(("free", "pro"), scope=Scope.USER), document)])
+    (problem,) = refused.value.problems
+    assert str(problem).startswith(f"database:r:{place}: error: ")
+    assert says in problem.message
+
+
+def test_what_is_compiled_for_every_combination_is_bounded() -> None:
+    many = "descriptors: [" + ",".join(f"{{key: k{number}}}" for number in range(300)) + "]"
+    with pytest.raises(RulesError, match="targeting: 128 combinations of such a document are too large"):
+        check_rule([rule(Targeting(TIERS), f"domain: edge\n{many}")])
+
+
+def test_what_is_made_of_every_request_is_bounded() -> None:
+    body = "rate_limit: {unit: day, requests_per_unit: 5}"
+    deep = "".join(f"{{key: {key}, {body}, descriptors: [" for key in ["user", "ip"] * 10) + "]}" * 20
+    rules = [
+        rule(Targeting(scope=scope), f"domain: edge\ndescriptors: [{deep}]", name)
+        for name, scope in (("a", Scope.TENANT), ("b", Scope.ENDPOINT))
+    ]
+    assert len(keys(check_rule(rules[:1]))) == 20
+    with pytest.raises(RulesError) as refused:
+        check_rule(rules)
+    (problem,) = refused.value.problems
+    assert problem.file == "database:b"
+    assert f"more than {MOST_SHAPES} kinds of targeting" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "hidden"),
+    [
+        (Targeting(endpoints=("/v1/x",), methods=("PUT",)), Targeting(endpoints=("/v1/*",), methods=("GET",)), "b"),
+        (Targeting(endpoints=("/v1/*",), methods=("PUT",)), Targeting(endpoints=("/*",), methods=("GET",)), "b"),
+        (Targeting(cidrs=("10.0.0.0/8",), scope=Scope.USER), Targeting(cidrs=("10.1.0.0/16",)), "a"),
+        (Targeting(endpoints=("/v1/*",), methods=("GET",)), Targeting(endpoints=("/*",), methods=("GET",)), ""),
+        (Targeting(endpoints=("/v1/*",)), Targeting(endpoints=("/v2/*",), methods=("GET",)), ""),
+        (Targeting(cidrs=("10.0.0.0/8",)), Targeting(cidrs=("2001:db8::/32",), scope=Scope.USER), ""),
+    ],
+)
+def test_a_rule_that_does_not_hold_for_all_it_is_for_is_pointed_out(
+    first: Targeting, second: Targeting, hidden: str
+) -> None:
+    compiled = check_rule([rule(first, name="a", priority=1), rule(second, name="b", priority=2)])
+    assert [(warning.code, warning.file) for warning in compiled.warnings] == (
+        [("hidden", f"database:{hidden}")] if hidden else []
+    )
