@@ -183,9 +183,11 @@ local function new_keyspace(budget_bytes)
 
   function commands.DEL(key)
     local entry = lookup(key)
-    if entry then
-      forget(entry)
+    if not entry then
+      return 0
     end
+    forget(entry)
+    return 1
   end
 
   function commands.PEXPIRE(key, ms)

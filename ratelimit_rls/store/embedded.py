@@ -65,7 +65,15 @@ return function(budget_bytes)
     end
     return unpack(reply)
   end
-  return run, size
+  local function forget(now, key)
+    set_now(now)
+    return redis.call("DEL", key)
+  end
+  local function present(now, key)
+    set_now(now)
+    return redis.call("MGET", key)[1] ~= false or redis.call("LLEN", key) > 0
+  end
+  return run, size, forget, present
 end
 """
 
@@ -107,7 +115,7 @@ class EmbeddedStore:
         program = _PROGRAM.format(
             keyspace=read("keyspace"), definitions=definitions(), decide=read("decide"), most_specs=MOST_SPECS
         )
-        self._run, self._size = lua.execute(program.encode())(budget_bytes)
+        self._run, self._size, self._forget, self._present = lua.execute(program.encode())(budget_bytes)
 
     def prepare(self, plan: Plan) -> PackedPlan[_Part]:
         return PackedPlan(plan.keys, _form(plan.outline))
@@ -150,6 +158,16 @@ class EmbeddedStore:
             return None
         (answer,) = unpack([alone.plan], [int(number) for number in reply])
         return answer
+
+    async def present(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of the keys that have a state."""
+        now_us = self._clock()
+        return [key for key in keys if self._present(now_us, key)]
+
+    async def forget(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Drop the states under these keys; returns those that had one."""
+        now_us = self._clock()
+        return [key for key in keys if self._forget(now_us, key)]
 
     def size(self) -> Size:
         return Size(*(int(number) for number in self._size()))

@@ -6,7 +6,7 @@ grpc.aio gives every call a task of its own; here it drops its message into the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -21,7 +21,7 @@ from ratelimit_rls.transport.grpc.drain import until_none
 from ratelimit_rls.transport.grpc.limiter_door import MOST_MESSAGE_BYTES
 from ratelimit_rls.transport.grpc.observed import ObservedBatch, Observer
 from ratelimit_rls.transport.grpc.request_id import sent_along
-from ratelimit_rls.transport.grpc.services import OrdinaryServices
+from ratelimit_rls.transport.grpc.services import Ordinary, OrdinaryServices
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.listen import listening_socket
@@ -42,6 +42,7 @@ class GrpcioServer:
         health: Health,
         observers: Mapping[str, Observer],
         *,
+        others: Sequence[Ordinary] = (),
         request_id_metadata: str = "",
         reuse_port: bool = False,
         max_concurrent_streams: int = 1024,
@@ -52,7 +53,7 @@ class GrpcioServer:
             method: _Method(door, room, observers[method], request_id_metadata.lower())
             for method, door in doors.items()
         }
-        self._services = OrdinaryServices(health)
+        self._services = OrdinaryServices(health, others)
         options = [
             ("grpc.so_reuseport", int(reuse_port)),
             ("grpc.max_concurrent_streams", max_concurrent_streams),

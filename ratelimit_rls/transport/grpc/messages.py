@@ -1,4 +1,4 @@
-"""Envoy's messages, from our own small .proto files (proto/), in a descriptor pool of our own.
+"""Envoy's messages and our own, from small .proto files (proto/), in a descriptor pool of our own.
 
 Another package in the process may bring Envoy's full API under the same names; in a private pool the two never meet.
 `make docs` compiles descriptors.binpb, and a test fails when it is older than what it was made from.
@@ -21,7 +21,12 @@ KUADRANT = "kuadrant.service.ratelimit.v1.RateLimitService"
 KUADRANT_CHECK = f"/{KUADRANT}/CheckRateLimit"
 KUADRANT_REPORT = f"/{KUADRANT}/Report"
 
-SERVICES = (SERVICE, AUTHORIZATION, KUADRANT)
+LIMITER = "ratelimit_rls.v1.RateLimiter"
+CHECK_RATE_LIMIT = f"/{LIMITER}/CheckRateLimit"
+GET_REMAINING_QUOTA = f"/{LIMITER}/GetRemainingQuota"
+RESET_LIMIT = f"/{LIMITER}/ResetLimit"
+
+SERVICES = (SERVICE, AUTHORIZATION, KUADRANT, LIMITER)
 """Those that are served, as reflection lists them."""
 
 DISCOVERY = "envoy.service.discovery.v3.AggregatedDiscoveryService"
@@ -49,6 +54,12 @@ RateLimitRequest = _message("envoy.service.ratelimit.v3.RateLimitRequest")
 RateLimitResponse = _message("envoy.service.ratelimit.v3.RateLimitResponse")
 CheckRequest = _message("envoy.service.auth.v3.CheckRequest")
 CheckResponse = _message("envoy.service.auth.v3.CheckResponse")
+LimiterCheckRequest = _message("ratelimit_rls.v1.CheckRequest")
+LimiterCheckResponse = _message("ratelimit_rls.v1.CheckResponse")
+QuotaRequest = _message("ratelimit_rls.v1.QuotaRequest")
+QuotaResponse = _message("ratelimit_rls.v1.QuotaResponse")
+ResetRequest = _message("ratelimit_rls.v1.ResetRequest")
+ResetResponse = _message("ratelimit_rls.v1.ResetResponse")
 DiscoveryRequest = _message("envoy.service.discovery.v3.DiscoveryRequest")
 DiscoveryResponse = _message("envoy.service.discovery.v3.DiscoveryResponse")
 RateLimitConfig = _message("ratelimit.config.ratelimit.v3.RateLimitConfig")

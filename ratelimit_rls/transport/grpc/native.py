@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -26,7 +26,7 @@ from ratelimit_rls.transport.grpc.door import Door, Failure
 from ratelimit_rls.transport.grpc.drain import until_none
 from ratelimit_rls.transport.grpc.observed import ObservedBatch, Observer
 from ratelimit_rls.transport.grpc.request_id import sent_along
-from ratelimit_rls.transport.grpc.services import OrdinaryServices
+from ratelimit_rls.transport.grpc.services import Ordinary, OrdinaryServices
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 
@@ -76,6 +76,7 @@ class NativeServer:
         observers: Mapping[str, Observer],
         *,
         directory: Path,
+        others: Sequence[Ordinary] = (),
         request_id_metadata: str = "",
         reuse_port: bool = False,
         io_threads: int = 1,
@@ -83,7 +84,7 @@ class NativeServer:
     ) -> None:
         self._room = room
         self._request_id_metadata = request_id_metadata.lower()
-        self._services = OrdinaryServices(health)
+        self._services = OrdinaryServices(health, others)
         self._fallback = aio.server()
         self._fallback_path = directory / "fallback.sock"
         self._new_front = partial(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ratelimit_rls.telemetry.collected import Series
 from ratelimit_rls.telemetry.instruments import CALLS_IN_FLIGHT
@@ -25,6 +25,9 @@ from ratelimit_rls.transport.grpc.tls import TlsListener
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.listen import check_target
+
+if TYPE_CHECKING:
+    from ratelimit_rls.transport.grpc.services import Ordinary
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,16 @@ class GrpcServer:
         health: Health,
         metrics: Metrics,
         traces: Traces | None = None,
+        others: Sequence[Ordinary] = (),
     ) -> None:
-        """`doors` are those of the hot methods, by full name; `room` is where they have their answers held."""
+        """`doors` are those of the hot methods, by full name; `room` is where they have their answers held. `others`
+        are served the ordinary way."""
         self._observers = {method: Observer(method, metrics, traces) for method in doors}
         self.options = options
         self._doors = doors
         self._room = room
         self._health = health
+        self._others = others
         self._directory: Path | None = None
         self._transport: Transport | None = None
         self._tls: TlsListener | None = None
@@ -125,6 +131,7 @@ class GrpcServer:
                 self._room,
                 self._health,
                 self._observers,
+                others=self._others,
                 request_id_metadata=options.request_id_metadata,
                 reuse_port=reuse_port,
                 max_concurrent_streams=options.max_concurrent_streams,
@@ -139,6 +146,7 @@ class GrpcServer:
             self._room,
             self._health,
             self._observers,
+            others=self._others,
             directory=self._directory,
             request_id_metadata=options.request_id_metadata,
             reuse_port=reuse_port,

@@ -1,4 +1,4 @@
-"""The ordinary gRPC services, on a grpc.aio server: health and reflection.
+"""The ordinary gRPC services, on a grpc.aio server: health, reflection, and methods that have no door.
 
 They are asked rarely, so they are written the ordinary way and served by grpc.aio on both transports.
 """
@@ -6,6 +6,8 @@ They are asked rarely, so they are written the ordinary way and served by grpc.a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Protocol
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,11 +22,18 @@ _HEALTH = "grpc.health.v1.Health"
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 
 
+class Ordinary(Protocol):
+    """A service, or a method of one, that is asked rarely."""
+
+    def attach(self, server: aio.Server) -> None: ...
+
+
 class OrdinaryServices:
     """What `Health` says, kept published until `close`."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: Health, others: Sequence[Ordinary] = ()) -> None:
         self._health = health
+        self._others = others
         self._servicer = health_aio.HealthServicer()
         self._publishing: set[asyncio.Task[None]] = set()
 
@@ -32,6 +41,8 @@ class OrdinaryServices:
         """To be called before the server starts: it must not tell anybody that it serves before it does."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_reflection(), server)
+        for other in self._others:
+            other.attach(server)
         self._health.subscribe(self._changed)
         await self._publish()
 

@@ -36,6 +36,7 @@ from ratelimit_rls.transport.grpc.messages import (
 )
 from ratelimit_rls.transport.grpc.rls import RlsDoor
 from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.grpc.services import Ordinary
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 
@@ -92,11 +93,12 @@ class Service:
     options: GrpcOptions
     servers: list[GrpcServer] = field(default_factory=list)
     traces: Traces | None = None
+    others: Sequence[Ordinary] = ()
 
     async def listen(self, *, announce: bool = True, **changes: object) -> str:
         """Open a gRPC port (or what `changes` say) and return its address for a client."""
         options = replace(self.options, **changes)  # type: ignore[arg-type]
-        server = GrpcServer(options, self.doors, self.room, self.health, self.metrics, self.traces)
+        server = GrpcServer(options, self.doors, self.room, self.health, self.metrics, self.traces, self.others)
         await server.start()
         self.servers.append(server)
         if announce:

@@ -61,6 +61,7 @@ async def test_reflection_names_the_services_and_describes_them(client: Client) 
         "envoy.service.auth.v3.Authorization": b"CheckRequest",
         "envoy.service.ratelimit.v3.RateLimitService": b"is_negative_hits",
         "kuadrant.service.ratelimit.v1.RateLimitService": b"CheckRateLimit",
+        "ratelimit_rls.v1.RateLimiter": b"GetRemainingQuota",
     }
     questions = [reflection_pb2.ServerReflectionRequest(list_services="")]
     questions += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in ours]

@@ -114,3 +114,18 @@ def test_a_run_larger_than_the_budget_is_decided_whole_and_leaves_nothing_that_n
 
     assert kept.store.size().keys <= 10
     assert kept.store.size().bytes <= 10 * 700
+
+
+async def test_what_is_forgotten_begins_anew_and_what_is_over_was_nothing_to_forget() -> None:
+    kept = Clocked(2**20)
+    plans = [call(step(name, algorithm=Algorithm.SLIDING_LOG)) for name in ("log", "other")]
+    plans.append(call(step("window")))
+    before = [kept.ask(plan).readings[0].left for plan in plans]
+    log, other, window = (plan.keys[0] for plan in plans)
+
+    assert await kept.store.forget([log, window, b"unheard of"]) == [log, window]
+
+    assert kept.store.size().keys == 1
+    assert [kept.ask(plan).readings[0].left for plan in plans] == [before[0], before[1] - 1, before[2]]
+    kept.now_us += 10 * MINUTE_US
+    assert await kept.store.forget([log, other, window]) == []
