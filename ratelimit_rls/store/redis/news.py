@@ -1,90 +1,27 @@
-"""Hears, on a connection of its own, which counters were given something back anywhere, and has refusals forgotten.
+"""Hears which counters were given something back anywhere, and has refusals forgotten.
 
-Redis passes a message on to whoever listens at that moment, and keeps none. So whatever was remembered while nobody
-listened may be over, unheard of: all is forgotten when the connection is lost, and nothing remembered until it is back.
+Whatever was remembered while nobody listened may be over, unheard of: all is forgotten when the connection is lost, and
+nothing remembered until it is back.
 """
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-from typing import Any
-
-from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.store.denials import Denials
-from ratelimit_rls.store.redis.commands import bulk, command
-from ratelimit_rls.store.redis.connect import Pipe, ReplyError
-from ratelimit_rls.store.redis.line import Connect, Line
-
-PING_EVERY_S = 2.0
-"""A connection on which nothing comes is told from one on which nothing can come any more by asking for a sign."""
+from ratelimit_rls.store.redis.commands import bulk
+from ratelimit_rls.store.redis.line import Connect
+from ratelimit_rls.store.redis.listener import Listener
 
 
-class News:
+class News(Listener):
     def __init__(
         self, name: str, connect: Connect, channel: bytes, denials: Denials, *, timeout_s: float = 1.0
     ) -> None:
-        """`name` is the server's, for messages. `timeout_s` is for an answer, and for a connection."""
-        self._channel = channel
-        self._denials = denials
-        self._line = Line(
+        super().__init__(
             f"{name}, for news",
             connect,
-            self._greet,
-            timeout_s=timeout_s,
-            connect_timeout_s=timeout_s,
+            channel,
+            lambda told: denials.forget(map(bulk, told.split(b"\n"))),
+            in_vain="refusals are not remembered",
             on_connection=denials.listening,
+            timeout_s=timeout_s,
         )
-        self._pinging: asyncio.Task[None] | None = None
-
-    @property
-    def connected(self) -> bool:
-        return self._line.connected
-
-    def start(self) -> None:
-        """Returns at once; the denials are told when news comes."""
-        self._line.start_in_background()
-        self._pinging = asyncio.create_task(self._ping())
-
-    def store_connection(self, up: bool) -> None:
-        """Told of the store's own: once that is lost the counters may be another server's, and its news is what counts.
-
-        A master that is replaced while it is well keeps its listeners for a while, and tells them nothing.
-        """
-        if not up:
-            self._line.give_up()
-
-    async def _greet(self, pipe: Pipe, timeout_s: float) -> None:
-        """Listen; and see that telling is allowed, since a user that may do one need not be let do the other."""
-        pipe.on_push = self._heard
-        greetings = command(b"PUBLISH", self._channel, b""), command(b"SUBSCRIBE", self._channel)
-        try:
-            async with asyncio.timeout(timeout_s):
-                replies = await asyncio.gather(*map(pipe.send, greetings))
-        except TimeoutError as exc:
-            raise StoreTimeout(f"Redis at {self._line.name} did not answer within {timeout_s:g} s") from exc
-        for reply in replies:
-            if isinstance(reply, ReplyError):
-                raise StoreUnavailable(
-                    f"Redis at {self._line.name} refuses the channel {self._channel.decode()}, "
-                    f"so refusals are not remembered: {reply}"
-                )
-
-    def _heard(self, push: Any) -> None:
-        match push:
-            case [b"message", _, bytes(told)] if told:
-                self._denials.forget(map(bulk, told.split(b"\n")))
-
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(PING_EVERY_S)
-            if self._line.connected:
-                with suppress(StoreError):  # the line has given up the connection then, and tells of it
-                    await self._line.ask(command(b"PING"))
-
-    async def close(self) -> None:
-        if self._pinging is not None:
-            self._pinging.cancel()
-            await asyncio.gather(self._pinging, return_exceptions=True)
-        await self._line.close()
-        self._denials.listening(False)

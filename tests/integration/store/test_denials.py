@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from ratelimit_rls.core.model import Algorithm, Answer, Plan, Unit
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.denials import Denials
-from ratelimit_rls.store.redis import news as news_module
+from ratelimit_rls.store.redis import listener as listener_module
 from ratelimit_rls.store.redis.new import InRedis, redis_store
 from ratelimit_rls.store.redis.news import News
 from ratelimit_rls.store.redis.node import Terms
@@ -191,7 +191,7 @@ async def test_nothing_is_remembered_after_the_news_is_closed(any_redis: RedisSe
 async def test_a_connection_on_which_nothing_can_come_any_more_is_noticed(
     any_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news_module, "PING_EVERY_S", 0.02)
+    monkeypatch.setattr(listener_module, "PING_EVERY_S", 0.02)
     plan = call(step(limit=1, unit=Unit.HOUR))
     async with replica(single(any_redis), timeout_s=0.1) as one:
         await one.refused(plan)
