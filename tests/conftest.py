@@ -9,7 +9,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.databases import _upgraded_database, _upgraded_file, database_url, postgres_server, upgraded_url
 from tests.servers import RedisServer, redis_binaries
+
+# Fixtures are found by being here.
+__all__ = ["_upgraded_database", "_upgraded_file", "database_url", "postgres_server", "upgraded_url"]
 
 # Also where Python is told to keep no bytecode: pytest rewrites every assertion of every module, and doing so each time
 # takes as long as many hundred tests.

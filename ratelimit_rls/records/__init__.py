@@ -1,0 +1,1 @@
+"""The database: what administrators decide, and the record of what was decided."""

@@ -1,0 +1,228 @@
+"""The last that was read from the database, in a file: what a process starts from when the database is away.
+
+    gzip of:  {"format": 1, "sequence": 42, "sha256": "…"}\\n       about the rest
+              {"tiers": …}\\n{"user": …}\\n…                         a line for each
+
+It holds digests of keys, as the database does, so it is for its owner alone. What does not verify is not used at all:
+half of the limits would be worse than none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ratelimit_rls.core.accounts import (
+    Accounts,
+    ApiKey,
+    Block,
+    Override,
+    Scope,
+    StoredRule,
+    Targeting,
+    Tier,
+    User,
+)
+from ratelimit_rls.errors import RecordsError
+from ratelimit_rls.records.rows import read_limits, write_limits
+
+FORMAT = 1
+
+_STEP = 100
+_REST_S = 0.001
+"""Writing runs beside the event loop, and lets go of the interpreter so long after so many values: less than a
+millisecond's work, so that nobody who is decided about waits longer."""
+
+
+_JUST_NOW_S = 60.0
+
+
+class _Head(NamedTuple):
+    sequence: int
+    sha256: str
+
+
+class SnapshotFile:
+    """Blocking: to be called in a thread."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def write(self, accounts: Accounts) -> None:
+        """All of it or nothing, and never half. OSError where the file cannot be written.
+
+        Of several processes that keep one file, the first to come writes it; the others have the same, and leave it.
+        """
+        if self._was_just_written(accounts.sequence):
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        body = bytearray()
+        for number, line in enumerate(_lines(accounts)):
+            body += json.dumps(line, separators=(",", ":")).encode() + b"\n"
+            if number % _STEP == 0:
+                time.sleep(_REST_S)
+        head = {"format": FORMAT, "sequence": accounts.sequence, "sha256": hashlib.sha256(body).hexdigest()}
+        packed = gzip.compress(json.dumps(head).encode() + b"\n" + body, compresslevel=1)
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(packed)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _was_just_written(self, sequence: int) -> bool:
+        """Just now, since another database may have come to the same number meanwhile."""
+        try:
+            is_new = time.time() - self.path.stat().st_mtime < _JUST_NOW_S
+            return is_new and self._verified()[0].sequence == sequence
+        except (OSError, RecordsError):
+            return False
+
+    def read(self) -> Accounts | None:
+        """None: there is no such file. RecordsError for one that cannot be used, saying why."""
+        try:
+            head, body = self._verified()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RecordsError(f"the snapshot {self.path} cannot be read: {error.strerror or error}") from None
+        try:
+            return _accounts(head.sequence, body)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._broken(f"{type(error).__name__} in it") from None
+
+    def _verified(self) -> tuple[_Head, bytes]:
+        try:
+            with gzip.open(self.path) as file:
+                head, body = self._head(file.readline(4096)), file.read()
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            raise self._broken("it is no gzip file, or not the whole of one") from None
+        if hashlib.sha256(body).hexdigest() != head.sha256:
+            raise self._broken("it is not what was written")
+        return head, body
+
+    def _head(self, line: bytes) -> _Head:
+        try:
+            fields = json.loads(line)
+            if fields["format"] == FORMAT:
+                return _Head(int(fields["sequence"]), str(fields["sha256"]))
+        except (ValueError, KeyError, TypeError):
+            raise self._broken("its first line says nothing of the rest") from None
+        raise self._broken(f"it has format {fields['format']!r}, and this version reads {FORMAT}")
+
+    def _broken(self, why: str) -> RecordsError:
+        return RecordsError(f"the snapshot {self.path} cannot be used: {why}")
+
+
+def _lines(accounts: Accounts) -> Iterator[tuple[str, dict[str, Any]]]:
+    for tier in accounts.tiers:
+        yield "tier", _said(name=tier.name, limits=write_limits(tier.limits), about=tier.description, v=tier.version)
+    for user in accounts.users:
+        override = user.override
+        yield (
+            "user",
+            _said(
+                id=user.user_id,
+                tier=user.tier,
+                limits=write_limits(user.limits),
+                override=override and [write_limits(override.limits), override.until_s, override.reason],
+                block=user.block and [user.block.reason, user.block.until_s],
+                org=user.org,
+                v=user.version,
+            ),
+        )
+    for key in accounts.keys:
+        yield (
+            "key",
+            _said(
+                id=key.key_id,
+                digest=key.digest.hex(),
+                user=key.user_id,
+                name=key.name,
+                tier=key.tier,
+                limits=write_limits(key.limits),
+                expires=key.expires_s,
+                revoked=key.revoked_s,
+                v=key.version,
+            ),
+        )
+    for rule in accounts.rules:
+        target = rule.targeting
+        yield (
+            "rule",
+            {
+                "id": rule.rule_id,
+                "name": rule.name,
+                "document": rule.document,
+                "priority": rule.priority,
+                "enabled": rule.enabled,
+                "targeting": [target.tiers, target.endpoints, target.methods, target.cidrs],
+                "scope": target.scope.value if target.scope else None,
+                "rest": [rule.version, rule.created_by, rule.created_s, rule.updated_s],
+            },
+        )
+
+
+def _said(**fields: Any) -> dict[str, Any]:
+    """Without what is not said: most users have a tier and nothing else."""
+    return {name: value for name, value in fields.items() if value not in (None, "", [])}
+
+
+def _accounts(sequence: int, body: bytes) -> Accounts:
+    made: dict[str, list[Any]] = {kind: [] for kind in _MAKERS}
+    for line in body.splitlines():
+        kind, fields = json.loads(line)
+        made[kind].append(_MAKERS[kind](fields))
+    return Accounts(sequence, *(tuple(values) for values in made.values()))
+
+
+def _tier(fields: dict[str, Any]) -> Tier:
+    return Tier(fields["name"], read_limits(fields.get("limits", [])), fields.get("about", ""), fields["v"])
+
+
+def _user(fields: dict[str, Any]) -> User:
+    override, block = fields.get("override"), fields.get("block")
+    return User(
+        fields["id"],
+        fields.get("tier", ""),
+        read_limits(fields.get("limits", [])),
+        Override(read_limits(override[0]), override[1], override[2]) if override else None,
+        Block(block[0], block[1]) if block else None,
+        fields.get("org", ""),
+        fields["v"],
+    )
+
+
+def _key(fields: dict[str, Any]) -> ApiKey:
+    return ApiKey(
+        fields["id"],
+        bytes.fromhex(fields["digest"]),
+        fields["user"],
+        fields.get("name", ""),
+        fields.get("tier", ""),
+        read_limits(fields.get("limits", [])),
+        fields.get("expires"),
+        fields.get("revoked"),
+        fields["v"],
+    )
+
+
+def _rule(fields: dict[str, Any]) -> StoredRule:
+    tiers, endpoints, methods, cidrs = (tuple(some) for some in fields["targeting"])
+    targeting = Targeting(tiers, endpoints, methods, cidrs, Scope(fields["scope"]) if fields["scope"] else None)
+    about = (fields["document"], fields["priority"], fields["enabled"], targeting)
+    return StoredRule(fields["id"], fields["name"], *about, *fields["rest"])
+
+
+_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {"tier": _tier, "user": _user, "key": _key, "rule": _rule}
+"""In the order of Accounts."""

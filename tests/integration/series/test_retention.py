@@ -1,0 +1,372 @@
+"""Old months leave the database for an archive: nothing is lost, whenever it is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import ColumnElement, func, select, text
+
+from ratelimit_rls.errors import RecordsError
+from ratelimit_rls.records import archive, retention
+from ratelimit_rls.records.bulk import Bulk
+from ratelimit_rls.records.database import Database
+from ratelimit_rls.records.decisions import mark_due
+from ratelimit_rls.records.partitions import make_partitions, partitions
+from ratelimit_rls.records.retention import Kind, Retained, retain
+from ratelimit_rls.records.series import HOUR, Cell, Month, archives, audit_logs, metric_id, metrics
+from ratelimit_rls.settings import Settings
+
+NOW = Month(2024, 12)
+NOW_S = NOW.begins_s + 14 * 86_400
+A_YEAR_AGO = Month(2023, 10)
+FIRST = Month(2024, 7)
+
+pytestmark = pytest.mark.slow
+
+
+def settings_of(place: Path, **more: Any) -> Settings:
+    return Settings(rls_archive=str(place), **more)
+
+
+def months(first: Month = A_YEAR_AGO) -> Iterator[Month]:
+    month = first
+    while month <= NOW:
+        yield month
+        month = month.later()
+
+
+def decision(at_s: float, log_id: int, **more: Any) -> dict[str, Any]:
+    row = dict.fromkeys((column.name for column in audit_logs.c), None)
+    return {
+        **row,
+        "timestamp": at_s,
+        "log_id": log_id,
+        "domain": "edge",
+        "decision": "throttled",
+        "server_id": "s",
+        **more,
+    }
+
+
+def cell(at_s: float, granularity: str, number: int) -> dict[str, Any]:
+    of = Cell("edge", "edge.user", f"u{number}", "/ä", "eu")
+    sums = dict.fromkeys(
+        (column.name for column in metrics.c if "requests" in column.name or "cache" in column.name), 1
+    )
+    known = {"timestamp": at_s, "metric_id": metric_id(granularity, at_s, of), "granularity": granularity}
+    times = dict.fromkeys(("latency_p50_us", "latency_p95_us", "latency_p99_us"), None)
+    return {**known, **of._asdict(), "server_id": "", **sums, **times, "histogram": "3:1", "created_at": at_s}
+
+
+async def fill(database: Database, each: int = 8, first: Month = FIRST) -> dict[str, list[dict[str, Any]]]:
+    """Months of rows, by the month they are of."""
+    draw = Random(3)
+    made: dict[str, list[dict[str, Any]]] = {}
+    async with database.begin(60) as connection:
+        for month in months(first):
+            at = [month.begins_s + draw.randrange(int(month.ends_s - month.begins_s)) for _ in range(each)]
+            users = [draw.choice([None, "älice", "bob", ""]) for _ in at]
+            rows = [
+                decision(
+                    at_s + draw.randrange(10**6) / 1e6,
+                    draw.randrange(2**62),
+                    user_id=user,
+                    limit_value=draw.randrange(2**32),
+                )
+                for at_s, user in zip(at, users, strict=True)
+            ]
+            made[f"audit {month}"] = rows
+            made[f"minutes {month}"] = [cell(at_s // 60 * 60, "minute", n) for n, at_s in enumerate(at[: each // 2])]
+            made[f"totals {month}"] = [cell(at_s // 3600 * 3600, "hour", n) for n, at_s in enumerate(at[: each // 4])]
+            made[f"totals {month}"] += [cell(month.begins_s, "day", n) for n in range(5)]
+            await connection.execute(audit_logs.insert(), rows)
+            await connection.execute(metrics.insert(), made[f"minutes {month}"] + made[f"totals {month}"])
+    return made
+
+
+async def stored(database: Database) -> dict[str, int]:
+    """How many rows there are, by kind and month."""
+    told = {}
+    async with database.reading() as connection:
+        for month in months():
+            for kind in Kind:
+                asked = select(func.count()).select_from(kind.table).where(kind.of_month(month))
+                if count := await connection.scalar(asked):
+                    told[f"{kind.value} {month}"] = count
+    return told
+
+
+def archived(place: Path, one: Retained) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(place / one.path).to_pylist()
+    for row in rows:
+        for name in ("timestamp", "created_at"):
+            if name in row:
+                row[name] = row[name].timestamp()
+        if "metric_id" in row:
+            row["metric_id"] = UUID(row["metric_id"])
+    return rows
+
+
+def same(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
+    def by_key(row: dict[str, Any]) -> str:
+        return str(row.get("log_id") or (row["metric_id"], row["timestamp"]))
+
+    def exact(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()}
+
+    return list(map(exact, sorted(rows, key=by_key))) == list(map(exact, sorted(others, key=by_key)))
+
+
+def old(made: dict[str, list[dict[str, Any]]]) -> set[str]:
+    """Whole months that are older than 90, 30 and 365 days."""
+    last = {"audit": Month(2024, 8), "minutes": Month(2024, 10), "totals": Month(2023, 11)}
+    return {name for name in made if name.partition(" ")[2] <= str(last[name.partition(" ")[0]])}
+
+
+async def test_a_year_is_archived_verified_and_dropped(database: Database, tmp_path: Path) -> None:
+    made = await fill(database, 100, A_YEAR_AGO)
+    done = await retain(database, settings_of(tmp_path), NOW_S)
+    assert {f"{one.kind} {one.month}" for one in done} == old(made)
+    for one in done:
+        assert same(archived(tmp_path, one), made[f"{one.kind} {one.month}"]), one
+    assert done[0].path == "2023/10/audit_logs.parquet"
+    assert await stored(database) == {name: len(rows) for name, rows in made.items() if name not in old(made)}
+    assert await retain(database, settings_of(tmp_path), NOW_S) == []
+    if database.dialect == "postgresql":
+        async with database.reading() as connection:
+            left = await partitions(connection, audit_logs.name)
+        assert left[0] == "rate_limit_audit_logs_2024_09"
+
+
+async def test_without_an_archive_nothing_is_dropped(database: Database, tmp_path: Path) -> None:
+    made = await fill(database)
+    assert await retain(database, Settings(), NOW_S) == []
+    planned = await retain(database, settings_of(tmp_path), NOW_S, dry_run=True)
+    assert await stored(database) == {name: len(rows) for name, rows in made.items()}
+    assert list(tmp_path.rglob("*.parquet")) == []
+    if database.dialect == "sqlite":  # PostgreSQL moves them to their months first, which a dry run does not
+        assert {f"{one.kind} {one.month}": one.rows for one in planned} == {name: len(made[name]) for name in old(made)}
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def lose_a_row(path: Path) -> None:
+    whole = pq.read_table(path)
+    pq.write_table(whole.slice(1), path)
+
+
+def change_a_value(path: Path) -> None:
+    whole = pq.read_table(path)
+    domains = pa.array(["edgy", *whole["domain"].to_pylist()[1:]])
+    pq.write_table(whole.set_column(2, whole.schema.field("domain"), domains), path)
+
+
+@pytest.mark.parametrize("damage", [cut_short, lose_a_row, change_a_value])
+async def test_what_was_not_written_is_not_dropped(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    made = await fill(database)
+    with monkeypatch.context() as patched:  # a file system that does not keep what it was given
+        patched.setattr(archive.Place, "_make_durable", lambda _, path: damage(Path(path)))
+        with pytest.raises(RecordsError, match=r"2024/07/audit_logs\.parquet"):
+            await retain(database, settings_of(tmp_path), NOW_S)
+    assert await stored(database) == {name: len(rows) for name, rows in made.items()}
+    done = await retain(database, settings_of(tmp_path), NOW_S)
+    assert {f"{one.kind} {one.month}" for one in done} == old(made)
+
+
+@pytest.mark.parametrize("step", ["written", "noted", "dropping"])
+async def test_an_interruption_costs_nothing(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The process dies after a file was written, after it was noted, and while its rows are being dropped."""
+    made = await fill(database)
+    whose = retention._Sqlite if database.dialect == "sqlite" else retention._Postgres
+    name = {"written": "_note", "noted": "_drop", "dropping": "_drop"}[step]
+    original = getattr(whose, name)
+
+    async def dies(self: Any, *arguments: Any, **named: Any) -> None:
+        if step == "dropping":
+            if database.dialect == "sqlite":
+                async with database.begin() as connection:  # some of the rows are gone
+                    await connection.execute(text("DELETE FROM rate_limit_audit_logs WHERE rowid = 1"))
+            else:
+                await original(self, *arguments, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(whose, name, dies)
+        with pytest.raises(KeyboardInterrupt):
+            await retain(database, settings_of(tmp_path), NOW_S)
+    done = await retain(database, settings_of(tmp_path), NOW_S)
+    assert {f"{one.kind} {one.month}" for one in done} == old(made)
+    for one in done:
+        assert same(archived(tmp_path, one), made[f"{one.kind} {one.month}"])
+    assert await stored(database) == {name: len(rows) for name, rows in made.items() if name not in old(made)}
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("2*/*/*")} == {one.path for one in done}
+
+
+async def test_rows_that_come_after_their_archive_are_another_part(database: Database, tmp_path: Path) -> None:
+    made = await fill(database)
+    await retain(database, settings_of(tmp_path), NOW_S)
+    late = decision(FIRST.begins_s + 5, 7)
+    async with database.begin() as connection:
+        await connection.execute(audit_logs.insert(), [late])
+    (done,) = await retain(database, settings_of(tmp_path), NOW_S)
+    assert done == Retained("audit", "2024-07", 1, "2024/07/audit_logs.2.parquet")
+    assert same(archived(tmp_path, done), [late])
+    first = Retained("audit", "2024-07", 8, "2024/07/audit_logs.parquet")
+    assert same(archived(tmp_path, first), made["audit 2024-07"])
+    async with database.reading() as connection:
+        assert await connection.scalar(select(func.count()).where(archives.c.month == "2024-07")) == 3
+
+
+async def test_an_archive_that_was_damaged_since_stops_the_dropping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite: PostgreSQL drops a month in the transaction that notes it."""
+    database = Database(f"sqlite:///{tmp_path / 'records.db'}")
+    await database.upgrade()
+    await fill(database)
+
+    async def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retention._Sqlite, "_drop", dies)
+        with pytest.raises(KeyboardInterrupt):
+            await retain(database, settings_of(tmp_path), NOW_S)
+    file = tmp_path / "2024/07/audit_logs.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    before = await stored(database)
+    with pytest.raises(RecordsError, match="audit_logs"):
+        await retain(database, settings_of(tmp_path), NOW_S)
+    assert await stored(database) == before
+    await database.close()
+
+
+async def test_a_row_that_comes_while_its_month_is_dropped_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite: PostgreSQL has it wait until the month is gone."""
+    database = Database(f"sqlite:///{tmp_path / 'records.db'}")
+    await database.upgrade()
+    await fill(database)
+    late, drop = decision(FIRST.begins_s + 5, 7), retention._Sqlite._drop
+
+    async def add_and_drop(self: retention._Sqlite, unit: Any, *arguments: Any) -> None:
+        if (unit.kind, unit.month) == (Kind.AUDIT, FIRST):
+            async with database.begin() as connection:
+                await connection.execute(audit_logs.insert(), [late])
+        await drop(self, unit, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retention._Sqlite, "_drop", add_and_drop)
+        await retain(database, settings_of(tmp_path), NOW_S)
+    (done,) = await retain(database, settings_of(tmp_path), NOW_S)
+    assert done == Retained("audit", "2024-07", 1, "2024/07/audit_logs.2.parquet")
+    assert same(archived(tmp_path, done), [late])
+    await database.close()
+
+
+async def test_minutes_stay_until_their_hours_are_made(database: Database, tmp_path: Path) -> None:
+    await fill(database)
+    async with database.begin() as connection:
+        await mark_due(connection, database.dialect, HOUR, [Month(2024, 9).begins_s])
+    done = await retain(database, settings_of(tmp_path), NOW_S)
+    assert "2024-09" not in {one.month for one in done if one.kind == "minutes"}
+    assert "2024-10" in {one.month for one in done if one.kind == "minutes"}
+
+
+async def test_sqlite_gets_smaller(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'records.db'}")
+    await database.upgrade()
+    await fill(database, 200)
+    async with database.begin() as connection:
+        before = await connection.scalar(text("PRAGMA page_count"))
+    await retain(database, settings_of(tmp_path / "archive"), NOW_S)
+    async with database.begin() as connection:
+        after = await connection.scalar(text("PRAGMA page_count"))
+        free = await connection.scalar(text("PRAGMA freelist_count"))
+    await database.close()
+    assert before
+    assert after
+    assert after < before * 0.8
+    assert free == 0
+
+
+async def test_a_place_that_cannot_be_written_to_is_told_without_its_secrets(
+    database: Database, tmp_path: Path
+) -> None:
+    await fill(database)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordsError, match=r"the archive 2024/07/audit_logs\.parquet cannot be used: "):
+        await retain(database, settings_of(tmp_path / "file"), NOW_S)
+    with pytest.raises(RecordsError, match=r"^RLS_ARCHIVE cannot be used: ValueError$"):
+        await retain(database, Settings(rls_archive="nowhere://user:secret@bucket"), NOW_S)
+
+
+async def test_partitions_are_made_ahead_and_take_in_what_strayed(database: Database) -> None:
+    if database.dialect != "postgresql":
+        assert await make_partitions(database, NOW_S) == []
+        return
+    made = await fill(database)
+    async with database.reading() as connection:
+        assert await partitions(connection, metrics.name) == ["rate_limit_metrics_default"]
+    names = await make_partitions(database, NOW_S)
+    assert names[-1] == "rate_limit_metrics_2025_02"
+    assert len(names) == 2 * (6 + 2)
+    assert await make_partitions(database, NOW_S) == []
+    assert await stored(database) == {name: len(rows) for name, rows in made.items()}
+    async with database.begin() as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM rate_limit_audit_logs_default")) == 0
+        assert await connection.scalar(text("SELECT count(*) FROM rate_limit_metrics_2024_07_minute")) == 4
+
+
+async def test_ninety_days_of_a_user_or_a_decision_are_found_by_an_index(database: Database) -> None:
+    rows = []
+    for month in months(NOW.later(-4)):
+        for number in range(1000):
+            at_s = month.begins_s + number * (month.ends_s - month.begins_s) / 1000
+            word = "blocked" if number % 500 == 3 else "allowed"
+            rows.append(decision(at_s, number, user_id=f"u{number % 500}", decision=word))
+    async with database.begin(60) as connection:
+        await Bulk(audit_logs, replaces=False).write(connection, rows, dict)
+    await make_partitions(database, NOW_S)
+    for column, value in (("user_id", "u3"), ("decision", "blocked")):
+        scans = await scanned(database, audit_logs.c[column] == value)
+        assert scans
+        if database.dialect == "sqlite":
+            assert all(f"USING INDEX idx_audit_{column.removesuffix('_id')}" in line for line in scans), scans
+        else:
+            used = [line for line in scans if "default" not in line]  # which is empty
+            assert all("Index" in line or "Bitmap Heap" in line for line in used), scans
+            assert any(f"{column}_timestamp_idx" in line for line in used), scans
+            assert not any("2024_08" in line for line in scans)  # before the ninety days
+
+
+async def scanned(database: Database, condition: ColumnElement[bool]) -> list[str]:
+    """How the database would look for a page of decisions."""
+    at = audit_logs.c.timestamp
+    asked = (
+        select(audit_logs)
+        .where(condition, at >= NOW_S - 90 * 86_400, at < NOW_S)
+        .order_by(at.desc(), audit_logs.c.log_id.desc())
+        .limit(100)
+    )
+    how = "EXPLAIN" if database.dialect == "postgresql" else "EXPLAIN QUERY PLAN"
+    async with database.begin() as connection:
+        if database.dialect == "postgresql":  # SQLite goes by what indexes there are, as nobody lets it look
+            await connection.execute(text("ANALYZE"))
+        compiled = asked.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        plan = [str(row) for row in await connection.execute(text(f"{how} {compiled}"))]
+    return [line for line in plan if "Scan" in line or "SCAN" in line or "SEARCH" in line]

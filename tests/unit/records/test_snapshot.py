@@ -1,0 +1,135 @@
+"""The file that a process starts from when the database is away."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.core.accounts import (
+    Accounts,
+    ApiKey,
+    Block,
+    Changed,
+    Override,
+    Scope,
+    StoredRule,
+    Targeting,
+    Tier,
+    User,
+)
+from ratelimit_rls.core.model import Algorithm, Limit, Unit
+from ratelimit_rls.errors import RecordsError
+from ratelimit_rls.records.held import Held
+from ratelimit_rls.records.snapshot import SnapshotFile
+
+LIMITS = (Limit(100, Unit.MINUTE), Limit(5, Unit.SECOND, Algorithm.TOKEN_BUCKET, 9))
+
+EVERYTHING = Accounts(
+    42,
+    (Tier("gold", LIMITS, "the best", 3), Tier("open", ())),
+    (
+        User("alice", "gold"),
+        User("bob \N{SNOWMAN}", "", LIMITS, Override(LIMITS, 1e9, "why"), Block("spam", 2e9), "acme", 7),
+        User("carl", block=Block()),
+    ),
+    (ApiKey("k1", b"\x00\xff", "alice", "laptop", "gold", LIMITS, 1.5, 2.5, 4), ApiKey("k2", b"d", "alice")),
+    (
+        StoredRule(
+            "r1", "first", "domain: a\n", 1, True, Targeting(("gold",), ("/a/*",), ("GET",), ("::/0",), Scope.IP)
+        ),
+        StoredRule("r2", "second", "domain: b\n", 2, False, Targeting(), 5, "me", 1.0, 2.0),
+    ),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> SnapshotFile:
+    return SnapshotFile(tmp_path / "new" / "snapshot.gz")
+
+
+def test_what_was_written_is_read_back(file: SnapshotFile) -> None:
+    assert file.read() is None
+    file.write(EVERYTHING)
+    assert file.read() == EVERYTHING
+
+
+def test_it_is_for_its_owner_alone_and_nothing_else_is_left(file: SnapshotFile) -> None:
+    file.write(EVERYTHING)
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert list(file.path.parent.iterdir()) == [file.path]
+
+
+def test_what_another_process_has_just_written_is_not_written_again(file: SnapshotFile) -> None:
+    file.write(EVERYTHING)
+    before = file.path.stat()
+    file.write(EVERYTHING)
+    assert file.path.stat().st_ino == before.st_ino
+    backup = replace(EVERYTHING, sequence=41)  # a database from a backup is behind, and is the one that counts
+    file.write(backup)
+    assert file.read() == backup
+
+
+def test_the_same_sequence_of_long_ago_may_be_another_database_s(file: SnapshotFile) -> None:
+    file.write(EVERYTHING)
+    os.utime(file.path, (1e9, 1e9))
+    other = replace(EVERYTHING, users=())
+    file.write(other)
+    assert file.read() == other
+
+
+def _flipped(content: bytes) -> bytes:
+    text = gzip.decompress(content).replace(b'"gold"', b'"lead"')
+    return gzip.compress(text)
+
+
+def _other_format(content: bytes) -> bytes:
+    head, _, rest = gzip.decompress(content).partition(b"\n")
+    return gzip.compress(json.dumps({**json.loads(head), "format": 2}).encode() + b"\n" + rest)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (_flipped, "not what was written"),
+        (lambda content: content[:-20], "not the whole"),
+        (lambda content: b"", "first line"),
+        (lambda content: b"hello", "no gzip file"),
+        (lambda content: gzip.compress(b"hello"), "first line"),
+        (_other_format, "format 2"),
+    ],
+)
+def test_a_broken_file_is_told_and_not_used(file: SnapshotFile, damage: object, why: str) -> None:
+    file.write(EVERYTHING)
+    file.path.write_bytes(damage(file.path.read_bytes()))  # type: ignore[operator]
+    with pytest.raises(RecordsError, match=why) as refused:
+        file.read()
+    assert str(file.path) in str(refused.value)
+    file.write(EVERYTHING)  # and it does not stand in the way of a good one
+    assert file.read() == EVERYTHING
+
+
+def test_what_is_held_follows_what_changes() -> None:
+    held = Held()
+    held.replace(EVERYTHING)
+    assert held.accounts(42) == EVERYTHING
+    early = StoredRule("r3", "zeroth", "domain: c\n", 0)
+    held.apply(
+        Changed(
+            43,
+            {"open": None},
+            {"alice": None, "dora": User("dora"), "nobody": None},
+            {"k2": ApiKey("k2", b"d", "alice", revoked_s=1.0)},
+            {"r3": early},
+        )
+    )
+    now = held.accounts(43)
+    assert [tier.name for tier in now.tiers] == ["gold"]
+    assert [user.user_id for user in now.users] == ["bob \N{SNOWMAN}", "carl", "dora"]
+    assert [key.revoked_s for key in now.keys] == [2.5, 1.0]
+    assert [rule.name for rule in now.rules] == ["zeroth", "first", "second"]
