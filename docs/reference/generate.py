@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from docs.reference.admin_api import admin_api
 from ratelimit_rls.cli import commands
 from ratelimit_rls.settings.catalogue import VARIABLES
 from ratelimit_rls.telemetry.collect import MOST_UNKNOWN_DOMAINS
@@ -42,6 +43,9 @@ def command_line() -> str:
             lines += ["## serve", "", "Runs the server. Its flags are the [settings](settings.md).", ""]
         else:
             lines += [f"## {name}", "", *_help(verb, f"ratelimit-rls {name}")]
+        if isinstance(verb, click.Group):
+            for part, command in sorted(verb.commands.items()):
+                lines += [f"### {name} {part}", "", *_help(command, f"ratelimit-rls {name} {part}")]
     return "\n".join(lines)
 
 
@@ -133,7 +137,12 @@ def _help(command: click.Command, path: str) -> list[str]:
 
 def pages() -> dict[Path, str]:
     """Each page's path and what should be in it."""
-    return {HERE / "settings.md": settings(), HERE / "commands.md": command_line(), HERE / "metrics.md": metrics()}
+    return {
+        HERE / "settings.md": settings(),
+        HERE / "commands.md": command_line(),
+        HERE / "metrics.md": metrics(),
+        HERE.parent / "admin-api.md": admin_api(NOTICE),
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,172 @@
+"""docs/admin-api.md, made from the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ratelimit_rls.transport.http.admin.app import documented_app
+
+_HEAD = """\
+The REST API of administrators, on `RLS_ADMIN_HOST:RLS_ADMIN_PORT` (127.0.0.1:8082) of every server that has a database
+(`RLS_DATABASE_URL`). The same as a document for programs is at `/openapi.json`, as a page at `/docs`; `/healthz` says
+whether it answers. None of these three needs a token.
+
+`RLS_ADMIN_TOKEN` is the token to begin with, with the role admin; others are made by `POST /api/v1/tokens` or
+`ratelimit-rls tokens create`, and kept as hashes keyed with `RLS_KEY_SECRET`. `RLS_ADMIN_AUTH=none` asks for none, and
+is for loopback alone: requests that name another host, or come from a web page elsewhere, are refused then.
+
+With the database away, `RLS_ADMIN_TOKEN` still opens what needs no database: `/users/{user_id}/limits`, `/sources`,
+counters and decisions. Everything else is 503.
+"""
+
+_SESSION = """\
+```sh
+export RLS=http://127.0.0.1:8082/api/v1
+auth='Authorization: Bearer '"$RLS_ADMIN_TOKEN"
+json='Content-Type: application/json'
+curl -H "$auth" -H "$json" $RLS/tiers -d '{"name": "gold", "limits": [{"unit": "minute", "requests_per_unit": 100}]}'
+curl -H "$auth" -H "$json" -X PUT $RLS/users/alice/tier -d '{"tier": "gold"}'
+curl -H "$auth" -H "$json" $RLS/keys -d '{"user_id": "alice", "expires_in": "90d"}'
+curl -H "$auth" $RLS/users/alice/limits
+```
+"""
+
+_ERRORS = """\
+Every error is `application/problem+json`: `type` (`urn:ratelimit-rls:problem:…`, what programs tell it by), `title`,
+`status`, `detail`, `request_id`, and where something in the request is wrong, `errors`: each with `field` and
+`message`, or, of a rules document, with `file`, `line`, `column` and `message`.
+
+| status | type | when |
+|---|---|---|
+| 400 | `bad-request` | a header, or the body, cannot be read |
+| 401 | `unauthorized` | no token, or not one that is good |
+| 403 | `forbidden` | the token's role is not enough |
+| 404 | `not-found` | there is no such thing, or path |
+| 405 | `method-not-allowed` | `Allow` says which are |
+| 409 | `conflict`, `secret-told-once` | a name is taken, something is in use; a repetition of what made a secret |
+| 412 | `stale` | somebody else was first; `ETag` has the version that is there now |
+| 413 | `too-large` | the body has more than 1 MiB |
+| 421 | `misdirected` | without tokens: the Host is not a loopback one |
+| 422 | `invalid`, `rules`, `idempotency-key-reused` | the request is understood, and wrong |
+| 429 | `too-many-requests` | `Retry-After` says when to come back |
+| 503 | `unavailable` | the database or the store is away; `Retry-After` likewise |
+"""
+
+
+_PAGE = "Page_"
+
+
+def admin_api(notice: str) -> str:
+    document = documented_app().openapi()
+    about = document["info"]["description"].partition("\n\n")
+    lines = ["# The admin API", "", notice, "", about[0], "", _HEAD, _SESSION, "## What holds for all", "", about[2]]
+    lines += ["## Errors", "", _ERRORS, *_overview(document)]
+    for tag, operations in _by_tag(document).items():
+        lines += [f"## {tag.capitalize()}", ""]
+        for method, path, operation in operations:
+            lines += [*_operation(method, path, operation, document), ""]
+    lines += ["## What bodies and answers are made of", "", *_schemas(document)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _by_tag(document: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
+    found: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            found.setdefault(operation["tags"][0], []).append((method.upper(), path, operation))
+    return found
+
+
+def _overview(document: dict[str, Any]) -> Iterator[str]:
+    yield from ("## All of it", "", "| | | role |", "|---|---|---|")
+    for operations in _by_tag(document).values():
+        for method, path, operation in operations:
+            yield f"| `{method} {path}` | {operation['summary']} | {_role(operation)} |"
+    yield ""
+
+
+def _operation(method: str, path: str, operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
+    yield from (f"### `{method} {path}`", "", f"{operation['summary']}. Role: {_role(operation)}.")
+    more = operation.get("description", "").partition("Role: ")[0].strip()
+    if more:
+        yield from ("", more)
+    rows = [*_parameters(operation), *_body(operation, document)]
+    if rows:
+        yield from ("", "| | kind | default | meaning |", "|---|---|---|---|", *rows)
+    good = [status for status in operation["responses"] if status.startswith(("2", "3"))]
+    bad = [status for status in operation["responses"] if not status.startswith(("2", "3"))]
+    errors = f"; {', '.join(sorted(bad))}" if bad else ""
+    yield from ("", f"Answers: {', '.join(good)}{_shown(operation, good[0])}{errors}.")
+
+
+def _role(operation: dict[str, Any]) -> str:
+    return str(operation["security"][0]["token"][0]) if "security" in operation else "none needed"
+
+
+def _parameters(operation: dict[str, Any]) -> Iterator[str]:
+    for parameter in operation.get("parameters", ()):
+        where = {"query": "?", "header": "header ", "path": "path "}[parameter["in"]]
+        name = f"`{where}{parameter['name']}`" if where == "?" else f"{where}`{parameter['name']}`"
+        yield _row(name, parameter["schema"], parameter.get("description", ""), is_needed=parameter["required"])
+
+
+def _body(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if content is None:
+        return
+    schema = _resolved(content["schema"], document)
+    for name, field in schema["properties"].items():
+        whole = _resolved(field, document)
+        yield _row(f"`{name}`", field, whole.get("description", ""), is_needed=name in schema.get("required", ()))
+
+
+def _row(name: str, schema: dict[str, Any], meaning: str, *, is_needed: bool) -> str:
+    default = schema.get("default")
+    shown = "needed" if is_needed else f"`{str(default).lower()}`" if default not in (None, "", []) else ""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (name, _kind(schema), shown, meaning)) + " |"
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
+    if "anyOf" in schema:
+        kinds = dict.fromkeys(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(kinds)
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    if schema.get("format") == "date-time":
+        return "moment"
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema['items'])}"
+    return str(schema.get("type", "anything"))
+
+
+def _shown(operation: dict[str, Any], status: str) -> str:
+    content = operation["responses"][status].get("content", {}).get("application/json", {})
+    name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    if name.startswith(_PAGE):
+        return f" with a page of `{name.removeprefix(_PAGE).removesuffix('_')}`"
+    return f" with `{name}`" if name else ""
+
+
+def _schemas(document: dict[str, Any]) -> Iterator[str]:
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        if name.startswith(_PAGE) or "properties" not in schema:
+            continue
+        yield from (f"### `{name}`", "")
+        if "description" in schema:
+            yield from (schema["description"], "")
+        yield from ("| | kind | default | meaning |", "|---|---|---|---|")
+        for field, its in schema["properties"].items():
+            meaning = _resolved(its, document).get("description", "")
+            is_asked_for = schema.get("additionalProperties") is False  # of answers, all fields are there
+            is_needed = is_asked_for and field in schema.get("required", ())
+            yield _row(f"`{field}`", its, meaning, is_needed=is_needed)
+        yield ""
+
+
+def _resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    name = schema.get("$ref", "").rpartition("/")[2]
+    found: dict[str, Any] = document["components"]["schemas"][name] if name else schema
+    return found

@@ -1,0 +1,251 @@
+"""Changes that meet one another, are repeated, are only tried, or are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ratelimit_rls.records.reader import KEPT_S
+from tests.integration.admin.office import Client, Office
+
+RULE: dict[str, Any] = {
+    "name": "mine",
+    "document": "domain: edge\ndescriptors:\n  - key: tenant\n    rate_limit: {unit: minute, requests_per_unit: 5}\n",
+}
+TIER = {"limits": [{"unit": "minute", "requests_per_unit": 1}]}
+
+
+async def snapshot(office: Office) -> Any:
+    async with office.backend.desk.reading() as reader:
+        return await reader.accounts(), await reader.audit(), await reader.tokens()
+
+
+# ── two at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_of_two_that_edit_one_rule_one_is_told_so(office: Office, admin: Client) -> None:
+    path = (await admin.post("/rules", json=RULE)).headers["location"]
+    seen = {"If-Match": (await admin.get(path)).headers["etag"]}
+    bodies = [{**RULE, "name": name} for name in ("first", "second")]
+    one, other = await asyncio.gather(*(office.client().put(path, json=body, headers=seen) for body in bodies))
+    assert sorted((one.status_code, other.status_code)) == [200, 412]
+    winner, loser = (one, other) if one.is_success else (other, one)
+    assert loser.headers["etag"] == winner.headers["etag"] == '"2"'
+    assert loser.json()["type"].endswith(":stale")
+    assert (await admin.get(path)).json() == winner.json()
+
+
+@pytest.mark.slow
+async def test_versions_guard_every_single_thing(any_admin: Client) -> None:
+    await any_admin.put("/tiers/gold", json=TIER)
+    await any_admin.put("/users/alice", json={})
+    key = (await any_admin.post("/keys", json={"user_id": "alice"})).headers["location"]
+    rule = (await any_admin.post("/rules", json=RULE)).headers["location"]
+    stale = {"If-Match": '"77", W/"78"'}
+    for method, path, body in (
+        ("PUT", "/tiers/gold", TIER),
+        ("DELETE", "/tiers/gold", None),
+        ("PUT", "/users/alice", {}),
+        ("PUT", "/users/alice/tier", {"tier": "gold"}),
+        ("POST", "/users/alice/override", {**TIER, "duration": "1h"}),
+        ("DELETE", "/users/alice/override", None),
+        ("PUT", "/users/alice/block", {}),
+        ("DELETE", "/users/alice/block", None),
+        ("DELETE", "/users/alice", None),
+        ("PATCH", key, {"name": "x"}),
+        ("DELETE", key, None),
+        ("PUT", rule, RULE),
+        ("DELETE", rule, None),
+    ):
+        refused = await any_admin.request(method, path, json=body, headers=stale)
+        assert (refused.status_code, refused.headers["etag"]) == (412, '"1"'), (method, path)
+    for path in ("/tiers/gold", "/users/alice", key, rule):
+        known = await any_admin.get(path, headers={"If-None-Match": '"1"'})
+        assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", '"1"')
+        assert (await any_admin.get(path, headers={"If-None-Match": '"2"'})).status_code == 200
+        assert (await any_admin.get(path, headers={"If-None-Match": "nonsense"})).status_code == 400
+    only_new = {"If-None-Match": "*"}
+    assert (await any_admin.put("/tiers/gold", json=TIER, headers=only_new)).status_code == 412
+    assert (await any_admin.put("/tiers/silver", json=TIER, headers=only_new)).status_code == 201
+    assert (await any_admin.put("/tiers/bronze", json=TIER, headers={"If-Match": "*"})).status_code == 412
+    assert (await any_admin.put("/tiers/silver", json=TIER, headers={"If-Match": "*"})).status_code == 200
+
+
+# ── wrong ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_rule_that_does_not_compile_is_refused_with_its_place(office: Office, admin: Client) -> None:
+    path = (await admin.post("/rules", json=RULE)).headers["location"]
+    before = await snapshot(office)
+    wrong = {"name": "broken", "document": RULE["document"].replace("minute", "fortnight").replace("tenant", "seller")}
+    for refused in (
+        await admin.post("/rules", json=wrong),
+        await admin.put(path, json=wrong),
+        await admin.post("/rules", json={**wrong, "enabled": False}),
+        await admin.post("/rules?dry_run=true", json=wrong),
+    ):
+        assert (refused.status_code, refused.json()["type"][-5:]) == (422, "rules")
+        (error,) = refused.json()["errors"]
+        assert (error["file"], error["line"], error["column"]) == ("database:broken", 4, 24)
+        assert "fortnight" in error["message"]
+    assert await snapshot(office) == before
+
+
+@pytest.mark.slow
+async def test_a_rule_is_compiled_with_all_others(office: Office, admin: Client) -> None:
+    await admin.post("/rules", json=RULE)
+    before = await snapshot(office)
+    twice = await admin.post("/rules", json={**RULE, "name": "same"})  # of the same rank
+    assert twice.status_code == 422, twice.text
+    assert {error["file"] for error in twice.json()["errors"]} <= {"database:mine", "database:same"}
+    assert await snapshot(office) == before
+    assert (await admin.post("/rules", json={**RULE, "name": "stronger", "priority": 1})).status_code == 201
+
+
+@pytest.mark.slow
+async def test_targeting_and_objects_are_told_their_mistakes(any_admin: Client) -> None:
+    targeted = {
+        "name": "a",
+        "targeting": {"cidrs": ["10.0.0.0/8", "10.0.0"]},
+        "document": "domain: x\nunlimited: true\n",
+    }
+    refused = await any_admin.post("/rules", json=targeted)
+    assert refused.status_code == 422
+    assert any("cidrs[1]" in str(error) for error in refused.json()["errors"])
+    as_object = await any_admin.post("/rules", json={"name": "a", "document": {"domain": "x", "descriptors": [{}]}})
+    assert as_object.status_code == 422
+    assert as_object.json()["document"] == "domain: x\ndescriptors:\n- {}\n"
+    deep: Any = []
+    for _ in range(200):
+        deep = [deep]
+    assert (await any_admin.post("/rules", json={"name": "a", "document": {"domain": deep}})).status_code == 422
+
+
+@pytest.mark.slow
+async def test_two_rules_that_only_fit_alone_are_not_both_stored(office: Office, admin: Client) -> None:
+    bodies = [{**RULE, "name": f"rule {number}"} for number in range(4)]
+    told = await asyncio.gather(*(office.client().post("/rules", json=body) for body in bodies))
+    assert sorted(one.status_code for one in told) == [201, 422, 422, 422], [one.text for one in told]
+    assert len((await admin.get("/rules")).json()["items"]) == 1
+
+
+@pytest.mark.slow
+async def test_many_may_store_rules_at_once(office: Office, admin: Client) -> None:
+    """None of them is compiled with others than those it is stored with, and yet each gets its turn."""
+
+    def body(number: int) -> dict[str, Any]:
+        return {"name": f"rule {number}", "document": RULE["document"].replace("tenant", f"tenant{number}")}
+
+    told = await asyncio.gather(*(office.client().post("/rules", json=body(number)) for number in range(4)))
+    assert {one.status_code for one in told} == {201}
+
+
+# ── repeated ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+async def test_a_repetition_is_answered_as_the_first_time(office: Office, admin: Client) -> None:
+    once = {"Idempotency-Key": "a-key"}
+    first = await admin.post("/tiers", json={"name": "gold", **TIER}, headers=once)
+    await admin.put("/tiers/gold", json=TIER)
+    again = await admin.post("/tiers", json={"name": "gold", **TIER}, headers=once)
+    assert (first.status_code, "idempotency-replayed" in first.headers) == (201, False)
+    assert (again.status_code, again.headers["idempotency-replayed"], again.content) == (201, "true", first.content)
+    assert [again.headers[name] for name in ("etag", "location")] == ['"1"', "/api/v1/tiers/gold"]
+
+    other_request = await admin.post("/tiers", json={"name": "silver", **TIER}, headers=once)
+    assert (other_request.status_code, other_request.json()["type"][-22:]) == (422, "idempotency-key-reused")
+    of_another = office.client(await office.token("write"))
+    assert (await of_another.post("/tiers", json={"name": "silver", **TIER}, headers=once)).status_code == 201
+    for _ in range(2):  # also where there is nothing to delete any more
+        deleted = await admin.delete("/tiers/silver", headers={"Idempotency-Key": "another"})
+        assert (deleted.status_code, deleted.content) == (204, b"")
+    failed = await admin.delete("/tiers/none", headers={"Idempotency-Key": "failed"})
+    assert failed.status_code == 404
+    await admin.put("/tiers/none", json=TIER)
+    assert (await admin.delete("/tiers/none", headers={"Idempotency-Key": "failed"})).status_code == 204
+
+    office.clock.now_s += KEPT_S
+    assert (await admin.post("/tiers", json={"name": "gold", **TIER}, headers=once)).status_code == 409
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "body"), [("/tiers", {"name": "gold", **TIER}), ("/rules", RULE)])
+async def test_repetitions_at_once_are_one_change(office: Office, admin: Client, path: str, body: Any) -> None:
+    once = {"Idempotency-Key": "a-key"}
+    told = await asyncio.gather(*(office.client().post(path, json=body, headers=once) for _ in range(4)))
+    told.append(await admin.post(path, json=body, headers=once))
+    assert {one.status_code for one in told} == {201}
+    assert sorted(one.headers.get("idempotency-replayed", "") for one in told) == ["", *["true"] * 4]
+    assert len((await admin.get("/audit")).json()["items"]) == 1
+
+
+@pytest.mark.slow
+async def test_a_secret_is_not_told_twice(office: Office, admin: Client) -> None:
+    await admin.put("/users/alice", json={})
+    for path, body in (("/keys", {"user_id": "alice"}), ("/tokens", {"name": "a", "role": "read"})):
+        once = {"Idempotency-Key": f"once {path}".replace(" ", "")}
+        first = await admin.post(path, json=body, headers=once)
+        made = first.json().get("key_id") or first.json()["token_id"]
+        again = await admin.post(path, json=body, headers=once)
+        assert (again.status_code, again.json()["id"], again.headers["idempotency-replayed"]) == (409, made, "true")
+        secret = (first.json().get("key") or first.json()["token"]).rpartition("_")[2]
+        async with office.backend.desk.reading() as reader:
+            kept = await reader.idempotent("RLS_ADMIN_TOKEN", once["Idempotency-Key"])
+        assert kept is not None
+        assert secret.encode() not in kept.body
+    assert len((await admin.get("/keys")).json()["items"]) == 1
+
+
+# ── tried ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+async def test_a_dry_run_leaves_no_trace(office: Office, admin: Client) -> None:
+    await admin.put("/tiers/gold", json=TIER)
+    await admin.put("/users/alice", json={})
+    key = (await admin.post("/keys", json={"user_id": "alice"})).headers["location"]
+    rule = (await admin.post("/rules", json=RULE)).headers["location"]
+    token = (await admin.post("/tokens", json={"name": "a", "role": "read"})).json()["token_id"]
+    told: list[None] = []
+    office.backend.desk._on_commit = lambda: told.append(None)
+    before = await snapshot(office)
+    for method, path, body, status in (
+        ("POST", "/tiers", {"name": "silver", **TIER}, 201),
+        ("POST", "/tiers", {"name": "gold", **TIER}, 409),
+        ("PUT", "/tiers/gold", {"limits": []}, 200),
+        ("DELETE", "/tiers/gold", None, 204),
+        ("PUT", "/users/bob", {"tier": "gold"}, 201),
+        ("PUT", "/users/bob", {"tier": "silver"}, 422),
+        ("PUT", "/users/alice/tier", {"tier": "gold"}, 200),
+        ("POST", "/users/alice/override", {**TIER, "duration": "1h"}, 201),
+        ("PUT", "/users/alice/block", {}, 200),
+        ("DELETE", "/users/alice", None, 204),
+        ("POST", "/keys", {"user_id": "alice"}, 201),
+        ("PATCH", key, {"name": "x"}, 200),
+        ("DELETE", key, None, 200),
+        ("POST", "/rules", {**RULE, "name": "other", "priority": 7}, 201),
+        ("DELETE", rule, None, 204),
+        ("POST", "/tokens", {"name": "b", "role": "admin"}, 201),
+        ("DELETE", f"/tokens/{token}", None, 200),
+    ):
+        tried = await admin.request(
+            method, path, json=body, params={"dry_run": "true"}, headers={"Idempotency-Key": "dry"}
+        )
+        assert tried.status_code == status, (method, path, tried.text)
+        assert ("dry-run" in tried.headers) == tried.is_success
+        assert "location" not in tried.headers
+        if path in ("/keys", "/tokens"):
+            assert tried.json()[path[1:-1]] is None
+    assert await snapshot(office) == before
+    assert not told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", ["dry_run=yes", "dry_run=true&dry_run=false", "dryrun=true", "dry_run="])
+async def test_what_looks_like_a_dry_run_is_not_carried_out(any_office: Office, any_admin: Client, query: str) -> None:
+    refused = await any_admin.put(f"/tiers/gold?{query}", json=TIER)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, query.partition("=")[0])
+    assert (await any_admin.get("/tiers")).json()["items"] == []
