@@ -14,17 +14,22 @@ import click
 from ratelimit_rls import __version__
 from ratelimit_rls.cli.ask import ask
 from ratelimit_rls.cli.check import check
+from ratelimit_rls.cli.db import db
 from ratelimit_rls.cli.envoy_config import envoy_config
 from ratelimit_rls.cli.exit_codes import LEGEND, ExitCode
 from ratelimit_rls.cli.explain import explain
+from ratelimit_rls.cli.keys import keys
 from ratelimit_rls.cli.peek import peek
 from ratelimit_rls.cli.reset import reset
 from ratelimit_rls.cli.serve import serve
 from ratelimit_rls.cli.show import show
 from ratelimit_rls.cli.simulate import simulate
+from ratelimit_rls.cli.stored_rules import rules
 from ratelimit_rls.cli.test import test
+from ratelimit_rls.cli.tokens import tokens
 from ratelimit_rls.cli.top import top
-from ratelimit_rls.errors import RateLimitRlsError, RulesError, StoreError
+from ratelimit_rls.cli.usage import usage
+from ratelimit_rls.errors import RateLimitRlsError, RecordsUnavailable, RulesError, StoreError
 
 _EXAMPLES = """\b
 Examples:
@@ -46,7 +51,24 @@ def commands() -> None:
     """The rate limit service that Envoy asks before it lets a request through."""
 
 
-for _verb in (serve, check, show, explain, test, simulate, ask, top, peek, reset, envoy_config):
+for _verb in (
+    serve,
+    check,
+    show,
+    explain,
+    test,
+    simulate,
+    ask,
+    top,
+    usage,
+    peek,
+    reset,
+    envoy_config,
+    db,
+    rules,
+    keys,
+    tokens,
+):
     commands.add_command(_verb)
 
 
@@ -66,5 +88,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RateLimitRlsError as fault:
         for line in str(fault).splitlines():
             click.echo(f"Error: {line}", err=True)
-        return ExitCode.UNREACHABLE if isinstance(fault, StoreError) else ExitCode.BAD
+        return ExitCode.UNREACHABLE if isinstance(fault, StoreError | RecordsUnavailable) else ExitCode.BAD
     return int(code or ExitCode.DONE)

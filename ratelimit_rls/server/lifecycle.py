@@ -1,6 +1,6 @@
 """One process, from start to stop, top to bottom.
 
-    start   store answers, if waited for ─► rules loaded ─► ports open ─► health says SERVING
+    start   store answers, if waited for ─► accounts read ─► rules loaded ─► ports open ─► health says SERVING
     stop    health says NOT_SERVING ─► drain delay ─► nothing in flight or held ─► ports closed ─► store closed
 
 The delay is for those who choose where to send calls: until they have seen NOT_SERVING, calls keep coming and are
@@ -106,6 +106,11 @@ async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> 
         await _connect(parts.stores.counters, parts)
     if parts.stores.news is not None:
         parts.stores.news.start()
+    if parts.records is not None:
+        await parts.records.start(stack)
+    if parts.callers is not None:
+        stack.push_async_callback(parts.callers.close)
+        await parts.callers.start()
     try:
         await parts.loader.start()
     except SettingsError as error:
@@ -129,6 +134,9 @@ async def _start(parts: Parts, stack: AsyncExitStack, reload: asyncio.Event) -> 
         stack.push_async_callback(parts.debug.stop)
     except SettingsError as error:  # the reference serves on without it, too
         log.warning("no debug port", error=str(error))
+    if parts.admin is not None:
+        stack.push_async_callback(parts.admin.stop)
+        await parts.admin.start(settings.rls_admin_host, settings.rls_admin_port, reuse_port=reuse_port)
     parts.health.listening()
 
 
@@ -216,6 +224,7 @@ def _announce(parts: Parts) -> None:
         tls=settings.grpc_server_use_tls,
         http=host_port(settings.host, parts.http.port),
         debug=host_port(settings.debug_host, parts.debug.port) if parts.debug.port else "none",
+        admin=host_port(settings.rls_admin_host, parts.admin.port) if parts.admin is not None else "none",
         metrics=settings.stats_sink or "none",
         store=str(settings.redis or "embedded"),
         rules=loaded.rules if loaded else 0,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ratelimit_rls.core.model import Charge, OnStoreFailure, Purpose
 from ratelimit_rls.core.plan import Policy
@@ -16,12 +17,14 @@ from ratelimit_rls.failure import Fallback
 from ratelimit_rls.rules.loader import RulesLoader
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.server.exports import Exports
-from ratelimit_rls.server.rules_source import new_loader
+from ratelimit_rls.server.identity import new_callers
+from ratelimit_rls.server.rules_source import RulesSide, new_rules_side
 from ratelimit_rls.server.siblings import Siblings
 from ratelimit_rls.server.stores import Stores, new_stores
 from ratelimit_rls.server.tracing import new_traces
 from ratelimit_rls.service import RateLimiter
 from ratelimit_rls.settings import Settings
+from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry import logs
 from ratelimit_rls.telemetry.hot_keys import HotKeys
 from ratelimit_rls.telemetry.metrics import Metrics
@@ -31,7 +34,17 @@ from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
 from ratelimit_rls.transport.grpc.door import Door
 from ratelimit_rls.transport.grpc.ext_authz import ExtAuthzDoor
-from ratelimit_rls.transport.grpc.messages import CHECK, KUADRANT_CHECK, KUADRANT_REPORT, SHOULD_RATE_LIMIT
+from ratelimit_rls.transport.grpc.limiter_api import CheckRateLimitDoor, RemainingQuotaDoor
+from ratelimit_rls.transport.grpc.limiter_read import Reader
+from ratelimit_rls.transport.grpc.limiter_reset import ResetLimit
+from ratelimit_rls.transport.grpc.messages import (
+    CHECK,
+    CHECK_RATE_LIMIT,
+    GET_REMAINING_QUOTA,
+    KUADRANT_CHECK,
+    KUADRANT_REPORT,
+    SHOULD_RATE_LIMIT,
+)
 from ratelimit_rls.transport.grpc.rls import RlsDoor
 from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
@@ -40,6 +53,11 @@ from ratelimit_rls.transport.http.json import json_app
 from ratelimit_rls.transport.http.ops import ops_app
 from ratelimit_rls.transport.http.server import HttpServer
 from ratelimit_rls.transport.listen import host_port
+
+if TYPE_CHECKING:  # a process without a database does without its libraries
+    from ratelimit_rls.identity.verifier import Callers
+    from ratelimit_rls.server.administrators import Administrators
+    from ratelimit_rls.server.records import Records
 
 REDIS = "redis"
 CONFIG = "config"
@@ -60,6 +78,9 @@ class Parts:
     siblings: Siblings
     exports: Exports
     traces: Traces | None
+    callers: Callers | None
+    records: Records | None
+    admin: HttpServer | None
 
 
 def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
@@ -74,6 +95,10 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
     fallback = Fallback(metrics, settings.rls_replicas * settings.rls_workers)
     if settings.redis:
         fallback.get_ready()
+    records = _records(settings, metrics, stores)
+    callers = new_callers(
+        settings, metrics, records.api_keys if records else None, records.directory if records else None
+    )
     limiter = RateLimiter(
         rules,
         stores.store,
@@ -82,16 +107,24 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
         fallback,
         most_in_flight=settings.rls_max_in_flight,
         hot_keys=hot_keys,
+        standings=records.directory if records else None,
+        ledger=records.ledger if records else None,
     )
     metrics.watch(limiter.gauges)
     room = WaitingRoom(settings.rls_max_held_calls, settings.rls_deadline_margin.total_seconds())
     metrics.watch(room.gauges)
-    doors = _doors(settings, limiter, metrics, room)
-    loader = new_loader(settings, rules, metrics)
+    doors = _doors(settings, limiter, metrics, room, callers)
+    rules_side = new_rules_side(settings, rules, metrics, records.stored_rules if records else None)
     siblings = Siblings(metrics, hot_keys, shared_directory)
     exports = Exports(settings, metrics, siblings)
     traces = new_traces(settings) if settings.tracing_enabled else None
-    grpc = GrpcServer(_grpc(settings), doors.by_method, room, health, metrics, traces)
+    reset = ResetLimit(
+        limiter,
+        stores.counters,
+        Reader(settings.rls_limiter_domain, callers),
+        _administrators(settings, records, stores) if records else None,
+    )
+    grpc = GrpcServer(_grpc(settings), doors.by_method, room, health, metrics, traces, [reset])
     metrics.measure(rules.measured)
     metrics.measure(grpc.measured)
     return Parts(
@@ -99,7 +132,7 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
         health=health,
         stores=stores,
         rules=rules,
-        loader=loader,
+        loader=rules_side.loader,
         room=room,
         grpc=grpc,
         http=HttpServer(json_app(doors.should_rate_limit, room, health)),
@@ -107,7 +140,32 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
         siblings=siblings,
         exports=exports,
         traces=traces,
+        callers=callers,
+        records=records,
+        admin=_admin(settings, records, rules, limiter, stores, rules_side) if records else None,
     )
+
+
+def _records(settings: Settings, metrics: Metrics, stores: Stores) -> Records | None:
+    if not settings.rls_database_url.get_secret_value():
+        return None
+    from ratelimit_rls.server.records import Records
+
+    return Records(settings, metrics, None if isinstance(stores.counters, EmbeddedStore) else stores.counters)
+
+
+def _administrators(settings: Settings, records: Records, stores: Stores) -> Administrators:
+    from ratelimit_rls.server.administrators import Administrators
+
+    return Administrators(settings, records, stores.store)
+
+
+def _admin(
+    settings: Settings, records: Records, rules: Rules, limiter: RateLimiter, stores: Stores, rules_side: RulesSide
+) -> HttpServer:
+    from ratelimit_rls.server.admin import new_admin_app
+
+    return HttpServer(new_admin_app(settings, records, rules, limiter, stores, rules_side))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +178,15 @@ class _Doors:
         return {SHOULD_RATE_LIMIT: self.should_rate_limit, **self.others}
 
 
-def _doors(settings: Settings, limiter: RateLimiter, metrics: Metrics, room: WaitingRoom) -> _Doors:
+def _doors(
+    settings: Settings, limiter: RateLimiter, metrics: Metrics, room: WaitingRoom, callers: Callers | None
+) -> _Doors:
     """Each with a cache of its own, since the same bytes mean something else to another.
 
     Together they keep to one budget, most of it for the method that most are asked by.
     """
     budget_bytes = settings.rls_plan_cache_bytes
-    check_bytes, half_bytes = budget_bytes // 8, budget_bytes // 16
+    check_bytes, half_bytes, quota_bytes = budget_bytes // 8, budget_bytes // 16, budget_bytes // 64
     answers = _answers(settings)
     refusal_log = RefusalLog(settings.rls_log_denials if logs.shows_info(settings.log_level) else 0)
     new_rls_door = partial(
@@ -137,9 +197,21 @@ def _doors(settings: Settings, limiter: RateLimiter, metrics: Metrics, room: Wai
         room=room,
         request_id_entry=settings.rls_request_id_entry,
         refusal_log=refusal_log,
+        verifier=callers,
     )
+    limiter_domain = settings.rls_limiter_domain
+    check_rate_limit = CheckRateLimitDoor(
+        limiter,
+        metrics,
+        room=room,
+        default_domain=limiter_domain,
+        verifier=callers,
+        cache_bytes=half_bytes,
+        refusal_log=refusal_log,
+    )
+    metrics.watch(check_rate_limit.gauges)
     return _Doors(
-        should_rate_limit=new_rls_door(cache_bytes=budget_bytes - check_bytes - 2 * half_bytes),
+        should_rate_limit=new_rls_door(cache_bytes=budget_bytes - check_bytes - 3 * half_bytes - quota_bytes),
         others={
             CHECK: ExtAuthzDoor(
                 limiter,
@@ -149,9 +221,14 @@ def _doors(settings: Settings, limiter: RateLimiter, metrics: Metrics, room: Wai
                 default_domain=settings.rls_ext_authz_domain,
                 cache_bytes=check_bytes,
                 refusal_log=refusal_log,
+                verifier=callers,
             ),
             KUADRANT_CHECK: new_rls_door(purpose=Purpose.LOOK, cache_bytes=half_bytes),
             KUADRANT_REPORT: new_rls_door(purpose=Purpose.REPORT, cache_bytes=half_bytes),
+            CHECK_RATE_LIMIT: check_rate_limit,
+            GET_REMAINING_QUOTA: RemainingQuotaDoor(
+                limiter, metrics, room=room, default_domain=limiter_domain, verifier=callers, cache_bytes=quota_bytes
+            ),
         },
     )
 

@@ -1,0 +1,88 @@
+"""`usage` and `db retain`: a table, a picture, and what is said where there is nothing to tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.cli.usage_picture import draw
+from ratelimit_rls.records.usage import Point, Use
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Run
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    """With calls of the last minutes."""
+    from ratelimit_rls.records.database import Database
+    from ratelimit_rls.records.decisions import Scribe
+    from ratelimit_rls.telemetry.ledger import Ledger
+    from tests.integration.series.calls import call
+
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+
+    async def fill() -> None:
+        records = Database(url)
+        await records.upgrade()
+        ledger = Ledger(sample=0, most_waiting=100, clock=lambda: time.time() - 120)
+        call(ledger, "al\x1bice", passed=1, refused=3, elapsed_s=0.0005)
+        call(ledger, "bob", passed=2, elapsed_s=0.02)
+        await Scribe(records, ledger, server_id="here").flush()
+        await records.close()
+
+    asyncio.run(fill())
+    return url
+
+
+@pytest.mark.slow
+def test_the_heaviest_are_told_and_drawn(run: Run, database: str, tmp_path: Path) -> None:
+    ended = run("usage", "--database", database, "--picture", tmp_path / "a.svg")
+    head, first, second = ended.out.splitlines()
+    assert (ended.code, ended.err) == (ExitCode.DONE, "")
+    assert head.split() == ["USER", "CALLS", "REFUSED", "P95"]
+    assert first.split() == ["al\\x1bice", "4", "3", "75.0", "%", "537", "µs"]
+    assert second.split()[:5] == ["bob", "2", "0", "0.0", "%"]
+    picture = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert "bob: 2 calls, 0 refused" in [text.text for text in picture.iter(f"{SVG}text")]
+    (rule,) = json.loads(run("usage", "--database", database, "--by", "rule", "--since", "2d", "--format", "json").out)
+    assert (rule["name"], rule["total"], rule["refused"]) == ("edge.user", 6, 3)
+    assert run("usage", "--database", database, "--since", "1m").out == (
+        "no calls with a user are recorded in the last 1m\n"
+    )
+    ended = run("db", "retain", "--database", database, "--archive", tmp_path / "archive")
+    assert (ended.code, ended.out) == (ExitCode.DONE, "no whole month is past its time\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("usage",), "no --database and no RLS_DATABASE_URL"),
+        (("usage", "--since", "soon"), "is not a duration"),
+        (("usage", "--since", "0s"), "is nothing"),
+        (("usage", "--picture", "a.png"), "does not end in .svg"),
+        (("db", "retain", "--database", "sqlite:///x.db"), "no --archive and no RLS_ARCHIVE"),
+        (("db", "retain", "--archive", "there"), "no --database and no RLS_DATABASE_URL"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(run: Run, arguments: tuple[str, ...], why: str) -> None:
+    ended = run(*arguments)
+    assert ended.code == ExitCode.USAGE
+    assert why in ended.err
+
+
+def test_a_picture_of_anything_is_well_formed() -> None:
+    points = [Point(60.0 * number, number, number - 1, 1, 0) for number in (1, 2, 200)]
+    heavy = Use('<\x00&"' + "x" * 300, 10, 5, 5, 0, 0, 0, None, None, None)
+    picture = ElementTree.fromstring(draw("a < b", points, "minute", [heavy]))
+    assert len(list(picture.iter(f"{SVG}title"))) == 3
+    ElementTree.fromstring(draw("nothing", [], "day", []))
