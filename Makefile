@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help run test check format demo sandbox bench soak docs proto lock clean
+.PHONY: help run envoy test check format demo sandbox bench soak docs proto lock clean
 
 # Builds of this package use the pinned backend too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -16,11 +16,22 @@ PINS := pyproject.toml constraints.txt
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-run: .venv-run/.stamp ## serve descriptors/ on the embedded store, on the usual ports
+run: .venv-run/.stamp .run/admin-token ## serve descriptors/ on the embedded store, on the usual ports
 	@echo 'Once it says "serving", try in another terminal, six times within a minute:'
 	@echo '  .venv-run/bin/ratelimit-rls ask --domain demo --descriptor user=alice'
-	@echo 'or look at http://localhost:6070/rlconfig and http://localhost:8080/healthcheck. Ctrl-C stops it.'
-	@RLS_RULES=descriptors RLS_DRAIN_DELAY=0s exec .venv-run/bin/ratelimit-rls serve
+	@echo 'or look at http://localhost:6070/rlconfig and http://localhost:8080/healthcheck. Tiers, users and keys:'
+	@echo '  curl -H "Authorization: Bearer $$(cat .run/admin-token)" localhost:8082/api/v1/tiers'
+	@echo 'and what else there is at http://localhost:8082/docs. Ctrl-C stops it.'
+	@RLS_RULES=descriptors RLS_DRAIN_DELAY=0s RLS_DATABASE_URL=sqlite:///.run/records.db \
+	  RLS_ADMIN_TOKEN=$$(cat .run/admin-token) exec .venv-run/bin/ratelimit-rls serve
+
+# What administrators made is kept in .run until somebody removes it; `make clean` does not.
+.run/admin-token: | .venv-run/.stamp
+	@mkdir -p -m 700 .run
+	@(umask 077 && .venv-run/bin/python -c 'import secrets; print(secrets.token_urlsafe(32))' > $@)
+
+envoy: .venv/.stamp ## a real Envoy in front of `make run`, on port 10000
+	@$(BIN)/python envoy/front.py
 
 test: check ## everything: the checks, then every test, the quick ones first
 	$(BIN)/python -m tests.everything
@@ -60,7 +71,7 @@ docs: proto ## write reference pages, pictures, dashboards and the schema of the
 
 GRPC := ratelimit_rls/transport/grpc
 SERVICES := envoy/service/ratelimit/v3/rls envoy/service/auth/v3/external_auth kuadrant/service/ratelimit/v1/service \
-  envoy/service/discovery/v3/ads ratelimit/config/ratelimit/v3/rls_conf
+  ratelimit_rls/v1/rate_limiter envoy/service/discovery/v3/ads ratelimit/config/ratelimit/v3/rls_conf
 proto: .venv/.stamp ## compile the .proto files to the descriptor set in the package
 	$(BIN)/python -m grpc_tools.protoc -I $(GRPC)/proto --include_imports \
 	  --descriptor_set_out=$(GRPC)/descriptors.binpb $(SERVICES:%=$(GRPC)/proto/%.proto)
@@ -69,7 +80,7 @@ lock: ## pin the newest versions of everything in constraints.txt
 	@$(MAKE) --no-print-directory .python-is-new-enough
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --upgrade pip hatchling
-	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --group test --group lint .
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --group test --group lint '.[archive]'
 	echo '# Every version this is built and tested with; `make lock` writes it.' > constraints.txt
 	build/lock/bin/pip freeze --all --exclude ratelimit-rls >> constraints.txt
 	rm -rf build/lock
@@ -89,7 +100,7 @@ clean: ## remove what the other targets made
 	@echo 'Installing what the tests need into .venv …'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q pip
-	@$(BIN)/python -m pip install -q --group test --group lint --editable .
+	@$(BIN)/python -m pip install -q --group test --group lint --editable '.[archive]'
 	@touch $@
 
 .venv-run/.stamp: $(PINS) | .python-is-new-enough

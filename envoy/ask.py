@@ -1,6 +1,6 @@
 """What the verify.sh of each sandbox asks with: HTTP requests, a connection each, and what came back on one line.
 
-    ask.py [-n TIMES] [-X METHOD] [-H 'name: value']… [-h NAME | -b] URL
+    ask.py [-n TIMES] [-X METHOD] [-H 'name: value']… [-d JSON] [-h NAME | -b] URL
 
 prints the statuses, equal neighbours together: `5x200 1x429`. A connection that is closed without an answer counts as
 `closed`. `{n}` in the URL and in headers is the number of the request, from 1. With -h it prints that header of the
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 Answer = tuple[str, dict[str, str], str]  # status, headers, body
 
 
-def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
+def ask(method: str, url: str, headers: dict[str, str], body: str | None = None) -> Answer:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         sys.exit(f"{url} is no http:// address")
@@ -29,14 +29,14 @@ def ask(method: str, url: str, headers: dict[str, str]) -> Answer:
     except OSError as error:
         sys.exit(f"nobody listens on {parts.netloc}: {error}")
     try:
-        connection.request(method, target, headers=headers)
+        connection.request(method, target, body, headers)
         answer = connection.getresponse()
-        body = answer.read().decode(errors="replace")
+        text = answer.read().decode(errors="replace")
     except (ConnectionError, http.client.RemoteDisconnected):
         return "closed", {}, ""
     finally:
         connection.close()
-    return str(answer.status), {name.lower(): value for name, value in answer.getheaders()}, body
+    return str(answer.status), {name.lower(): value for name, value in answer.getheaders()}, text
 
 
 def main() -> None:
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("-n", dest="times", type=int, default=1)
     parser.add_argument("-X", dest="method", default="GET")
     parser.add_argument("-H", dest="headers", action="append", default=[])
+    parser.add_argument("-d", dest="data")
     parser.add_argument("-h", dest="show")
     parser.add_argument("-b", dest="body", action="store_true")
     parser.add_argument("url")
@@ -52,7 +53,9 @@ def main() -> None:
     for number in range(1, told.times + 1):
         pairs = (header.replace("{n}", str(number)).split(":", 1) for header in told.headers)
         headers = {name.strip(): value.strip() for name, value in pairs}
-        answers.append(ask(told.method, told.url.replace("{n}", str(number)), headers))
+        if told.data is not None:
+            headers.setdefault("content-type", "application/json")
+        answers.append(ask(told.method, told.url.replace("{n}", str(number)), headers, told.data))
     if told.show is not None:
         print(answers[-1][1].get(told.show.lower(), "none"))
     elif told.body:

@@ -6,6 +6,7 @@ What runs is the folder's own configuration and rules; only the addresses are mo
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,7 +22,7 @@ from types import FrameType
 from typing import Any, Self
 
 from tests.certificates import Authority
-from tests.process import Process
+from tests.process import Process, free_port
 from tests.redis_servers import RedisCluster
 from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
 
@@ -41,6 +42,7 @@ class Needs:
     where: Where = field(default_factory=dict)
     replicas: Sequence[int] = (8081,)  # as the configuration calls their ports
     rules: Sequence[str] = ("rules.yaml",)
+    told: Mapping[str, str] = field(default_factory=dict)  # variables of verify.sh beside the usual ones
 
 
 def _nothing(_: Path, __: ExitStack) -> Needs:
@@ -62,6 +64,13 @@ def _two_domains(_: Path, __: ExitStack) -> Needs:
     return Needs(rules=("rules.yaml", "exports.yaml"))
 
 
+def _database(directory: Path, _: ExitStack) -> Needs:
+    port, token = free_port(), secrets.token_hex()
+    database = {"RLS_DATABASE_URL": f"sqlite:///{directory}/records.db"}
+    told = {"API": f"http://127.0.0.1:{port}", "TOKEN": token}
+    return Needs({**database, "RLS_ADMIN_PORT": port, "RLS_ADMIN_TOKEN": token}, told=told)
+
+
 def _cluster(_: Path, stack: ExitStack) -> Needs:
     cluster = stack.enter_context(RedisCluster())
     return Needs({"REDIS_URL": cluster.url}, replicas=(8081, 8083))
@@ -71,6 +80,7 @@ NEEDS: Mapping[str, Callable[[Path, ExitStack], Needs]] = {
     "rls-unix-socket": _unix_socket,
     "rls-mtls": _certificates,
     "per-route": _two_domains,
+    "api-keys": _database,
     "redis-cluster": _cluster,
 }
 
@@ -154,6 +164,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self._environment = environment or {}
         self._reword = reword
         self._where = where or {}
+        self._told: Mapping[str, str] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -163,6 +174,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rls-sandbox-")))
             needs = NEEDS.get(self.folder.name, _nothing)(directory, stack)
+            self._told = needs.told
             rules = [directory / name for name in needs.rules]
             for path in rules:
                 path.write_text(self._reword((self.folder / path.name).read_text()))
@@ -191,6 +203,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             "ENVOY": self.envoy.url,
             "ADMIN": f"http://127.0.0.1:{self.envoy.admin_port}",
             "DEBUG": f"http://127.0.0.1:{self.services[0].debug_port}",
+            **self._told,
         }
 
     def verify(self) -> subprocess.CompletedProcess[str]:
