@@ -19,7 +19,7 @@ RUN python -m pip wheel -q --no-deps --wheel-dir /wheels .
 # Bytecode is written now: the file system is read-only later, and every start would compile for two seconds. It is
 # never compared with its source, whose dates a copy of a layer need not keep.
 RUN python -m venv --without-pip /opt/ratelimit-rls \
-    && python -m pip --python /opt/ratelimit-rls/bin/python install -q --no-compile /wheels/*.whl \
+    && python -m pip --python /opt/ratelimit-rls/bin/python install -q --no-compile "$(ls /wheels/*.whl)[archive]" \
     && /opt/ratelimit-rls/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/ratelimit-rls/lib \
     && chmod -R go-w /opt/ratelimit-rls
 
@@ -36,8 +36,8 @@ ENV PYTHONDONTWRITEBYTECODE=1 \
 # nobody, by number: Kubernetes' runAsNonRoot cannot look up names.
 USER 65534:65534
 WORKDIR /
-# gRPC, HTTP, debug, metrics.
-EXPOSE 8081 8080 6070 9090
+# gRPC, HTTP, debug, admin, metrics.
+EXPOSE 8081 8080 6070 8082 9090
 # No HEALTHCHECK: Kubernetes ignores it, and elsewhere it would start an interpreter every few seconds to ask what gRPC
 # health and /healthcheck tell whoever wants to know.
 #

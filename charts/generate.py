@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from ratelimit_rls.identity.issuers import ALGORITHMS
 from ratelimit_rls.settings.catalogue import GROUPS, VARIABLES, Variable
 from ratelimit_rls.settings.refusals import LOG_LEVELS
 
@@ -37,6 +38,30 @@ _OF_ANY_SECURITY_CONTEXT: dict[str, Any] = {
 DEFINITIONS: dict[str, Any] = {
     "port": {"type": "integer", "minimum": 1, "maximum": 65_535},
     "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+    "issuer": {
+        "type": "object",
+        "required": ["name", "issuer", "audiences", "algorithms"],
+        "additionalProperties": False,
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "issuer": {"type": "string", "minLength": 1},
+            "audiences": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+            "algorithms": {"type": "array", "minItems": 1, "items": {"enum": list(ALGORITHMS)}},
+            "jwks": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {name: {"type": "string"} for name in ("file", "url", "refresh", "timeout")},
+            },
+            "secret_file": {"type": "string"},
+            "claims": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {name: {"type": "string"} for name in ("user", "tier", "org")},
+            },
+            "leeway": {"type": "string"},
+            "require_expiry": {"type": "boolean"},
+        },
+    },
     "intOrPercent": {
         "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^([0-9]+%)?$"}],
     },

@@ -1,4 +1,4 @@
-"""Is it well? Calls, errors and time, what was decided, and the same from Envoy's side."""
+"""Is it well? Calls, errors and time, what was decided, who calls, and the same from Envoy's side."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ DECIDED = Row(
     (
         Panel(
             "By outcome",
-            "Descriptors a second. shadowed: over a limit that is on trial, and passed. no_rule: no rule is for it.",
+            "Descriptors a second. shadowed: over a limit that is on trial, and passed. no_rule: no rule is for it. "
+            "blocked, unauthorized: turned away whatever the limits are.",
             "ops",
             (Query(per_second("ratelimit.decisions", by=["ratelimit.outcome"]), "{{ratelimit_outcome}}"),),
             stacked=True,
@@ -171,6 +172,75 @@ DECIDED = Row(
             "Calls that would have been refused, if this service were not on trial as a whole.",
             "reqps",
             (Query(per_second("ratelimit.global_shadow"), "would have been refused"),),
+        ),
+    ),
+)
+
+CALLERS = Row(
+    "Who calls, and the record of it",
+    (
+        Panel(
+            "Credentials",
+            "API keys and tokens that were looked at. Many invalid ones: somebody tries them out, or many callers have "
+            "one that has expired.",
+            "ops",
+            (
+                Query(
+                    per_second("ratelimit.credentials", by=["ratelimit.credential", "ratelimit.outcome"]),
+                    "{{ratelimit_credential}} {{ratelimit_outcome}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Tokens refused",
+            "JSON Web Tokens that were not believed, by the reason.",
+            "ops",
+            (Query(per_second("ratelimit.tokens.refused", by=["ratelimit.reason"]), "{{ratelimit_reason}}"),),
+            stacked=True,
+        ),
+        Panel(
+            "Keys of issuers",
+            "That their tokens are verified with, of the instance that has fewest. None: all tokens of that issuer are "
+            "refused.",
+            "short",
+            (Query(now("ratelimit.issuer_keys", by=["ratelimit.issuer"], how="min"), "{{ratelimit_issuer}}"),),
+        ),
+        Panel(
+            "Newest change in force",
+            "The number of the last change of an administrator that an instance has taken over; the lines should be "
+            "one. While the database is away they stand still.",
+            "short",
+            (Query(now("ratelimit.database.sequence", by=EACH, how="min"), EACH_LEGEND),),
+            width=6,
+        ),
+        Panel(
+            "Database",
+            "By instance, 1 while it is followed. At 0, what was last read is in force, and records wait.",
+            "short",
+            (Query(now("ratelimit.database.available", by=EACH, how="min"), EACH_LEGEND),),
+            width=6,
+        ),
+        Panel(
+            "Known callers",
+            "What a process holds in memory: tiers, users and keys, and how many users and keys are being asked for.",
+            "short",
+            (Query(now("ratelimit.accounts", by=["ratelimit.account"], how="max"), "{{ratelimit_account}}"),),
+            width=6,
+        ),
+        Panel(
+            "Records",
+            "Decisions written and waiting to be; what was dropped for want of room (RLS_AUDIT_BUFFER), or because "
+            "the database would not take it, is lost.",
+            "short",
+            (
+                Query(per_second("ratelimit.audit.written"), "written a second"),
+                Query(now("ratelimit.audit.waiting"), "waiting"),
+                Query(now("ratelimit.usage.waiting"), "lines of usage waiting"),
+                Query(per_second("ratelimit.audit.dropped"), "dropped a second"),
+                Query(per_second("ratelimit.audit.refused"), "not taken a second"),
+                Query(per_second("ratelimit.usage.dropped"), "calls in no usage, a second"),
+            ),
+            width=6,
         ),
     ),
 )
@@ -291,7 +361,7 @@ PROCESSES = Row(
 OVERVIEW = Dashboard(
     "ratelimit-rls-overview",
     "Rate limits / Overview",
-    "Calls, errors and time of ratelimit-rls, what was decided, and the same from Envoy's side.",
+    "Calls, errors and time of ratelimit-rls, what was decided, who calls, and the same from Envoy's side.",
     WHO + ENVOYS,
-    (GLANCE, ASKED, DECIDED, ENVOYS_SIDE, PROCESSES),
+    (GLANCE, ASKED, DECIDED, CALLERS, ENVOYS_SIDE, PROCESSES),
 )

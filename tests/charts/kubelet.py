@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.servers import Service, http_status
 Secrets = Mapping[str, Mapping[str, str]]
 """Secret -> key -> text."""
 
-PORTS = ("PORT", "GRPC_PORT", "DEBUG_PORT", "DEBUG_HOST", "PROMETHEUS_ADDR")
+PORTS = ("PORT", "GRPC_PORT", "DEBUG_PORT", "DEBUG_HOST", "PROMETHEUS_ADDR", "RLS_ADMIN_PORT")
 
 
 def mount(volume: Manifest, directory: Path, documents: Iterable[Manifest], secrets: Secrets) -> None:
@@ -51,22 +51,34 @@ class Pod(Service):
         super().__init__({})
         self.documents = tuple(documents)
         self.secrets = secrets or {}
-        self.metrics_port = free_port()
+        self.metrics_port, self.admin_port = free_port(), free_port()
         self.pod, self.container = limiter(self.documents)
         self.paths = self._mount(self.pod, self.container)
-        rendered = {one["name"]: one["value"] for one in self.container["env"] if one["name"] not in PORTS}
-        self._environment |= {name: self.moved(value) for name, value in rendered.items()}
+        rendered = self.variables(self.container)
+        self._environment |= {name: value for name, value in rendered.items() if name not in PORTS}
+        if "RLS_ADMIN_PORT" in rendered:
+            self._environment["RLS_ADMIN_PORT"] = str(self.admin_port)
         self._environment |= {"PROMETHEUS_ADDR": f"127.0.0.1:{self.metrics_port}", "RLS_DRAIN_DELAY": "0s"}
         self._environment |= {name: str(value) for name, value in more.items()}
 
     def _mount(self, pod: Manifest, container: Manifest) -> dict[str, Path]:
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         paths: dict[str, Path] = {}
-        for at in container["volumeMounts"]:
+        for at in container.get("volumeMounts", []):
             paths[at["mountPath"]] = self.directory / f"{container['name']}-{at['name']}"
             if not paths[at["mountPath"]].exists():
                 mount(volumes[at["name"]], paths[at["mountPath"]], self.documents, self.secrets)
         return paths
+
+    def variables(self, container: Manifest) -> dict[str, str]:
+        """What a container is given, with what its Secrets have."""
+        given = {}
+        for variable in container["env"]:
+            reference = variable.get("valueFrom", {}).get("secretKeyRef")
+            given[variable["name"]] = (
+                self.secrets[reference["name"]][reference["key"]] if reference else self.moved(variable["value"])
+            )
+        return given
 
     def moved(self, text: str) -> str:
         """A path of the container, or a text with one in it, as it is here."""
@@ -94,5 +106,16 @@ class Pod(Service):
         command: list[Any] = [self.moved(part) for part in container["command"]]
         if not sidecar:
             command[command.index("--server") + 1] = f"localhost:{self.grpc_port}"
-        program = Path(sys.executable).with_name(command[0])
-        return subprocess.run([program, *command[1:], *more], capture_output=True, text=True, timeout=30)
+        return _run([*command, *more])
+
+    def migrate(self) -> subprocess.CompletedProcess[str]:
+        """Runs the Job that comes before the pods, with nothing but the variables it is given."""
+        (pod,) = (pod for name, pod in pods(self.documents) if name.startswith("Job/"))
+        (container,) = containers(pod)
+        self.paths |= self._mount(pod, container)
+        return _run(container["command"], self.variables(container))
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    line = [Path(sys.executable).with_name(command[0]), *command[1:]]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=30)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+from tests.admin import KEY_SECRET, TOKEN, Admin
 from tests.certificates import Authority
 from tests.charts.helm import containers, manifests, one, parsed, pods, template
 from tests.charts.kubelet import Pod
 from tests.client import Http
+from tests.databases import PostgresServer
 from tests.process import free_port
 from tests.servers import EnvoyServer, RedisServer, redis_binaries
 
@@ -85,6 +88,29 @@ def test_mutual_tls_from_secrets(tmp_path: Path) -> None:
         assert pod.ask().returncode == DONE
         certificate, key = map(str, authority.issue("somebody.else.svc"))
         assert pod.ask("--cert", certificate, "--key", key, "--timeout", "1").returncode == UNREACHABLE
+
+
+def test_the_job_makes_the_tables_and_the_admin_api_asks_for_tokens(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.url(postgres_server.new_database())
+    ca = Authority(tmp_path / "ca").ca_path.read_text()
+    database = {"url": url, "key-secret": KEY_SECRET, "admin-token": TOKEN}
+    secrets = {"limiter-database": database, "database-ca": {"ca.crt": ca}}
+    # Of the issuer and Redis, others tell; these would be asked over the network.
+    with closing(Pod(manifests("database"), secrets, RLS_JWT_ISSUERS="", REDIS_URL="", RLS_REPLICAS=1)) as pod:
+        assert pod.migrate().returncode == UNREACHABLE, "the server has no certificate"
+    database["url"] = f"{url}?sslmode=disable"
+    with closing(Pod(manifests("database"), secrets, RLS_JWT_ISSUERS="", REDIS_URL="", RLS_REPLICAS=1)) as pod:
+        done = pod.migrate()
+        assert done.returncode == DONE, done.stderr
+        with pod:
+            Admin(pod.admin_port).put_tier("gold", 100)
+            assert Admin(pod.admin_port, "rla_not-a-token").send("GET", "/tiers").status == 401
+            with urlopen(f"http://127.0.0.1:{pod.metrics_port}/metrics", timeout=5) as answer:
+                assert "ratelimit_database_available 1" in answer.read().decode()
+            assert pod.stop() == 0
+            assert Path(pod.environment()["RLS_SNAPSHOT_FILE"]).exists()
 
 
 class TryingOut(RedisServer):

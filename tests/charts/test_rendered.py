@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ratelimit_rls.identity.issuers import read_issuers
 from tests.charts import golden, helm
 from tests.charts.helm import CHART, Manifest, limiter, manifests, one, pods
 from tests.charts.pod_security import offences
@@ -229,12 +231,91 @@ def test_rules_may_be_text_or_a_mapping() -> None:
     assert "demo.yaml" not in data
 
 
-def test_secrets_are_files_and_never_variables() -> None:
+OF_THE_DATABASE = ("RLS_DATABASE_URL", "RLS_KEY_SECRET", "RLS_ADMIN_TOKEN")
+
+
+def test_secrets_are_files_and_never_in_a_manifest() -> None:
     assert environment("redis")["REDIS_AUTH_FILE"] == "/etc/ratelimit-rls/redis-auth/auth"
     for case in helm.cases():
         _, container = limiter(manifests(case)) if case != "sidecar-templates" else ({}, {"env": []})
-        assert not any(v["name"] in ("REDIS_AUTH", "REDIS_SENTINEL_AUTH") and "value" in v for v in container["env"])
+        secret = ("REDIS_AUTH", "REDIS_SENTINEL_AUTH", *OF_THE_DATABASE)
+        assert not any(v["name"] in secret and "value" in v for v in container["env"])
         assert not any(document["kind"] == "Secret" for document in manifests(case))
+
+
+@pytest.mark.parametrize(
+    ("case", "keys"), [("database", ["url", "key-secret", "admin-token"]), ("sidecar-database", ["address", "secret"])]
+)
+def test_what_is_secret_of_the_database_is_read_from_one_secret(case: str, keys: list[str]) -> None:
+    _, container = limiter(manifests(case))
+    found = [variable["valueFrom"]["secretKeyRef"] for variable in container["env"] if "valueFrom" in variable]
+    assert found == [{"name": "limiter-database", "key": key} for key in keys]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in helm.cases() if case != "sidecar-templates" and "database" not in case]
+)
+def test_without_a_database_there_is_no_trace_of_one(case: str) -> None:
+    pod, container = limiter(manifests(case))
+    assert not any(name.startswith("RLS_ADMIN") or name in OF_THE_DATABASE for name in environment(case))
+    assert "admin" not in {port["name"] for port in container["ports"]}
+    assert "ratelimit-rls-snapshot" not in {volume["name"] for volume in pod["volumes"]}
+    assert not any(document["kind"] == "Job" for document in manifests(case))
+
+
+def test_the_admin_api_is_a_service_of_its_own_or_on_loopback() -> None:
+    documents = manifests("database")
+    (port,) = one(documents, "Service", "-admin")["spec"]["ports"]
+    assert (port["port"], environment("database")["RLS_ADMIN_HOST"]) == (8082, "0.0.0.0")
+    for name in ("ratelimit-rls", "-metrics"):
+        assert 8082 not in {port["port"] for port in one(documents, "Service", name)["spec"]["ports"]}
+    _, sidecar = limiter(manifests("sidecar-database"))
+    assert environment("sidecar-database")["RLS_ADMIN_HOST"] == "127.0.0.1"
+    assert {port["name"] for port in sidecar["ports"]} == {"rls-http", "rls-metrics"}
+
+
+def test_the_schema_comes_before_everything_and_needs_nothing_of_the_release() -> None:
+    documents = manifests("database")
+    job, policy = one(documents, "Job"), one(documents, "NetworkPolicy", "-migrate")
+    made = {d["metadata"]["name"] for d in documents if not d["metadata"].get("annotations", {}).get("helm.sh/hook")}
+    pod = job["spec"]["template"]["spec"]
+    for hook, weight in ((policy, -1), (job, 0)):
+        annotations = hook["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "pre-install,pre-upgrade"
+        assert int(annotations.get("helm.sh/hook-weight", 0)) == weight
+    assert "serviceAccountName" not in pod
+    assert not made & set(re.findall(r"[\w-]+", json.dumps(pod)))
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    assert chosen.items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]] == [53, 53, 5432]
+    assert pod["tolerations"], "where all nodes are tainted, it would wait for ever"
+
+
+@pytest.mark.slow
+def test_the_job_has_an_account_of_somebody_elses_only() -> None:
+    values = "database: {existingSecret: {name: s}}\nserviceAccount: {create: false, name: limiter}"
+    (job,) = given(values, "migrate.yaml")
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] == "limiter"
+
+
+def test_the_issuers_are_as_the_service_reads_them(tmp_path: Path) -> None:
+    pod, container = limiter(manifests("database"))
+    (volume,) = (one for one in pod["volumes"] if one["name"] == "ratelimit-rls-issuers")
+    text = one(manifests("database"), "ConfigMap", volume["configMap"]["name"])["data"]["issuers.yaml"]
+    (tmp_path / "issuers.yaml").write_text(text)
+    (issuer,) = read_issuers(tmp_path / "issuers.yaml")
+    assert (issuer.name, issuer.claims.tier) == ("accounts", "plan")
+    (mount,) = (one for one in container["volumeMounts"] if one["name"] == volume["name"])
+    assert environment("database")["RLS_JWT_ISSUERS"] == f"{mount['mountPath']}/issuers.yaml"
+
+
+@pytest.mark.slow
+def test_other_issuers_are_other_pods() -> None:
+    """The service reads them once."""
+    issuer = "{name: a, issuer: %s, audiences: [b], algorithms: [RS256], jwks: {file: /keys/jwks.json}}"
+    values = (f"identity: {{jwtIssuers: [{issuer % name}]}}" for name in ("https://a", "https://b"))
+    first, second = (limiter(given(text, "deployment.yaml"))[0] for text in values)
+    assert first != second
 
 
 def test_a_native_sidecar_stops_after_envoy_and_an_ordinary_one_outlasts_it() -> None:

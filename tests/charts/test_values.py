@@ -109,6 +109,9 @@ def schema_refuses(schema: object, value: object) -> str:
         ({"ports": {"grpc": 70000}}, "70000 is greater than"),
         ({"replicaCount": 0}, "0 is less than"),
         ({"descriptors": {"inline": {"rules.txt": ""}}}, "'rules.txt' does not match"),
+        ({"database": {"existingSecret": "s"}}, "'s' is not of type 'object'"),
+        ({"identity": {"jwtIssuers": [{"name": "a"}]}}, "'issuer' is a required property"),
+        ({"identity": {"jwtIssuers": [{"algorithms": ["none"]}]}}, "'none' is not one of"),
         ({"extraEnv": [{"nam": "A"}]}, "'name' is a required property"),
         ({"affinity": {"nodeAfinity": {}}}, "'nodeAfinity' was unexpected"),
     ],
@@ -230,7 +233,7 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
     ),
     "of the network policy": (
         {
-            "networkPolicy": {"enabled": True, "redisPorts": [7000]},
+            "networkPolicy": {"enabled": True, "redisPorts": [7000], "databasePorts": []},
             "redis": {"url": "redis-0:6380,redis-1:6381,redis-2:7000"},
             "metrics": {"enabled": False},
             "settings": {
@@ -239,6 +242,19 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
                 "RLS_OTLP_METRICS": "grpc",
                 "TRACING_ENABLED": "T",
                 "USE_DOG_STATSD": True,
+                "RLS_ARCHIVE": "s3://bucket/records",
+            },
+            "database": {"existingSecret": {"name": "s"}},
+            "identity": {
+                "jwtIssuers": [
+                    {
+                        "name": "accounts",
+                        "issuer": "https://accounts",
+                        "audiences": ["a"],
+                        "algorithms": ["RS256"],
+                        "jwks": {"url": "https://accounts/jwks.json"},
+                    }
+                ]
             },
         },
         [
@@ -246,10 +262,60 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "networkPolicy.redisPorts: lacks 6381, which redis.url names, so Redis would be cut off; add it",
             "networkPolicy.redisPorts: lacks 6379, which settings.REDIS_PERSECOND_URL names, "
             "so Redis would be cut off; add it",
+            "networkPolicy.databasePorts: is empty, so the database would be cut off",
             *(
-                f"networkPolicy.extraEgress: settings.{name} needs a way out, "
-                "and nothing but DNS and Redis has one; allow it there"
-                for name in ("CONFIG_TYPE=GRPC_XDS_SOTW", "RLS_OTLP_METRICS", "TRACING_ENABLED", "USE_DOG_STATSD")
+                f"networkPolicy.extraEgress: {name} needs a way out, "
+                "and nothing but DNS, Redis and the database has one; allow it there"
+                for name in (
+                    "identity.jwtIssuers[0].jwks.url",
+                    "settings.CONFIG_TYPE=GRPC_XDS_SOTW",
+                    "settings.RLS_ARCHIVE",
+                    "settings.RLS_OTLP_METRICS",
+                    "settings.TRACING_ENABLED",
+                    "settings.USE_DOG_STATSD",
+                )
+            ),
+        ],
+    ),
+    "of what needs a database": (
+        {
+            "admin": {"enabled": True},
+            "database": {"existingSecret": {"adminTokenKey": "token"}, "tls": {"existingSecret": "ca"}},
+            "settings": {"RLS_DATABASE_URL": "sqlite:///x", "RLS_ADMIN_HOST": "0.0.0.0", "RLS_ADMIN_AUTH": "none"},
+            "extraEnv": [
+                {"name": "PGSSLMODE", "value": "require"},
+                {"name": "RLS_ARCHIVE", "value": "s3://a"},
+                {"name": "RLS_KEY_SECRET", "valueFrom": {}},
+            ],
+            "identity": {
+                "jwtIssuers": [
+                    {
+                        "name": name,
+                        "issuer": f"https://{name}",
+                        "audiences": ["a"],
+                        "algorithms": ["HS256"],
+                        "jwks": {"file": file},
+                        "secret_file": file,
+                    }
+                    for name, file in (("a", "/keys/a"), ("b", "keys/b"))
+                ]
+            },
+        },
+        [
+            "settings.RLS_ADMIN_HOST: use admin.enabled",
+            "settings.RLS_DATABASE_URL: use database.existingSecret",
+            "extraEnv: PGSSLMODE: use database.tls.existingSecret",
+            "extraEnv: RLS_ARCHIVE: use settings.RLS_ARCHIVE, which the chart reads",
+            "extraEnv: RLS_KEY_SECRET: use database.existingSecret",
+            *(
+                f"{name}: has no effect without a database; give database.existingSecret.name"
+                for name in ("admin.enabled", "database.existingSecret.adminTokenKey", "database.tls.existingSecret")
+            ),
+            "settings.RLS_ADMIN_AUTH: none is for loopback, which admin.enabled leaves; leave it out, for tokens",
+            *(
+                f"identity.jwtIssuers[1].{name}: keys/b would be looked for where nothing but the issuers is; "
+                "mount it with extraVolumes, and give its whole path"
+                for name in ("jwks.file", "secret_file")
             ),
         ],
     ),
@@ -326,11 +392,18 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "autoscaling": {"enabled": True},
             "networkPolicy": {"enabled": True},
             "metrics": {"serviceMonitor": {"enabled": True}},
-            "settings": {"RLS_WORKERS": 2},
+            "settings": {"RLS_WORKERS": 2, "RLS_ADMIN_AUTH": "none"},
             "redis": {"url": "redis:6379"},
+            "database": {"existingSecret": {"name": "s"}},
+            "admin": {"enabled": True},
+            "ports": {"grpc": 8080, "admin": 6070},
             "sidecar": {"socketDirectory": "/run/rls/", "native": False, "drainDelaySeconds": 10},
         },
         [
+            "settings.RLS_ADMIN_AUTH: none is for loopback, which all containers of a sidecar's pod share; "
+            "leave it out, for tokens",
+            "ports: admin and debug are both 6070; every port needs a number of its own",
+            "admin.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
             "autoscaling.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
             "metrics.serviceMonitor.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
             "networkPolicy.enabled: has no meaning in sidecar mode, where the pods are not this chart's",

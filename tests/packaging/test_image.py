@@ -149,3 +149,12 @@ class TestBuilt:
     def test_bin_ratelimit_knows_the_other_commands(self, image: Image) -> None:
         done = subprocess.run(started(image, "--version"), capture_output=True, text=True, check=True)
         assert done.stdout.startswith("ratelimit-rls ")
+
+    def test_it_has_the_tables_of_the_database_and_what_archives_are_written_with(
+        self, image: Image, tmp_path: Path
+    ) -> None:
+        upgrade = started(image, "db", "upgrade", "--database", f"sqlite:///{tmp_path / 'records.db'}")
+        done = subprocess.run(upgrade, capture_output=True, text=True, check=True)
+        assert "from nothing to revision" in done.stdout
+        python = image.at("/opt/ratelimit-rls/bin/python")
+        subprocess.run([python, "-I", "-c", "import fsspec, pyarrow.parquet"], check=True, timeout=60)

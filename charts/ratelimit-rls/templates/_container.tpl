@@ -24,6 +24,9 @@ ports:
   - {name: grpc, containerPort: {{ .Values.ports.grpc }}}
   {{- end }}
   - {name: {{ $sidecar | ternary "rls-http" "http" }}, containerPort: {{ .Values.ports.http }}}
+  {{- if .Values.admin.enabled }}
+  - {name: admin, containerPort: {{ .Values.ports.admin }}}
+  {{- end }}
   {{- if .Values.metrics.enabled }}
   - {name: {{ $sidecar | ternary "rls-metrics" "metrics" }}, containerPort: {{ .Values.ports.metrics }}}
   {{- end }}
@@ -69,8 +72,21 @@ grpc: {port: {{ $root.Values.ports.grpc }}, service: {{ index . 2 | quote }}}
 {{- if .Values.tls.enabled }}
 - {name: ratelimit-rls-tls, mountPath: /etc/ratelimit-rls/tls, readOnly: true}
 {{- end }}
+{{- if include "ratelimit-rls.hasDatabase" . }}
+- {name: ratelimit-rls-snapshot, mountPath: /var/lib/ratelimit-rls}
+{{- end }}
+{{- include "ratelimit-rls.databaseMounts" . }}
+{{- if .Values.identity.jwtIssuers }}
+- {name: ratelimit-rls-issuers, mountPath: /etc/ratelimit-rls/issuers, readOnly: true}
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "ratelimit-rls.databaseMounts" -}}
+{{- if .Values.database.tls.existingSecret }}
+- {name: ratelimit-rls-database-tls, mountPath: /etc/ratelimit-rls/database-tls, readOnly: true}
 {{- end }}
 {{- end -}}
 
@@ -124,7 +140,25 @@ grpc: {port: {{ $root.Values.ports.grpc }}, service: {{ index . 2 | quote }}}
           items: [{key: {{ .Values.tls.clientCa.key | quote }}, path: client-ca.crt}]
       {{- end }}
 {{- end }}
+{{- if include "ratelimit-rls.hasDatabase" . }}
+- name: ratelimit-rls-snapshot
+  emptyDir: {sizeLimit: {{ .Values.database.snapshotSizeLimit | quote }}}
+{{- end }}
+{{- include "ratelimit-rls.databaseVolumes" . }}
+{{- if .Values.identity.jwtIssuers }}
+- name: ratelimit-rls-issuers
+  configMap: {name: {{ include "ratelimit-rls.issuersConfigMap" . | quote }}}
+{{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "ratelimit-rls.databaseVolumes" -}}
+{{- if .Values.database.tls.existingSecret }}
+- name: ratelimit-rls-database-tls
+  secret:
+    secretName: {{ .Values.database.tls.existingSecret | quote }}
+    items: [{key: {{ .Values.database.tls.caKey | quote }}, path: ca.crt}]
 {{- end }}
 {{- end -}}

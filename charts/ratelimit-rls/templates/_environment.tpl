@@ -51,6 +51,14 @@ REDIS_TLS_CLIENT_CERT: /etc/ratelimit-rls/redis-tls/tls.crt
 REDIS_TLS_CLIENT_KEY: /etc/ratelimit-rls/redis-tls/tls.key
 {{- end }}
 {{- end }}
+{{- if include "ratelimit-rls.hasDatabase" . }}
+RLS_SNAPSHOT_FILE: /var/lib/ratelimit-rls/snapshot
+RLS_ADMIN_PORT: {{ .Values.ports.admin | quote }}
+RLS_ADMIN_HOST: {{ .Values.admin.enabled | ternary "0.0.0.0" "127.0.0.1" }}
+{{- end }}
+{{- if .Values.identity.jwtIssuers }}
+RLS_JWT_ISSUERS: /etc/ratelimit-rls/issuers/issuers.yaml
+{{- end }}
 {{- if .Values.tls.enabled }}
 GRPC_SERVER_USE_TLS: "true"
 GRPC_SERVER_TLS_CERT: /etc/ratelimit-rls/tls/tls.crt
@@ -76,7 +84,30 @@ GRPC_CLIENT_TLS_CACERT: /etc/ratelimit-rls/tls/client-ca.crt
 - name: REDIS_URL
   valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.redis.existingSecret.key | quote }}}}
 {{- end }}
+{{- include "ratelimit-rls.databaseEnvironment" . }}
+{{- with .Values.database.existingSecret.name }}
+- name: RLS_KEY_SECRET
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.database.existingSecret.keySecretKey | quote }}}}
+{{- if $.Values.database.existingSecret.adminTokenKey }}
+- name: RLS_ADMIN_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.database.existingSecret.adminTokenKey | quote }}}}
+{{- end }}
+{{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What whoever connects to the database needs; the last two are the driver's, and an address that says so wins. */}}
+{{- define "ratelimit-rls.databaseEnvironment" -}}
+{{- with .Values.database.existingSecret.name }}
+- name: RLS_DATABASE_URL
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.database.existingSecret.urlKey | quote }}}}
+{{- if $.Values.database.tls.existingSecret }}
+- name: PGSSLMODE
+  value: verify-full
+- name: PGSSLROOTCERT
+  value: /etc/ratelimit-rls/database-tls/ca.crt
+{{- end }}
 {{- end }}
 {{- end -}}

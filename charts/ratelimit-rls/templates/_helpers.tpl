@@ -125,6 +125,19 @@ master, a socket, or for the service to refuse.
 {{- $ports | uniq | toJson -}}
 {{- end -}}
 
+{{/* Not empty if there is a database, whose address only its Secret knows. */}}
+{{- define "ratelimit-rls.hasDatabase" -}}
+{{- if .Values.database.existingSecret.name -}}true{{- end -}}
+{{- end -}}
+
+{{/*
+Named after what is in it: the service reads issuers once, so that other ones must be another ConfigMap, for pods to start
+anew with it, in charts that include the templates, too.
+*/}}
+{{- define "ratelimit-rls.issuersConfigMap" -}}
+{{ include "ratelimit-rls.fullname" . }}-issuers-{{ .Values.identity.jwtIssuers | toJson | sha256sum | trunc 8 }}
+{{- end -}}
+
 {{/* How many pods there can be: what `local` divides limits by. */}}
 {{- define "ratelimit-rls.mostReplicas" -}}
 {{- .Values.autoscaling.enabled | ternary .Values.autoscaling.maxReplicas .Values.replicaCount | int -}}

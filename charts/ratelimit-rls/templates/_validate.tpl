@@ -30,6 +30,13 @@ REDIS_TLS: redis.tls.enabled
 REDIS_TLS_CACERT: redis.tls.existingSecret
 REDIS_TLS_CLIENT_CERT: redis.tls.existingSecret and redis.tls.certKey
 REDIS_TLS_CLIENT_KEY: redis.tls.existingSecret and redis.tls.keyKey
+RLS_DATABASE_URL: database.existingSecret
+RLS_KEY_SECRET: database.existingSecret
+RLS_ADMIN_TOKEN: database.existingSecret.adminTokenKey
+RLS_SNAPSHOT_FILE: nothing (it is a volume of the chart's)
+RLS_JWT_ISSUERS: identity.jwtIssuers
+RLS_ADMIN_HOST: admin.enabled
+RLS_ADMIN_PORT: ports.admin
 GRPC_SERVER_USE_TLS: tls.enabled
 GRPC_SERVER_TLS_CERT: tls.existingSecret
 GRPC_SERVER_TLS_KEY: tls.existingSecret
@@ -39,13 +46,14 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 
 {{/* Settings that the chart reads, so that it must see them. */}}
 {{- define "ratelimit-rls.isRead" -}}
-{{- list "CONFIG_TYPE" "RLS_WORKERS" "RLS_OTLP_METRICS" "TRACING_ENABLED" "USE_STATSD" "USE_DOG_STATSD" | toJson -}}
+{{- list "CONFIG_TYPE" "RLS_WORKERS" "RLS_OTLP_METRICS" "TRACING_ENABLED" "USE_STATSD" "USE_DOG_STATSD" "RLS_ADMIN_AUTH" "RLS_ARCHIVE" | toJson -}}
 {{- end -}}
 
 {{- define "ratelimit-rls.validate" -}}
 {{- $wrong := list -}}
 {{- $sidecar := eq .Values.mode "sidecar" -}}
 {{- $redis := include "ratelimit-rls.hasRedis" . -}}
+{{- $database := include "ratelimit-rls.hasDatabase" . -}}
 {{- $workers := include "ratelimit-rls.setting" (list . "RLS_WORKERS") | default "1" | int -}}
 
 {{- if not (has .Values.mode (list "deployment" "sidecar")) -}}
@@ -81,6 +89,11 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- end -}}
 {{- end -}}
 {{- $set := merge (include "ratelimit-rls.derived" . | fromYaml) (default dict .Values.settings) -}}
+{{- if .Values.database.tls.existingSecret -}}
+{{- range list "PGSSLMODE" "PGSSLROOTCERT" -}}
+{{- $_ := set $owned . "database.tls.existingSecret" -}}
+{{- end -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range .Values.extraEnv -}}
 {{- $instead := get $owned .name -}}
@@ -126,6 +139,24 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- $wrong = append $wrong "settings.RLS_WORKERS: more than one needs redis.url; without Redis each would admit the whole limit" -}}
 {{- end -}}
 
+{{- if not $database -}}
+{{- range $name, $given := dict "admin.enabled" .Values.admin.enabled "database.existingSecret.adminTokenKey" .Values.database.existingSecret.adminTokenKey "database.tls.existingSecret" .Values.database.tls.existingSecret -}}
+{{- if $given -}}
+{{- $wrong = append $wrong (printf "%s: has no effect without a database; give database.existingSecret.name" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (or .Values.admin.enabled $sidecar) (eq (include "ratelimit-rls.setting" (list . "RLS_ADMIN_AUTH")) "none") -}}
+{{- $wrong = append $wrong (printf "settings.RLS_ADMIN_AUTH: none is for loopback, which %s; leave it out, for tokens" ($sidecar | ternary "all containers of a sidecar's pod share" "admin.enabled leaves")) -}}
+{{- end -}}
+{{- range $index, $issuer := .Values.identity.jwtIssuers -}}
+{{- range $name, $file := dict "jwks.file" (default dict $issuer.jwks).file "secret_file" $issuer.secret_file -}}
+{{- if and $file (not (hasPrefix "/" $file)) -}}
+{{- $wrong = append $wrong (printf "identity.jwtIssuers[%d].%s: %s would be looked for where nothing but the issuers is; mount it with extraVolumes, and give its whole path" $index $name $file) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- if and .Values.tls.enabled (not .Values.tls.existingSecret) -}}
 {{- $wrong = append $wrong "tls.enabled: needs tls.existingSecret, a Secret with certificate and key" -}}
 {{- end -}}
@@ -137,11 +168,14 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- end -}}
 
 {{- $ports := dict -}}
+{{- $unused := compact (list ($sidecar | ternary "grpc" "") (empty $database | ternary "admin" "")) -}}
 {{- range $name, $port := .Values.ports -}}
-{{- if and (hasKey $ports (toString $port)) (not (and $sidecar (eq $name "grpc"))) -}}
+{{- if not (has $name $unused) -}}
+{{- if hasKey $ports (toString $port) -}}
 {{- $wrong = append $wrong (printf "ports: %s and %s are both %v; every port needs a number of its own" (get $ports (toString $port)) $name $port) -}}
 {{- end -}}
 {{- $_ := set $ports (toString $port) $name -}}
+{{- end -}}
 {{- end -}}
 
 {{- if .Values.autoscaling.enabled -}}
@@ -177,11 +211,17 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- if and (include "ratelimit-rls.otherRedis" .) (not $open) -}}
 {{- $wrong = append $wrong "networkPolicy.redisPorts: is empty, so Redis would be cut off" -}}
 {{- end -}}
+{{- if and $database (not .Values.networkPolicy.databasePorts) -}}
+{{- $wrong = append $wrong "networkPolicy.databasePorts: is empty, so the database would be cut off" -}}
+{{- end -}}
 {{- if not .Values.networkPolicy.extraEgress -}}
-{{- $outward := dict "settings.CONFIG_TYPE=GRPC_XDS_SOTW" (not (include "ratelimit-rls.rulesFromFiles" .)) "settings.RLS_OTLP_METRICS" (include "ratelimit-rls.setting" (list . "RLS_OTLP_METRICS")) "settings.TRACING_ENABLED" (include "ratelimit-rls.isOn" (list . "TRACING_ENABLED")) "settings.USE_STATSD" (include "ratelimit-rls.isOn" (list . "USE_STATSD")) "settings.USE_DOG_STATSD" (include "ratelimit-rls.isOn" (list . "USE_DOG_STATSD")) -}}
+{{- $outward := dict "settings.CONFIG_TYPE=GRPC_XDS_SOTW" (not (include "ratelimit-rls.rulesFromFiles" .)) "settings.RLS_OTLP_METRICS" (include "ratelimit-rls.setting" (list . "RLS_OTLP_METRICS")) "settings.TRACING_ENABLED" (include "ratelimit-rls.isOn" (list . "TRACING_ENABLED")) "settings.USE_STATSD" (include "ratelimit-rls.isOn" (list . "USE_STATSD")) "settings.USE_DOG_STATSD" (include "ratelimit-rls.isOn" (list . "USE_DOG_STATSD")) "settings.RLS_ARCHIVE" (contains "://" (include "ratelimit-rls.setting" (list . "RLS_ARCHIVE"))) -}}
+{{- range $index, $issuer := .Values.identity.jwtIssuers -}}
+{{- $_ := set $outward (printf "identity.jwtIssuers[%d].jwks.url" $index) (default dict $issuer.jwks).url -}}
+{{- end -}}
 {{- range $what, $on := $outward -}}
 {{- if $on -}}
-{{- $wrong = append $wrong (printf "networkPolicy.extraEgress: %s needs a way out, and nothing but DNS and Redis has one; allow it there" $what) -}}
+{{- $wrong = append $wrong (printf "networkPolicy.extraEgress: %s needs a way out, and nothing but DNS, Redis and the database has one; allow it there" $what) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -200,7 +240,7 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- end -}}
 
 {{- if $sidecar -}}
-{{- range $name, $on := dict "autoscaling.enabled" .Values.autoscaling.enabled "networkPolicy.enabled" .Values.networkPolicy.enabled "metrics.serviceMonitor.enabled" .Values.metrics.serviceMonitor.enabled "service.headless" .Values.service.headless -}}
+{{- range $name, $on := dict "autoscaling.enabled" .Values.autoscaling.enabled "networkPolicy.enabled" .Values.networkPolicy.enabled "admin.enabled" .Values.admin.enabled "metrics.serviceMonitor.enabled" .Values.metrics.serviceMonitor.enabled "service.headless" .Values.service.headless -}}
 {{- if $on -}}
 {{- $wrong = append $wrong (printf "%s: has no meaning in sidecar mode, where the pods are not this chart's" $name) -}}
 {{- end -}}
