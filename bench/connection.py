@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from bench import wire
 from bench.blocks import Blocks, UnreadableBlock
 
-OK_ANSWER = b"\x08\x01"  # a RateLimitResponse that begins with overall_code: OK
 GRPC_PREFIX_BYTES = 5
 FRAME_HEADER_BYTES = 9
 RECEIVE_BYTES = 262_144
@@ -32,10 +31,11 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server listens: a host and port, or a Unix socket."""
+    """Where a server listens, a host and port or a Unix socket, and what it is asked."""
 
     address: tuple[str, int] | str
     tls: ssl.SSLContext | None = None
+    method: wire.Method = wire.SHOULD_RATE_LIMIT
 
     def connect(self) -> socket.socket:
         if isinstance(self.address, str):
@@ -55,7 +55,7 @@ class Target:
 class Connection:
     def __init__(self, target: Target, timeout: str | None = "5S") -> None:
         self.answered = 0
-        self.refused = 0  # answered, but not OK: some limit was reached
+        self.refused = 0  # answered, but not to pass
         self.sent = 0
         self.reads = 0
         self.samples: list[bytes] = []  # messages of some answers, for a reader with real protobuf
@@ -69,7 +69,9 @@ class Connection:
         self._received_bytes = 0
         self._most_streams = 100
         self._settled = False
-        first, later = wire.header_blocks("https" if target.tls else "http", "ratelimit", timeout)
+        self._passes = target.method.passes
+        scheme = "https" if target.tls else "http"
+        first, later = wire.header_blocks(scheme, "ratelimit", timeout, target.method.path)
         self._first_head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, first)
         self._head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, later)
         self.socket = target.connect()
@@ -144,6 +146,7 @@ class Connection:
 
     def _take(self, buffer: bytes) -> int:
         unpack, known, known_ok = _HEADER.unpack_from, self._blocks.known, self._blocks.known_ok
+        passes = self._passes
         finished = at = 0
         end = len(buffer)
         while end - at >= FRAME_HEADER_BYTES:
@@ -164,7 +167,7 @@ class Connection:
             elif kind == wire.DATA:
                 if self.wants_samples:
                     self._sample(buffer[start:stop])
-                if not buffer.startswith(OK_ANSWER, start + GRPC_PREFIX_BYTES):
+                if not buffer.startswith(passes, start + GRPC_PREFIX_BYTES):
                     self.refused += 1
             else:
                 self._control(kind, flags, stream_id, buffer[start:stop])

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from bench import certificate, cpu, workload
+from redis import Redis
+
+from bench import callers, certificate, cpu, wire, workload
 from bench.connection import LoadError, Target
 from bench.load import Load, Tally
-from bench.scenarios import Scenario, Server
+from bench.scenarios import Asked, Scenario, Server
 from bench.servers import LOOPBACK, Servers
-from ratelimit_rls.transport.grpc.messages import RateLimitResponse
+from ratelimit_rls.transport.grpc.messages import CheckResponse, RateLimitResponse
 
 SERVICE_CORE, LOAD_CORE = 0, 1
 SETTLE_S = 0.3
+TOO_MANY_REQUESTS = 429
+REFUSED_WITHIN = 0.01
+"""Of all calls: how far the refused ones may be from the share that the rules mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ class Measurement:
     load_share: float  # with Redis, which is on the same core
     others_on_service_core: float
     others_on_load_core: float
+    redis_commands: Mapping[str, float] = field(default_factory=dict)  # by name, per call; those within scripts, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,14 @@ class Bench:
         self._plan = plan
         self._progress = progress
         self._certificate = certificate.make(directory)
+        self._directory = directory
         workload.write_rules(directory / "rules")
+        callers.write_rules(directory / "rules", of_database=False)
+        callers.write_rules(directory / "rules-of-database", of_database=True)
         self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
         self._redis: tuple[int, str] | None = None
         self._running: dict[Scenario, Running] = {}
-        self._calls: dict[tuple[int, int], list[bytes]] = {}
+        self._calls: dict[tuple[Asked, int, int], list[bytes]] = {}
 
     def run(self) -> dict[Scenario, list[Measurement]]:
         """Every measurement of every scenario, in the order of the rounds."""
@@ -89,22 +100,54 @@ class Bench:
         is_new = scenario not in self._running
         running = self._start(scenario)
         redis_pid = self._redis[0] if self._redis and scenario.uses_redis else None
-        with Load(running.target, calls, self._plan.in_flight, self._plan.connections) as load:
+        refused = scenario.some_are_refused
+        with Load(
+            running.target, calls, self._plan.in_flight, self._plan.connections, some_are_refused=refused
+        ) as load:
             # A service that was just started has seen every request once before it is measured: every counter exists,
             # and what is kept per request is kept, as far as the service's cache reaches.
             load.run(SETTLE_S, at_least_calls=len(calls) if is_new and not scenario.echoes else 0)
+            commands_before = self._redis_commands(scenario)
             before = cpu.read(running.family, redis_pid, SERVICE_CORE, LOAD_CORE)
             tally = load.run(self._plan.seconds)
             spent = cpu.read(running.family, redis_pid, SERVICE_CORE, LOAD_CORE) - before
+            commands = self._redis_commands(scenario) - commands_before
             load.drain()
             _check(scenario, load.samples)
-        return _measurement(tally, spent)
+        share = callers.REFUSED_SHARE if refused else 0
+        if abs(tally.refused / tally.calls - share) > REFUSED_WITHIN:
+            raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
+        return _measurement(tally, spent, commands)
+
+    def _redis_commands(self, scenario: Scenario) -> Counter[str]:
+        """How often Redis ran each command so far."""
+        if self._redis is None or not scenario.uses_redis:
+            return Counter()
+        with Redis.from_url(f"redis://{self._redis[1]}") as client:
+            told = client.info("commandstats")
+        ran = {name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in told.items()}
+        return Counter({name: calls for name, calls in ran.items() if name not in OUR_COMMANDS})
 
     def _requests(self, scenario: Scenario) -> list[bytes]:
-        shape = (scenario.descriptors, min(scenario.keys, self._plan.most_keys))
+        keys = self._keys(scenario)
+        shape = (scenario.asked, scenario.descriptors, keys)
         if shape not in self._calls:
-            self._calls[shape] = workload.requests(*shape)
+            if scenario.asked is Asked.CALLERS:
+                self._calls[shape] = callers.requests(keys)
+            elif scenario.asked is Asked.CHECKS:
+                self._calls[shape] = callers.checks(keys)
+            else:
+                self._calls[shape] = workload.requests(scenario.descriptors, keys)
         return self._calls[shape]
+
+    def _keys(self, scenario: Scenario) -> int:
+        return min(scenario.keys, self._plan.most_keys)
+
+    def _database(self, scenario: Scenario) -> str:
+        """A SQLite file in which every caller of the scenario is known."""
+        url = f"sqlite:///{self._directory / scenario.name}.db"
+        callers.fill_now(url, self._keys(scenario))
+        return url
 
     def _start(self, scenario: Scenario) -> Running:
         """The scenario's server: one process for each, so that no scenario works with what another left behind."""
@@ -120,19 +163,32 @@ class Bench:
             assert self._plan.peer is not None
             assert redis is not None
             pid, port = self._servers.peer(scenario.name, self._plan.peer, redis)
+        elif scenario.records:
+            pid, port = self._servers.service_with_records(scenario.name, redis, self._database(scenario))
         else:
             pid, port = self._servers.service(scenario.name, redis, tls)
-        target = Target((LOOPBACK, port), tls.client() if tls else None)
+        method = wire.CHECK if scenario.asked is Asked.CHECKS else wire.SHOULD_RATE_LIMIT
+        target = Target((LOOPBACK, port), tls.client() if tls else None, method)
         self._running[scenario] = Running(cpu.family(pid), target)
         return self._running[scenario]
+
+
+OUR_COMMANDS = ("info", "hello", "client|setinfo")
+"""Of whoever looks at Redis."""
 
 
 def _check(scenario: Scenario, samples: list[bytes]) -> None:
     """Some answers, taken under load, say OK to every descriptor when read with real protobuf."""
     if not samples:
         raise LoadError("no answer was kept to be looked at")
+    if scenario.asked is Asked.CHECKS:
+        for sample in samples:
+            _look_at_check(CheckResponse.FromString(sample))
+        return
     for sample in samples:
         answer = RateLimitResponse.FromString(sample)
+        if scenario.some_are_refused and answer.overall_code == RateLimitResponse.OVER_LIMIT:
+            continue
         codes = [status.code for status in answer.statuses]
         if answer.overall_code != RateLimitResponse.OK or codes != [RateLimitResponse.OK] * scenario.descriptors:
             raise LoadError(f"expected OK for {scenario.descriptors} descriptors, got:\n{answer}")
@@ -140,7 +196,15 @@ def _check(scenario: Scenario, samples: list[bytes]) -> None:
             raise LoadError(f"a descriptor met no limit, so nothing was decided:\n{answer}")
 
 
-def _measurement(tally: Tally, spent: cpu.Reading) -> Measurement:
+def _look_at_check(answer: Any) -> None:
+    """Passed or refused by a limit, and for no other reason: a key that nobody knows would be quick to deal with."""
+    if answer.status.code == 0 and answer.HasField("ok_response"):
+        return
+    if answer.denied_response.status.code != TOO_MANY_REQUESTS:
+        raise LoadError(f"expected a decision about a limit, got:\n{answer}")
+
+
+def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str]) -> Measurement:
     calls, seconds = tally.calls, tally.seconds
 
     def us_per_call(cpu_s: float) -> float:
@@ -156,4 +220,5 @@ def _measurement(tally: Tally, spent: cpu.Reading) -> Measurement:
         load_share=(spent.load_s + spent.redis_s) / seconds,
         others_on_service_core=max(0.0, spent.service_core_s - spent.service_s) / seconds,
         others_on_load_core=max(0.0, spent.load_core_s - spent.load_s - spent.redis_s) / seconds,
+        redis_commands={name: number / calls for name, number in sorted(commands.items()) if number},
     )

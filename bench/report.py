@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import median
 
 from bench.measure import LOAD_CORE, SERVICE_CORE, Measurement, Plan
-from bench.scenarios import ECHO, EMBEDDED_2, REDIS_2, Scenario, Server
+from bench.scenarios import CALLERS, CHECKS, ECHO, EMBEDDED_2, REDIS_2, Scenario, Server
 
 Results = Mapping[Scenario, Sequence[Measurement]]
 
 ECHO_TARGET = 3.0
 TLS_TARGET = 1.5
+RECORDS_TARGET = 1.15
 FULL = 0.95
 
 
@@ -90,6 +91,10 @@ def verdicts(results: Results) -> list[str]:
         ("bare echo", ECHO),
     ):
         lines += _verdict(f"TLS ÷ plaintext, {label}", results, replace(plain, tls=True), plain, TLS_TARGET)
+    for label, without in (("RLS", CALLERS), ("ext_authz", CHECKS)):
+        with_records = replace(without, records=True)
+        lines += _verdict(f"identity and records ÷ neither, {label}", results, with_records, without, RECORDS_TARGET)
+        lines += _commands(label, results, with_records, without)
     for theirs in results:
         if theirs.server is Server.PEER:
             lines += _versus(results, replace(theirs, server=Server.REDIS), theirs)
@@ -102,6 +107,21 @@ def _verdict(label: str, results: Results, over: Scenario, under: Scenario, at_m
     measured = ratios(results[over], results[under])
     word = "met" if median(measured) <= at_most else "MISSED"
     return [f"{label}: {_spread(measured, '.2f')} (at most {at_most:g}: {word})"]
+
+
+def _commands(label: str, results: Results, over: Scenario, under: Scenario) -> list[str]:
+    """What Redis was asked with and without, per call: a command of its own, or more of one, would be a round trip."""
+    if over not in results or under not in results:
+        return []
+    told = []
+    for name in sorted(
+        {name for scenario in (under, over) for one in results[scenario] for name in one.redis_commands}
+    ):
+        without, with_records = (
+            median(one.redis_commands.get(name, 0.0) for one in results[scenario]) for scenario in (under, over)
+        )
+        told.append(f"{name} {without:.3f} → {with_records:.3f}")
+    return [f"  Redis commands a call, {label}, without → with: {', '.join(told)}"]
 
 
 def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -19,6 +19,14 @@ class Server(StrEnum):
     PEER = "peer"
 
 
+class Asked(StrEnum):
+    """What callers send. The value is a part of the scenario's name."""
+
+    DESCRIPTORS = ""  # everything passes
+    CALLERS = "callers"  # as many descriptors, of callers of whom some are refused
+    CHECKS = "checks"  # the same callers through ext_authz, by a header or by their API keys
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One server, one load."""
@@ -27,6 +35,12 @@ class Scenario:
     descriptors: int = 2
     keys: int = MANY_KEYS
     tls: bool = False
+    asked: Asked = Asked.DESCRIPTORS
+    records: bool = False  # with a database, which knows every caller and takes the record
+
+    @property
+    def some_are_refused(self) -> bool:
+        return self.asked is not Asked.DESCRIPTORS
 
     @property
     def echoes(self) -> bool:
@@ -39,12 +53,17 @@ class Scenario:
     @property
     def name(self) -> str:
         shape = "" if self.echoes else f"-{self.descriptors}"
-        return self.server + shape + ("-hot" if self.keys == 1 else "") + ("-tls" if self.tls else "")
+        load = ("-hot" if self.keys == 1 else "") + (f"-{self.asked}" if self.asked else "")
+        return self.server + shape + load + ("-tls" if self.tls else "") + ("-records" if self.records else "")
 
 
 ECHO = Scenario(Server.ECHO_NATIVE)  # what every cost is compared with
 REDIS_2 = Scenario(Server.REDIS)
 EMBEDDED_2 = Scenario(Server.EMBEDDED)
+CALLERS = Scenario(Server.REDIS, asked=Asked.CALLERS)
+CHECKS = Scenario(
+    Server.REDIS, keys=10_000, asked=Asked.CHECKS
+)  # as many as the door's share of the cache has room for
 DESCRIPTORS = (1, 2, 5)
 
 
@@ -55,6 +74,7 @@ def every(peer: bool) -> list[Scenario]:
         echoes
         + _decisions(Server.EMBEDDED, tls=True)
         + _decisions(Server.REDIS, tls=True)
+        + [replace(one, records=records) for one in (CALLERS, CHECKS) for records in (False, True)]
         + (_decisions(Server.PEER, tls=False) if peer else [])
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
+from bench import callers
 from bench.certificate import Certificate
 from bench.workload import SUBDIRECTORY
 
@@ -65,6 +66,17 @@ class Servers:
         command = [sys.executable, "-m", "ratelimit_rls", "serve"]
         return self._rate_limiter(name, command, redis, tls)
 
+    def service_with_records(self, name: str, redis: str | None, database: str) -> tuple[int, int]:
+        """The service with a database, under the rules that ask it; all else as it is by default."""
+        command = [sys.executable, "-m", "ratelimit_rls", "serve"]
+        more = {
+            "RLS_DATABASE_URL": database,
+            "RLS_KEY_SECRET": callers.KEY_SECRET,
+            "RLS_ADMIN_PORT": str(free_port()),
+            "RUNTIME_ROOT": str(self._directory / "rules-of-database"),
+        }
+        return self._rate_limiter(name, command, redis, None, more)
+
     def peer(self, name: str, binary: Path, redis: str) -> tuple[int, int]:
         """envoyproxy/ratelimit with the same variables, rules and Redis; its process and gRPC port."""
         # Its counters would otherwise go to the log as JSON; ours are kept either way.
@@ -80,7 +92,6 @@ class Servers:
     ) -> tuple[int, int]:
         port = free_port()
         variables = {
-            **more,
             "GRPC_PORT": str(port),
             "PORT": str(free_port()),
             "DEBUG_PORT": str(free_port()),
@@ -89,6 +100,7 @@ class Servers:
             "RUNTIME_WATCH_ROOT": "false",
             "USE_STATSD": "false",
             "LOG_LEVEL": "warn",
+            **more,
         }
         if redis is not None:
             variables |= {"REDIS_URL": redis, "REDIS_SOCKET_TYPE": "tcp"}

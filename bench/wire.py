@@ -7,8 +7,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+
+class Method(NamedTuple):
+    """What is called, and how an answer begins that lets the request pass."""
+
+    path: str
+    passes: bytes
+
+
+SHOULD_RATE_LIMIT = Method(
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+    b"\x08\x01",  # overall_code: OK
+)
+CHECK = Method(
+    "/envoy.service.auth.v3.Authorization/Check",
+    b"\x0a\x00",  # a status with nothing in it: code 0
+)
+METHOD = SHOULD_RATE_LIMIT.path
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -44,7 +61,7 @@ def window_update(more_bytes: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", more_bytes))
 
 
-def header_blocks(scheme: str, authority: str, timeout: str | None) -> tuple[bytes, bytes]:
+def header_blocks(scheme: str, authority: str, timeout: str | None, path: str = METHOD) -> tuple[bytes, bytes]:
     """The block of a connection's first call and that of all later ones.
 
     The first puts every header into the peer's dynamic table, the later ones name them by index, as Envoy does: a
@@ -52,7 +69,7 @@ def header_blocks(scheme: str, authority: str, timeout: str | None) -> tuple[byt
     """
     static_name = {":authority": 1, ":path": 4, "content-type": 31}
     headers = [
-        (":path", METHOD),
+        (":path", path),
         (":authority", authority),
         ("content-type", "application/grpc"),
         ("te", "trailers"),

@@ -50,6 +50,10 @@ def test_a_pattern_chooses_scenarios_and_an_unknown_name_lists_them() -> None:
         "redis-2",
         "redis-2-hot",
         "redis-2-tls",
+        "redis-2-callers",
+        "redis-2-callers-records",
+        "redis-2-checks",
+        "redis-2-checks-records",
     ]
     with pytest.raises(SystemExit, match="no scenario is named redis-3; there are: echo-native, "):
         plan(options(["--only", "redis-3"]))

@@ -1,0 +1,180 @@
+"""Callers that a database knows: who they are, what each may do, and what they send, over RLS and through ext_authz.
+
+Three callers in a hundred may call once an hour and call on: they are refused, and every refusal is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from bench import wire
+from bench.workload import SUBDIRECTORY, TENANTS
+from ratelimit_rls.core.accounts import Tier, User
+from ratelimit_rls.core.model import Limit, Unit
+from ratelimit_rls.identity import secrets
+from ratelimit_rls.records.database import Database
+from ratelimit_rls.records.desk import Actor, Desk
+from ratelimit_rls.records.rows import chunks
+from ratelimit_rls.records.tables import api_keys
+from ratelimit_rls.transport.grpc.messages import CheckRequest
+
+DOMAIN = "callers"
+KEY_SECRET = "the-secret-of-a-benchmark"
+REFUSED_TENANTS = (97, 98, 99)
+REFUSED_SHARE = len(REFUSED_TENANTS) / TENANTS
+
+PLENTY = 1_000_000_000
+TRIAL = "trial"
+TIERS = ("free", "pro", "enterprise")
+CUSTOM_SETS = 5
+"""How many different sets of custom limits there are, unless somebody asks for more."""
+
+
+def user_id(number: int) -> str:
+    return f"user-{number:06}"
+
+
+def key_text(number: int) -> str:
+    """The API key of a user: the same in every run, so that requests and database can be made apart."""
+    return key_of(f"known {number}")
+
+
+def key_of(words: str) -> str:
+    """Some key, for some words."""
+    drawn = hashlib.sha512(words.encode()).digest()
+    public = base64.b32encode(drawn[:8])[:12].decode().lower()
+    return f"rlk_{public}_{base64.urlsafe_b64encode(drawn[8:40]).rstrip(b'=').decode()}"
+
+
+def write_rules(root: Path, *, of_database: bool, on_invalid: str = "ip") -> None:
+    """`of_database`: callers prove who they are, and limits are their own. Otherwise a header says it, and rules do."""
+    config = root / SUBDIRECTORY / "config"
+    config.mkdir(parents=True, exist_ok=True)
+    plenty, once = (f"rate_limit: {{unit: hour, requests_per_unit: {most}}}" for most in (PLENTY, 1))
+    user = "from: user" if of_database else "header: x-user"
+    lines = [
+        f"domain: {DOMAIN}",
+        "ext_authz:",
+        "  descriptors:",
+        f"    - entries: [{{key: tenant, header: x-tenant}}, {{key: user, {user}}}]",
+        "    - entries: [{key: tenant, header: x-tenant}, {key: route, from: path}]",
+        "descriptors:",
+        "  - key: tenant",
+        "    descriptors:",
+    ]
+    if of_database:
+        lines[1:1] = [f"identity: {{credentials: [{{kind: api_key, header: x-api-key}}], on_invalid: {on_invalid}}}"]
+        lines += [f"      - {{key: user, limits_of: user, {plenty}}}", f"      - {{key: route, {plenty}}}"]
+    else:
+        lines += [f"      - {{key: user, {plenty}}}", f"      - {{key: route, {plenty}}}"]
+        for tenant in REFUSED_TENANTS:
+            lines += [f"  - key: tenant\n    value: tenant-{tenant}\n    descriptors:"]
+            lines += [f"      - {{key: user, {once}}}", f"      - {{key: route, {plenty}}}"]
+    (config / f"{DOMAIN}.yaml").write_text("\n".join(lines) + "\n")
+
+
+def requests(callers: int) -> list[bytes]:
+    """DATA frames of RateLimitRequests, two descriptors each, one for each caller."""
+    return [wire.data(_request(number)) for number in range(callers)]
+
+
+def _request(number: int) -> bytes:
+    tenant = ("tenant", f"tenant-{number % TENANTS:02}")
+    asked = [(tenant, ("user", user_id(number))), (tenant, ("route", f"/route-{number:06}"))]
+    return wire.rate_limit_request(DOMAIN, asked)
+
+
+def checks(callers: int) -> list[bytes]:
+    """DATA frames of CheckRequests, one for each caller, with its API key and its name in headers."""
+    return [wire.data(check(number, key_text(number))) for number in range(callers)]
+
+
+def check(number: int, credential: str, header: str = "x-api-key") -> bytes:
+    """What Envoy says of an ordinary GET; every request is then another, as ids make it."""
+    told = CheckRequest()
+    told.attributes.source.address.socket_address.address = "192.0.2.7"
+    told.attributes.source.address.socket_address.port_value = 40_000 + number % 20_000
+    told.attributes.destination.address.socket_address.address = "198.51.100.1"
+    told.attributes.destination.address.socket_address.port_value = 8443
+    http = told.attributes.request.http
+    http.id, http.method, http.scheme, http.protocol = str(10**12 + number), "GET", "https", "HTTP/2"
+    http.host, http.path = "api.example.com", f"/route-{number:06}?page=2"
+    headers = {
+        ":authority": http.host,
+        ":method": http.method,
+        ":path": http.path,
+        ":scheme": http.scheme,
+        "accept": "application/json",
+        "user-agent": "client/1.0",
+        "x-forwarded-for": "192.0.2.7",
+        "x-forwarded-proto": "https",
+        "x-request-id": f"00000000-0000-4000-8000-{number:012}",
+        "x-tenant": f"tenant-{number % TENANTS:02}",
+        "x-user": user_id(number),
+        header: credential,
+    }
+    http.headers.update(headers)
+    return bytes(told.SerializeToString())
+
+
+def users(count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = False) -> Iterator[User]:
+    """One in ten has custom limits, or all have; everybody a tier. Limits that are never reached differ by a little."""
+    for number in range(count):
+        is_trial = number % TENANTS in REFUSED_TENANTS
+        tier = TRIAL if is_trial else TIERS[number % len(TIERS)]
+        is_custom = not is_trial and (all_custom or number % 10 == 0)
+        limits = (Limit(PLENTY - 1 - number % custom_sets, Unit.HOUR),) if is_custom else ()
+        yield User(user_id(number), tier, limits)
+
+
+async def fill(
+    url: str, count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = False, keys: bool = True
+) -> None:
+    """Bring the database to this version's schema and put so many users into it, each with a key if there are any."""
+    database = Database(url)
+    try:
+        await database.upgrade()
+        async with Desk(database).change(Actor("bench"), patience_s=600) as change:
+            await change.put_tier(Tier(TRIAL, (Limit(1, Unit.HOUR),)))
+            for number, tier in enumerate(TIERS):
+                await change.put_tier(Tier(tier, (Limit(PLENTY + number, Unit.HOUR),)))
+            await change.put_users(users(count, custom_sets, all_custom=all_custom))
+        if keys:
+            await _add_keys(database, count)
+    finally:
+        await database.close()
+
+
+async def _add_keys(database: Database, count: int) -> None:
+    """Past the desk, which makes keys one by one, each with its row in the audit."""
+    async with database.begin(600) as connection:
+        for some in chunks(map(str, range(count)), 1000):
+            await connection.execute(insert(api_keys), [_key_row(int(number)) for number in some])
+
+
+def _key_row(number: int) -> dict[str, object]:
+    text = key_text(number)
+    return {
+        "key_id": secrets.public_id(text, "rlk"),
+        "api_key_hash": secrets.digest(KEY_SECRET.encode(), text),
+        "user_id": user_id(number),
+        "key_name": None,
+        "tier": None,
+        "limits": None,
+        "expires_at": None,
+        "total_requests": 0,
+        "is_active": True,
+        "version": 1,
+        "created_at": 0.0,
+        "updated_at": 0.0,
+    }
+
+
+def fill_now(url: str, count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = False) -> None:
+    asyncio.run(fill(url, count, custom_sets, all_custom=all_custom))
