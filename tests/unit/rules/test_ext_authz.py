@@ -134,7 +134,11 @@ MISTAKES = {
     entry("{key: '', from: method}"): (3, 13, "is empty, which is as good as no value"),
     entry("{key: a}"): (3, 7, "does not say where its value comes from; write one of from, template, header"),
     entry("{key: a, from: method, header: x}"): (3, 7, "says from and header where its value comes from"),
-    entry("{key: a, from: ip}"): (3, 22, "from: ip is not one of method, path, host, scheme, user, tier, org, api_key, client_ip"),
+    entry("{key: a, from: ip}"): (
+        3,
+        22,
+        "from: ip is not one of method, path, host, scheme, user, tier, org, api_key, client_ip",
+    ),
     entry("{key: a, header: 'x y'}"): (3, 24, "is not the name of a header"),
     entry("{key: a, header: [x]}"): (3, 24, "header: a list is not text"),
     entry("{key: a, headers: x}"): (3, 16, "unknown key 'headers'; did you mean 'header'?"),
