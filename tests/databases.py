@@ -76,6 +76,12 @@ class PostgresServer(Process):
             line += ["-c", f"{name}={value}"]
         return [*line, *self._extra]
 
+    def run(self, program: str, *arguments: str | Path) -> None:
+        """A program of PostgreSQL's, or of the machine's, as who the server runs as; it must succeed."""
+        line = [*self._prefix, _program(program) if _program(program).exists() else shutil.which(program), *arguments]
+        done = subprocess.run([str(part) for part in line], capture_output=True, text=True, cwd=self.directory)
+        assert done.returncode == 0, done.stderr
+
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 

@@ -47,6 +47,7 @@ Every error is `application/problem+json`: `type` (`urn:ratelimit-rls:problem:â€
 | 409 | `conflict`, `secret-told-once` | a name is taken, something is in use; a repetition of what made a secret |
 | 412 | `stale` | somebody else was first; `ETag` has the version that is there now |
 | 413 | `too-large` | the body has more than 1 MiB |
+| 415 | `not-json` | the body comes without `Content-Type: application/json` |
 | 421 | `misdirected` | without tokens: the Host is not a loopback one |
 | 422 | `invalid`, `rules`, `idempotency-key-reused` | the request is understood, and wrong |
 | 429 | `too-many-requests` | `Retry-After` says when to come back |

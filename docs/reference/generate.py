@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from docs.reference import schema
 from docs.reference.admin_api import admin_api
 from ratelimit_rls.cli import commands
 from ratelimit_rls.settings.catalogue import VARIABLES
@@ -142,6 +143,7 @@ def pages() -> dict[Path, str]:
         HERE / "commands.md": command_line(),
         HERE / "metrics.md": metrics(),
         HERE.parent / "admin-api.md": admin_api(NOTICE),
+        schema.PAGE: schema.records_page(),
     }
 
 

@@ -143,6 +143,7 @@ def _problems(route: Way, *, is_one: bool) -> dict[str, str]:
         "401": "There is no token, or it is not good.",
         "403": "The token's role is not enough.",
         "413": "The body is too large.",
+        "415": "The body is not said to be JSON.",
         "421": "Without tokens: the Host is not a loopback one.",
         "422": "The request is understood, and wrong; `errors` says where.",
         "429": "Too many requests, or failed logins.",

@@ -19,7 +19,7 @@ from ratelimit_rls.transport.http.admin.cursors import Cursors
 from ratelimit_rls.transport.http.admin.etags import seen
 from ratelimit_rls.transport.http.admin.own_limits import OwnLimits
 from ratelimit_rls.transport.http.admin.problems import Fault, wrong_field
-from ratelimit_rls.transport.http.admin.visit import IdempotencyKey, Visit, request_digest
+from ratelimit_rls.transport.http.admin.visit import JSON, IdempotencyKey, Visit, request_digest
 
 PREFIX = "/api/v1"
 
@@ -98,6 +98,8 @@ class Way(APIRoute):
             except ClientDisconnect:
                 raise Fault(400, "bad-request", "the request was cut short") from None
             headers = request.headers
+            if body and not _is_json(headers.get("content-type", "")):
+                raise Fault(415, "not-json", "send the body as JSON, and say so: Content-Type: application/json")
             request.state.visit = Visit(
                 backend=gate.backend,
                 cursors=gate.cursors,
@@ -124,6 +126,11 @@ class Way(APIRoute):
                 raise wrong_field(name, f"there is no such parameter; this path has {', '.join(known) or 'none'}")
             if said.count(name) > 1:
                 raise wrong_field(name, "it is said more than once")
+
+
+def _is_json(content_type: str) -> bool:
+    """What no form of a web page can say, so that none can send a change here unasked."""
+    return content_type.partition(";")[0].strip().lower() == JSON
 
 
 def _is_dry(request: Request) -> bool:
