@@ -60,6 +60,7 @@ soak: .venv/.stamp ## two hours of load, of faults and of a million keys, watchi
 	$(BIN)/python -m bench.fault_soak --cluster
 	$(BIN)/python -m bench.keys_soak
 	$(BIN)/python -m bench.series_soak
+	$(BIN)/python -m bench.accounts_soak
 	$(BIN)/python -m bench.soak
 	$(BIN)/python -m bench.simulate_soak
 

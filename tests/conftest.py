@@ -39,8 +39,8 @@ def pytest_collection_finish() -> None:
 
 
 def of_every_run(name: str) -> object:
-    """The wheels' servers are; one that the machine happens to have, or several together, are for `make test`."""
-    slow = name in ("redis-on-path", "cluster", "per-second")
+    """One server of a wheel is; an older one, one that the machine happens to have, or several are for `make test`."""
+    slow = name in ("redis-6.2", "redis-on-path", "cluster", "per-second")
     return pytest.param(name, marks=pytest.mark.slow) if slow else name
 
 

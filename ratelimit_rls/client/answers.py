@@ -9,7 +9,8 @@ from typing import Any, Literal
 import grpc
 
 OnError = Literal["allow", "deny", "raise"]
-"""What a check tells that has no answer, whatever the reason: the service is away, too slow, or does not understand."""
+"""What a check tells that has no answer: the service is away, or too slow. A call that it does not understand is told
+to be refused under `allow`, too: it is the caller's words that decide about that, and they must not turn limits off."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Answer:
     reset_at: int = 0  # in seconds since the epoch
     retry_after: int = 0  # whole seconds; 0: it passes now, or nobody knows when it would
     rule: str = ""  # the path of the rule that is spoken of
-    reason: str = ""  # of a refusal: over_limit, blocked, unauthorized; or no_answer
+    reason: str = ""  # of a refusal: over_limit, blocked, unauthorized; or no_answer, not_understood
     http_status: int = 0  # of a refusal: what an HTTP service should tell its own client
     error: RateLimiterError | None = None  # then this is not the service's word, but `on_error`
 
@@ -111,6 +112,8 @@ class Instead:
         if error.code not in self._logged:
             self._logged.add(error.code)
             _log.warning("the rate limiter gave no answer (on_error=%s): %s", self._on_error, error)
+        if error.code is grpc.StatusCode.INVALID_ARGUMENT:
+            return Answer(allowed=False, reason="not_understood", http_status=400, error=error)
         if self._on_error == "allow":
             return Answer(allowed=True, error=error)
         return Answer(allowed=False, retry_after=1, reason="no_answer", http_status=503, error=error)

@@ -126,6 +126,7 @@ _MESSAGES = {
     "blocked": "this caller is blocked",
     "unauthorized": "the API key is not valid, or not any more",
     "no_answer": "the rate limiter does not answer",
+    "not_understood": "the rate limiter does not understand who is calling",
 }
 
 

@@ -16,6 +16,10 @@ IDEMPOTENCY_KEY = "x-idempotency-key"
 _NUMBERS = {name: number for number, name in enumerate(get_args(Dimension), 1)}
 _MOST_COST = 2**32 - 1
 
+LONGEST_TEXT = 4096
+"""Characters of an identifier or an endpoint that are sent. Whoever calls an application must not be able to make a
+message too large to be answered; two that differ only after this many are counted as one."""
+
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -59,6 +63,7 @@ def authorized(token: str) -> Metadata:
 
 def _text(text: str) -> str:
     """What came over the wire may hold half a character, which UTF-8 has no bytes for."""
+    text = text[:LONGEST_TEXT]
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 

@@ -11,17 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Descriptor, Limit, Match, Purpose, Refusal, Request, Rule, Subject
-from ratelimit_rls.core.standing import Standing, Standings
+from ratelimit_rls.core.model import Descriptor, Limit, Match, Refusal, Request, Rule, Subject
+from ratelimit_rls.core.standing import Standing, Standings, can_be_refused, refusal_of
 
 TIER = "tier"
 """The key of entries that name a tier."""
 
 MOST_VARIANTS = 10_000
 """Rules with other people's limits that are remembered, so that those with the same limits share an outline."""
-
-BLOCKED = "this caller is blocked"
-"""The reason is for administrators: it is in the record of the block, and not in answers."""
 
 
 class Stood(NamedTuple):
@@ -52,8 +49,8 @@ class Callers:
                 continue
             standing = self._standing(rule.limits_of, descriptor)
             standings.append(standing)
-            if standing.block is not None and refusal is None and _can_be_refused(request, descriptor):
-                refusal = Refusal("blocked", BLOCKED, blocked_status, standing.block.until_s, number)
+            if standing.block is not None and refusal is None and can_be_refused(request, descriptor):
+                refusal = refusal_of(standing.block, blocked_status, number)
             is_own = is_own or (standing.limits is not None and not standing.source.startswith(TIER))
             stood.append(self._with_limits(found, rule, standing.limits))
         return Stood(tuple(stood), tuple(standings), refusal, is_own)
@@ -77,8 +74,3 @@ class Callers:
                 self._variants.clear()
             variant = self._variants[key] = replace(rule, limits=limits)
         return variant
-
-
-def _can_be_refused(request: Request, descriptor: Descriptor) -> bool:
-    """What has happened, and what is given back, is counted whoever it is."""
-    return request.purpose is not Purpose.REPORT and not descriptor.is_refund

@@ -2,10 +2,13 @@
 
 ext_authz   headers and query  ─► Identity ─► descriptors by the mapping
 RLS         [x-api-key=rlk_…]  ─► Identity ─► [tier=gold, user=alice]
+
+Who is proved to be somebody who is blocked is refused here, whatever the rules say of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,6 +24,7 @@ from ratelimit_rls.core.identity import (
     Verifier,
 )
 from ratelimit_rls.core.model import Descriptor, Entry, Refusal, Request
+from ratelimit_rls.core.standing import can_be_refused, refusal_of
 
 LONGEST_CREDENTIAL = 16 * 1024
 """Characters. Longer ones are nobody's, and are not looked at."""
@@ -49,8 +53,7 @@ def prove(attributes: Attributes, terms: IdentityTerms, verifier: Verifier | Non
     for place in terms.places:
         credential = _found(attributes, place)
         if credential:
-            identity = _identify(place.kind, credential, verifier, now_s)
-            return Proved(identity) if identity is not None else _unproved(terms.on_invalid, _INVALID)
+            return _proved(place.kind, credential, terms, verifier, now_s)
     return _unproved(terms.on_missing, _MISSING) if terms.places else Proved(ANONYMOUS)
 
 
@@ -76,7 +79,8 @@ def resolve(request: Request, terms: IdentityTerms, verifier: Verifier | None, n
                 entries.append(entry)
                 continue
             proved = _prove_entry(terms_of_it, entry.value, terms, verifier, now_s)
-            refusal = refusal or (proved.refusal and _at(proved.refusal, number))
+            if refusal is None and proved.refusal is not None and _is_refused(proved, request, descriptor):
+                refusal = replace(proved.refusal, slot=number)
             entries.extend(_entries(proved.identity, terms_of_it) or [address])
         descriptors.append(descriptor._replace(entries=tuple(entries)))
     return Resolved(request._replace(descriptors=tuple(descriptors)), refusal, True)
@@ -87,8 +91,24 @@ def _prove_entry(
 ) -> Proved:
     if not credential:
         return _unproved(terms.on_missing, _MISSING)
-    identity = _identify(entry.kind, credential, verifier, now_s)
-    return Proved(identity) if identity is not None else _unproved(terms.on_invalid, _INVALID)
+    return _proved(entry.kind, credential, terms, verifier, now_s)
+
+
+def _proved(
+    kind: CredentialKind, credential: str, terms: IdentityTerms, verifier: Verifier | None, now_s: float
+) -> Proved:
+    if verifier is None or len(credential) > LONGEST_CREDENTIAL:
+        return _unproved(terms.on_invalid, _INVALID)
+    identity = verifier.identify(kind, credential, now_s)
+    if identity is None:
+        return _unproved(terms.on_invalid, _INVALID)
+    block = verifier.block_of(identity, now_s)
+    return Proved(identity, None if block is None else refusal_of(block, terms.blocked_status))
+
+
+def _is_refused(proved: Proved, request: Request, descriptor: Descriptor) -> bool:
+    """Whoever proves nothing is; of those who are blocked, what has happened is counted all the same."""
+    return proved.identity is ANONYMOUS or can_be_refused(request, descriptor)
 
 
 def _entries(identity: Identity, entry: CredentialEntry) -> list[Entry]:
@@ -97,19 +117,9 @@ def _entries(identity: Identity, entry: CredentialEntry) -> list[Entry]:
     return [Entry(field, value) for field, value in proved if value]
 
 
-def _identify(kind: CredentialKind, credential: str, verifier: Verifier | None, now_s: float) -> Identity | None:
-    if verifier is None or len(credential) > LONGEST_CREDENTIAL:
-        return None
-    return verifier.identify(kind, credential, now_s)
-
-
 def _unproved(otherwise: Otherwise, message: str) -> Proved:
     refused = otherwise is Otherwise.REFUSE
     return Proved(ANONYMOUS, Refusal("unauthorized", message, UNAUTHORIZED) if refused else None)
-
-
-def _at(refusal: Refusal, number: int) -> Refusal:
-    return Refusal(refusal.reason, refusal.message, refusal.status, slot=number)
 
 
 def _found(attributes: Attributes, place: CredentialPlace) -> str:

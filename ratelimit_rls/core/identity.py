@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from ratelimit_rls.core.accounts import Block
+
 BLOCKED_STATUS = 403
 """Of blocked callers, where the rules say nothing else."""
 
@@ -32,6 +34,10 @@ ANONYMOUS = Identity()
 class Verifier(Protocol):
     def identify(self, kind: CredentialKind, credential: str, now_s: float) -> Identity | None:
         """Whose credential it is; None if it is nobody's, or not any more. Never raises, and waits for nothing."""
+        ...
+
+    def block_of(self, identity: Identity, now_s: float) -> Block | None:
+        """The block of whoever it is, if there is one at this moment."""
         ...
 
 

@@ -11,7 +11,10 @@ from math import inf
 from typing import Protocol
 
 from ratelimit_rls.core.accounts import Block
-from ratelimit_rls.core.model import Limit, Subject
+from ratelimit_rls.core.model import Descriptor, Limit, Purpose, Refusal, Request, Subject
+
+BLOCKED = "this caller is blocked"
+"""The reason is for administrators: it is in the record of the block, and not in answers."""
 
 
 class Standing:
@@ -37,6 +40,16 @@ class Standings(Protocol):
     def of(self, kind: Subject, subject: str, tier: str) -> Standing:
         """Never raises, and waits for nothing. `tier` is what the request itself says, for those nobody knows."""
         ...
+
+
+def refusal_of(block: Block, status: int, slot: int = 0) -> Refusal:
+    """`slot` is the descriptor that names whoever is blocked."""
+    return Refusal("blocked", BLOCKED, status, block.until_s, slot)
+
+
+def can_be_refused(request: Request, descriptor: Descriptor) -> bool:
+    """What has happened, and what is given back, is counted whoever it is."""
+    return request.purpose is not Purpose.REPORT and not descriptor.is_refund
 
 
 class Validity:

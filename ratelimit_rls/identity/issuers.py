@@ -6,6 +6,7 @@
       algorithms: [RS256, ES256]
       jwks: {url: https://accounts.example.com/jwks.json, refresh: 5m, timeout: 5s}   # or {file: keys.json}
       claims: {user: sub, tier: plan, org: org.id}
+      user_prefix: "accounts:"             # before every user's name, where issuers or keys may name others alike
       leeway: 30s
       require_expiry: true
 
@@ -55,6 +56,7 @@ _KEYS = (
     "jwks",
     "secret_file",
     "claims",
+    "user_prefix",
     "require_expiry",
 )
 
@@ -91,6 +93,7 @@ class Issuer:
     algorithms: frozenset[str]
     keys: KeysInFile | KeysAtUrl
     claims: ClaimNames = ClaimNames()
+    user_prefix: str = ""
     leeway_s: float = 30.0
     require_expiry: bool = True
 
@@ -137,6 +140,7 @@ def _issuer(written: Mapping, directory: Path, problems: Problems) -> Issuer:
         algorithms=algorithms,
         keys=_keys(written, directory, algorithms, problems),
         claims=_claims(written, problems),
+        user_prefix=written.read("user_prefix", _name, ""),
         leeway_s=written.read("leeway", _LEEWAY, 30 * _SECOND_US) / _SECOND_US,
         require_expiry=written.read("require_expiry", _truth, True),
     )

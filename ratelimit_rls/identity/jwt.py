@@ -138,7 +138,7 @@ class Tokens:
         _check_audience(token.claims, issuer)
         until_s = _check_times(token.claims, issuer, now_s)
         identity = Identity(
-            _text(token.claims, issuer.claims.user, is_required=True),
+            issuer.user_prefix + _text(token.claims, issuer.claims.user, is_required=True),
             _text(token.claims, issuer.claims.tier),
             _text(token.claims, issuer.claims.org),
         )

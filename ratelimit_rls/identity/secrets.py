@@ -26,6 +26,8 @@ _SECRET_CHARACTERS = 43  # base64url of SECRET_BYTES without padding
 _LENGTH = len("rlk_") + ID_CHARACTERS + len("_") + _SECRET_CHARACTERS
 _SHAPE = re.compile(f"(rlk|rla)_([a-z2-7]{{{ID_CHARACTERS}}})_[A-Za-z0-9_-]{{{_SECRET_CHARACTERS}}}")
 
+_ID = re.compile(f"[a-z2-7]{{{ID_CHARACTERS}}}")
+
 _NOBODY = bytes(32)
 """What an unknown key is compared with: no text is known that has this digest."""
 
@@ -50,6 +52,15 @@ def public_id(text: str, kind: SecretKind) -> str | None:
         return None
     found = _SHAPE.fullmatch(text)
     return found[2] if found is not None and found[1] == kind else None
+
+
+def is_public_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+def is_within(text: str) -> bool:
+    """Whether a key or token stands anywhere in it: `Bearer rlk_…`, or with a space before it."""
+    return _SHAPE.search(text) is not None
 
 
 def digest(key_secret: bytes, text: str) -> bytes:

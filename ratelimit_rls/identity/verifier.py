@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.core.identity import CredentialKind, Identity
 from ratelimit_rls.identity.api_keys import ApiKeys
 from ratelimit_rls.identity.directory import Directory
@@ -32,6 +33,11 @@ class Callers:
             identity = identity and self._with_record(identity)
         self._outcomes[kind, "invalid" if identity is None else "valid"] += 1
         return identity
+
+    def block_of(self, identity: Identity, now_s: float) -> Block | None:
+        user = self._directory.user(identity.user) if self._directory is not None else None
+        block = user.block if user is not None else None
+        return block if block is not None and (block.until_s is None or now_s < block.until_s) else None
 
     def counts(self) -> dict[tuple[str, Outcome], int]:
         """Credentials so far, by kind (`api_key`, `jwt`) and outcome: all of them, from the start."""

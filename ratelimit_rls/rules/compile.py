@@ -180,14 +180,18 @@ class _Domain:
         return self.blocks[key][0] if key in self.blocks else None
 
     def completed_mapping(self) -> AttributeMapping | None:
-        """With what stored rules need. What exceeds the bound is told of the source that exceeds it."""
+        """With what stored rules need. What exceeds the bound is told of the source that exceeds it.
+
+        Where callers are to prove who they are there is always one, if only to ask them for it.
+        """
         wanted: set[Shape] = set()
         for part in self.parts:
             wanted |= part.shapes
             if part.shapes and len(wanted) > MOST_SHAPES:
                 part.found.error(part.document.position, offences.too_many_shapes(self.name, MOST_SHAPES))
                 return self.mapping
-        return completed(self.mapping, wanted)
+        must_prove = self.identity is not None and self.identity.places
+        return completed(self.mapping or (AttributeMapping.of(()) if must_prove else None), wanted)
 
     def _word(
         self, key: str, written: Written[str] | None, words: type[Words], part: _Part, known: Words | None

@@ -9,7 +9,7 @@ from time import time
 
 from ratelimit_rls.core.attributes import AttributeMapping, Attributes, Client
 from ratelimit_rls.core.credentials import IP, UNKNOWN_ADDRESS, prove
-from ratelimit_rls.core.identity import Identity, IdentityTerms, Verifier
+from ratelimit_rls.core.identity import ANONYMOUS, Identity, IdentityTerms, Verifier
 from ratelimit_rls.core.model import Decision, Descriptor, Entry, Refusal, Request
 from ratelimit_rls.errors import BadRequest, NotReady
 from ratelimit_rls.service import NO_LIMIT, Call, RateLimiter
@@ -62,9 +62,10 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         else:
             caller, refusal = prove(told, terms, self.verifier, time())
             told = told._replace(caller=caller)
-            if refusal is not None:
-                return Known(self._refused(domain, mapping, told, refusal), Asked(mapping, request_id, is_grpc))
+            # Of refusals, too: under the global shadow mode they pass, and what a client wrote must not pass with them.
             asked = Asked(mapping, request_id, is_grpc, _told_upstream(caller, mapping, told), _hidden(terms))
+            if refusal is not None:
+                return Known(self._refused(domain, mapping, told, refusal), asked)
         request = mapping.request(domain, told)
         return Known(NO_LIMIT if request is None else self.call_of(request, self.cache), asked)
 
@@ -73,9 +74,12 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         return loaded.tree.identities.get(domain) if loaded is not None else None
 
     def _refused(self, domain: str, mapping: AttributeMapping, told: Attributes, refusal: Refusal) -> Call:
-        """Of whom nothing is known but where it comes from."""
-        address = Client(mapping.client_ip).value(told) or UNKNOWN_ADDRESS
-        return self.limiter.refuse(Request(domain, (Descriptor((Entry(IP, address),)),)), refusal)
+        """Told of as what it is known to be: who is blocked, or, of others, where they come from."""
+        request = mapping.request(domain, told) if told.caller is not ANONYMOUS else None
+        if request is None:
+            address = Client(mapping.client_ip).value(told) or UNKNOWN_ADDRESS
+            request = Request(domain, (Descriptor((Entry(IP, address),)),))
+        return self.limiter.refuse(request, refusal)
 
     def forget(self) -> None:
         self.cache.clear()

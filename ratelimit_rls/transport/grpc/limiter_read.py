@@ -17,11 +17,13 @@ from google.protobuf.message import DecodeError
 
 from ratelimit_rls.core.client_ip import DIRECT, canonical
 from ratelimit_rls.core.credentials import IP, UNAUTHORIZED, UNKNOWN_ADDRESS
-from ratelimit_rls.core.identity import CredentialKind, Identity, Otherwise, Verifier
+from ratelimit_rls.core.identity import BLOCKED_STATUS, CredentialKind, Identity, Otherwise, Verifier
 from ratelimit_rls.core.match import match_descriptor
 from ratelimit_rls.core.model import Descriptor, Entry, Purpose, Refusal, Request
+from ratelimit_rls.core.standing import refusal_of
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest
+from ratelimit_rls.identity import secrets
 from ratelimit_rls.rules.targeting import EVERYBODY
 
 USER, ADDRESS, API_KEY = "user", IP, "api_key"
@@ -109,21 +111,31 @@ class Reader:
         if not message.identifier:
             raise BadRequest("no identifier: say which user, address or API key it is")
         path = message.endpoint.partition("?")[0]
-        if dimension == API_KEY and message.identifier.startswith(_SECRETS):
-            return self._asked_by_key(domain, message.identifier, path, tree)
-        if message.identifier.startswith(_SECRETS):
+        identifier = message.identifier
+        if dimension == API_KEY and self._is_key(identifier):
+            return self._asked_by_key(domain, identifier, path, tree)
+        if identifier.startswith(_SECRETS) or secrets.is_within(identifier):
             raise BadRequest("the identifier is an API key or a token: ask about it with the dimension API_KEY")
-        identifier = _address(message.identifier, domain, tree) if dimension == ADDRESS else message.identifier
+        if dimension == ADDRESS:
+            identifier = _address(identifier, domain, tree)
         return Asked(domain, (Entry(dimension, identifier),), path)
+
+    def _is_key(self, identifier: str) -> bool:
+        """Where keys are known, whatever is not a public id is taken for one: else anything would be somebody."""
+        return identifier.startswith(_SECRETS) or (self._verifier is not None and not secrets.is_public_id(identifier))
 
     def _asked_by_key(self, domain: str, key: str, path: str, tree: Tree) -> Asked:
         if self._verifier is None:
             raise BadRequest("the identifier is an API key, and this service knows none: it has no RLS_DATABASE_URL")
-        identity = self._verifier.identify(CredentialKind.API_KEY, key, self._clock())
-        if identity is not None:
-            return Asked(domain, _subjects(identity), path, identity.tier)
-        # Its address is not known here, so all of these are one caller: proving nothing is no way around limits.
+        now_s = self._clock()
+        identity = self._verifier.identify(CredentialKind.API_KEY, key, now_s)
         terms = tree.identities.get(domain)
+        if identity is not None:
+            block = self._verifier.block_of(identity, now_s)
+            status = terms.blocked_status if terms is not None else BLOCKED_STATUS
+            refusal = None if block is None else refusal_of(block, status)
+            return Asked(domain, _subjects(identity), path, identity.tier, refusal)
+        # Its address is not known here, so all of these are one caller: proving nothing is no way around limits.
         is_let_in = terms is not None and terms.on_invalid is Otherwise.IP
         return Asked(domain, (Entry(ADDRESS, UNKNOWN_ADDRESS),), path, refusal=None if is_let_in else _NOBODYS)
 

@@ -128,7 +128,7 @@ def new_service(options: GrpcOptions, answers: AnswerOptions) -> Service:
     return service
 
 
-@pytest.fixture(params=["native", "grpcio"])
+@pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from ratelimit_rls.client import Answer, AsyncRateLimiterClient, OnError, RateLimiterClient, RateLimiterError, Tls
+from ratelimit_rls.client.answers import Instead
 from ratelimit_rls.client.calls import QUOTA, check_request, request_of
 from ratelimit_rls.client.channel import credentials, options
 from tests.process import free_port
@@ -79,6 +80,18 @@ async def test_without_an_answer_a_check_tells_what_was_chosen_and_logs_it_once(
             == told
         )
     assert len([record for record in caplog.records if record.name.startswith("ratelimit_rls")]) == 2
+
+
+@pytest.mark.parametrize("on_error", ["allow", "deny"])
+def test_whoever_is_not_understood_does_not_pass(on_error: OnError) -> None:
+    error = RateLimiterError(grpc.StatusCode.INVALID_ARGUMENT, "the identifier is an API key")
+    answer = Instead(on_error).of(error)
+    assert (answer.allowed, answer.http_status, answer.reason) == (False, 400, "not_understood")
+
+
+def test_no_message_is_too_large_to_be_answered() -> None:
+    request = check_request("u" * 10_000_000, "user", "/" * 10_000_000, 1, "")
+    assert len(request.SerializeToString()) < 10_000
 
 
 async def test_errors_are_raised_unless_something_else_was_chosen(nobody: str) -> None:

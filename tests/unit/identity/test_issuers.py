@@ -36,6 +36,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         frozenset({"RS256"}),
         KeysInFile(tmp_path / "keys.json"),
         ClaimNames("sub", "", ""),
+        "",
         30.0,
         True,
     )
@@ -46,6 +47,7 @@ def test_all_can_be_said(tmp_path: Path) -> None:
         tmp_path,
         jwks="{url: 'https://accounts.example.com/jwks', refresh: 1m, timeout: 500ms}",
         claims="{user: account.id, tier: 'https://example.com/plan', org: org_id}",
+        user_prefix='"accounts:"',
         leeway="0",
         require_expiry="false",
     )
@@ -54,7 +56,7 @@ def test_all_can_be_said(tmp_path: Path) -> None:
 
     assert issuer.keys == KeysAtUrl("https://accounts.example.com/jwks", 60.0, 0.5)
     assert issuer.claims == ClaimNames("account.id", "https://example.com/plan", "org_id")
-    assert (issuer.leeway_s, issuer.require_expiry) == (0.0, False)
+    assert (issuer.user_prefix, issuer.leeway_s, issuer.require_expiry) == ("accounts:", 0.0, False)
 
 
 def test_a_shared_secret_is_in_a_file(tmp_path: Path) -> None:

@@ -434,3 +434,8 @@ def test_nothing_makes_it_raise(lasting_tokens: Tokens, changed: dict[str, Any],
 @given(st.text(alphabet=st.characters(codec=None), max_size=50) | st.text("abcAB019-_.=+/ \n", max_size=50))
 def test_no_text_makes_it_raise(lasting_tokens: Tokens, text: str) -> None:
     assert lasting_tokens.identify(text, NOW) is None
+
+
+def test_users_of_an_issuer_may_have_names_that_no_other_s_have(tmp_path: Path) -> None:
+    tokens = Tokens([issuer(tmp_path, user_prefix="accounts:")])
+    assert tokens.identify(mint(sub="alice"), NOW) == Identity("accounts:alice")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.accounts import Accounts, ApiKey, User
+from ratelimit_rls.core.accounts import Accounts, ApiKey, Block, User
 from ratelimit_rls.core.identity import CredentialKind, Identity, Verifier
 from ratelimit_rls.identity.api_keys import ApiKeys
 from ratelimit_rls.identity.directory import Directory
@@ -42,6 +42,17 @@ def test_each_kind_is_asked_of_its_own_and_counted(tmp_path: Path) -> None:
     }
     assert {reason: count for reason, count in callers.refused_tokens().items() if count} == {"malformed": 1}
     assert callers.token_keys() == {"one": 1}
+
+
+def test_a_block_is_one_until_it_ends() -> None:
+    directory = Directory()
+    users = (User("ann", block=Block("spam", NOW + 5)), User("bob", block=Block()), User("carol"))
+    directory.load(Accounts(users=users))
+    callers = Callers(None, None, directory)
+    blocked = {user: callers.block_of(Identity(user), NOW + 4.9) is not None for user in ("ann", "bob", "carol", "dan")}
+    assert blocked == {"ann": True, "bob": True, "carol": False, "dan": False}
+    assert callers.block_of(Identity("ann"), NOW + 5) is None
+    assert Callers(None, None).block_of(Identity("ann"), NOW) is None
 
 
 async def test_a_kind_that_nobody_is_there_for_is_invalid() -> None:

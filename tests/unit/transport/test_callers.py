@@ -72,6 +72,12 @@ class Standings:
 
 
 class Verifier:
+    def __init__(self) -> None:
+        self.blocks: dict[str, Block] = {}
+
+    def block_of(self, identity: Identity, now_s: float) -> Block | None:
+        return self.blocks.get(identity.user)
+
     def identify(self, kind: CredentialKind, credential: str, now_s: float) -> Identity | None:
         known = {
             (CredentialKind.API_KEY, "rlk_alice"): Identity("alice", "gold", "acme", "kid"),
@@ -83,14 +89,15 @@ class Verifier:
 class House:
     """Both doors on one limiter."""
 
-    def __init__(self, terms: str = "") -> None:
+    def __init__(self, terms: str = "", rules_text: str = "", policy: Policy = Policy()) -> None:  # noqa: B008
         self.standings, self.metrics, rules = Standings(), Metrics(), Rules()
-        self.limiter = RateLimiter(rules, EmbeddedStore(), self.metrics, Policy(), standings=self.standings)
-        tree = compile_documents({"api.yaml": (RULES % terms).encode()}).tree
+        self.limiter = RateLimiter(rules, EmbeddedStore(), self.metrics, policy, standings=self.standings)
+        tree = compile_documents({"api.yaml": (rules_text or RULES % terms).encode()}).tree
         rules.swap(tree, digest="", files=1, loaded_at=datetime.now(UTC))
         room = WaitingRoom(10, 0.003)
-        self.rls = RlsDoor(self.limiter, self.metrics, room=room, verifier=Verifier())
-        self.authz = ExtAuthzDoor(self.limiter, self.metrics, room=room, verifier=Verifier())
+        self.verifier = Verifier()
+        self.rls = RlsDoor(self.limiter, self.metrics, room=room, verifier=self.verifier)
+        self.authz = ExtAuthzDoor(self.limiter, self.metrics, room=room, verifier=self.verifier)
 
     async def should(self, *descriptors: Mapping[str, str], hits: int = 0) -> Any:
         request = RateLimitRequest(domain="api", hits_addend=hits)
@@ -183,6 +190,61 @@ async def test_a_blocked_caller_is_refused_by_every_door_and_charged_nowhere(clo
     clock[0] = 1_090.0
     house.standings.known[Subject.USER, "alice"] = Standing()
     assert (await house.should({"user": "alice"})).overall_code == 1
+
+
+SHARED_LIMITS = """\
+domain: api
+identity:
+  credentials: [{kind: api_key, header: x-api-key}]
+  entries: [{key: x-api-key, kind: api_key, becomes: [user]}]
+ext_authz: {descriptors: [{entries: [{key: plan, value: all}]}]}
+descriptors:
+  - {key: plan, rate_limit: {unit: hour, requests_per_unit: 2}}
+  - {key: user, rate_limit: {unit: hour, requests_per_unit: 2}}
+"""
+
+
+async def test_who_proves_to_be_somebody_blocked_is_refused_though_no_rule_asks_whose_limits_hold() -> None:
+    house = House(rules_text=SHARED_LIMITS)
+    house.verifier.blocks["alice"] = Block("spam")
+    assert (await house.check({"x-api-key": "rlk_alice"})).denied_response.status.code == 403
+    refused = await house.should({"plan": "all"}, {"x-api-key": "rlk_alice"})
+    assert (refused.overall_code, [status.code for status in refused.statuses]) == (2, [1, 2])
+    house.verifier.blocks.clear()
+    assert (await house.check({"x-api-key": "rlk_alice"})).HasField("ok_response")
+    passed = await house.should({"plan": "all"}, {"x-api-key": "rlk_alice"})
+    assert (passed.overall_code, passed.statuses[1].limit_remaining) == (1, 1), "what was refused was not counted"
+
+
+async def test_what_somebody_blocked_is_given_back_is_taken() -> None:
+    house = House(rules_text=SHARED_LIMITS)
+    house.verifier.blocks["alice"] = Block()
+    request = RateLimitRequest(domain="api")
+    descriptor = request.descriptors.add(is_negative_hits=True)
+    descriptor.entries.add(key="x-api-key", value="rlk_alice")
+    (answer,) = await house.rls.ask([bytes(request.SerializeToString())], [inf]).answers()
+    assert isinstance(answer, bytes)
+    assert RateLimitResponse.FromString(answer).overall_code == 1
+
+
+@pytest.mark.parametrize("sent", [{"x-api-key": "rlk_mallory"}, {"x-api-key": "rlk_alice"}, {}])
+async def test_under_shadow_mode_a_refusal_passes_and_nothing_forged_with_it(sent: dict[str, str]) -> None:
+    terms = "  on_invalid: refuse\n  on_missing: refuse\n  hide_credentials: true"
+    house = House(terms, policy=Policy(shadow_mode=True))
+    house.verifier.blocks["alice"] = Block()
+    answer = (await house.check(sent | dict.fromkeys(CALLER_HEADERS, "forged"))).ok_response
+    told, removed = headers(answer.headers), {*answer.headers_to_remove}
+    assert {"x-api-key", "authorization"} <= removed
+    assert {*CALLER_HEADERS} <= {*told} | removed
+    assert "forged" not in told.values()
+
+
+async def test_who_must_prove_who_they_are_must_do_so_where_no_descriptor_is_made_of_it() -> None:
+    rules = "domain: api\nidentity: {credentials: [{kind: api_key, header: x-api-key}], on_missing: refuse}\n"
+    house = House(rules_text=rules)
+    assert (await house.check()).denied_response.status.code == 401
+    answer = (await house.check({"x-api-key": "rlk_alice", "x-ratelimit-user": "forged"})).ok_response
+    assert headers(answer.headers)["x-ratelimit-user"] == "alice"
 
 
 async def test_a_domain_may_say_429_to_blocked_callers(clock: list[float]) -> None:

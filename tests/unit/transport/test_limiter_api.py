@@ -96,6 +96,10 @@ class Keys:
 
     def __init__(self) -> None:
         self.identity: Identity | None = Identity("bob", "gold", "", ID)
+        self.block: Block | None = None
+
+    def block_of(self, identity: Identity, now_s: float) -> Block | None:
+        return self.block
 
     def identify(self, kind: CredentialKind, credential: str, now_s: float) -> Identity | None:
         assert kind is CredentialKind.API_KEY
@@ -153,7 +157,7 @@ async def test_an_answer_has_the_numbers_of_the_limit_it_speaks_of() -> None:
         (message(endpoint="/search?q=1"), ["user=alice", "path=/search"]),
         (message("2001:DB8::0:1", "IP"), ["ip=2001:db8::1"]),
         (message("::ffff:192.0.2.1", "IP"), ["ip=192.0.2.1"]),
-        (message("some-id", "API_KEY"), ["api_key=some-id"]),
+        (message("aaaabbbbcccc", "API_KEY"), ["api_key=aaaabbbbcccc"]),
         (message(KEY, "API_KEY"), [f"api_key={ID}", "user=bob", "tier=gold,user=bob"]),
         (message(domain="unheard-of", endpoint="/a"), ["user=alice"]),
     ],
@@ -306,7 +310,15 @@ async def test_without_rules_nothing_is_decided() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [message(KEY, "API_KEY"), message("rlk_short", "API_KEY"), message("rla_", "API_KEY")]
+    "asked",
+    [
+        message(KEY, "API_KEY"),
+        message("rlk_short", "API_KEY"),
+        message("rla_", "API_KEY"),
+        message("some-id", "API_KEY"),
+        message(f" {KEY}", "API_KEY"),
+        message(f"Bearer {KEY}", "API_KEY"),
+    ],
 )
 async def test_a_key_that_is_nobody_s_is_refused_and_counts_nothing(asked: bytes) -> None:
     limiter, keys = Limiter(), Keys()
@@ -321,6 +333,31 @@ async def test_where_the_rules_know_such_callers_by_their_address_all_of_them_ar
     answers = await ask(door(limiter, verifier=Keys()), *[message(f"rlk_{n}", "API_KEY") for n in range(3)])
     assert [answer.allowed for answer in answers] == [True, True, False]
     assert limiter.descriptors == ["ip=unknown"]
+
+
+async def test_without_keys_an_application_s_own_ids_are_taken_as_they_are() -> None:
+    limiter = Limiter()
+    (answer,) = await ask(door(limiter), message("some-id", "API_KEY"))
+    assert (answer.allowed, limiter.descriptors) == (True, ["api_key=some-id"])
+
+
+@pytest.mark.parametrize("identifier", [f" {KEY}", f"Bearer {KEY}", KEY])
+async def test_a_key_is_nobody_s_name(identifier: str) -> None:
+    limiter = Limiter()
+    (failure,) = await ask(door(limiter, verifier=Keys()), message(identifier))
+    assert failure.code is FailureCode.INVALID_ARGUMENT
+    assert limiter.prepared == []
+
+
+async def test_a_key_of_somebody_blocked_is_refused_whatever_the_rules_say_of_them() -> None:
+    limiter, keys = Limiter(), Keys()
+    keys.block = Block("spam")
+    ours = door(limiter, verifier=keys)
+    (blocked,) = await ask(ours, message(KEY, "API_KEY"))
+    keys.block = None
+    (passed,) = await ask(ours, message(KEY, "API_KEY"))
+    assert told(blocked) == {"reason": "blocked", "http_status": 403}
+    assert passed.allowed
 
 
 async def test_a_key_stops_counting_the_moment_it_is_revoked() -> None:
