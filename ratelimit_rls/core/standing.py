@@ -31,7 +31,7 @@ class Standing:
     ) -> None:
         self.limits = limits  # None: none of its own, so that the rule's hold
         self.source = source  # "override", "custom", "tier gold", "" where the rule's hold
-        self.block = block  # then the limits do not matter
+        self.block = block  # then nothing passes; what cannot be refused is counted by the limits
         self.until_s = until_s  # when an override or a block ends: what is true after that is another standing
         self.stale = False
 

@@ -64,6 +64,7 @@ def of_key(key: ApiKey | None, user: User | None, tier: NamedTier, now_s: float)
         end_s = ends_s(key)
         if now_s >= end_s:
             yield Candidate(KEY, block=EXPIRED if key.revoked_s is None else REVOKED)
+            end_s = inf
         yield _limits(CUSTOM, key.limits, end_s)
     yield _tier(tier)._replace(until_s=end_s)
     yield Candidate(RULE, until_s=end_s)
@@ -75,8 +76,13 @@ def ends_s(key: ApiKey) -> float:
 
 
 def first(candidates: Iterator[Candidate]) -> Candidate:
-    """The one that counts."""
-    return next(candidate for candidate in candidates if not candidate.why_not)
+    """The one that counts. Whoever is blocked has limits all the same: by them is counted what cannot be refused."""
+    heard = (candidate for candidate in candidates if not candidate.why_not)
+    winner = next(heard)
+    if winner.block is None:
+        return winner
+    limits = next(candidate for candidate in heard if candidate.block is None)
+    return limits._replace(block=winner.block, until_s=min(winner.until_s, limits.until_s))
 
 
 def _block(user: User | None, now_s: float) -> Candidate:

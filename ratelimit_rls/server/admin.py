@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.server.records import Records
 from ratelimit_rls.server.rules_source import RulesSide
@@ -19,9 +20,18 @@ from ratelimit_rls.transport.http.admin.backend import AdminBackend, SourceState
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from ratelimit_rls.identity.verifier import Callers
+
 
 def new_admin_app(
-    settings: Settings, records: Records, rules: Rules, limiter: RateLimiter, stores: Stores, rules_side: RulesSide
+    settings: Settings,
+    records: Records,
+    rules: Rules,
+    limiter: RateLimiter,
+    policy: Policy,
+    stores: Stores,
+    rules_side: RulesSide,
+    callers: Callers | None,
 ) -> FastAPI:
     assert rules_side.check is not None
     return admin_app(
@@ -33,9 +43,10 @@ def new_admin_app(
             limiter=limiter,
             store=stores.store,
             counters=stores.counters,
-            key_prefix=settings.cache_key_prefix,
+            policy=policy,
             check_rules=rules_side.check,
             sources=partial(_sources, settings, records, rules),
+            verifier=callers,
             key_secret=records.key_secret,
             first_token=settings.rls_admin_token.get_secret_value(),
             needs_tokens=settings.rls_admin_auth == "tokens",

@@ -142,7 +142,7 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Parts:
         traces=traces,
         callers=callers,
         records=records,
-        admin=_admin(settings, records, rules, limiter, stores, rules_side) if records else None,
+        admin=_admin(settings, records, rules, limiter, stores, rules_side, callers) if records else None,
     )
 
 
@@ -161,11 +161,17 @@ def _administrators(settings: Settings, records: Records, stores: Stores) -> Adm
 
 
 def _admin(
-    settings: Settings, records: Records, rules: Rules, limiter: RateLimiter, stores: Stores, rules_side: RulesSide
+    settings: Settings,
+    records: Records,
+    rules: Rules,
+    limiter: RateLimiter,
+    stores: Stores,
+    rules_side: RulesSide,
+    callers: Callers | None,
 ) -> HttpServer:
     from ratelimit_rls.server.admin import new_admin_app
 
-    return HttpServer(new_admin_app(settings, records, rules, limiter, stores, rules_side))
+    return HttpServer(new_admin_app(settings, records, rules, limiter, _policy(settings), stores, rules_side, callers))
 
 
 @dataclass(frozen=True, slots=True)

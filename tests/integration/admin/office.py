@@ -13,8 +13,10 @@ import httpx
 
 from ratelimit_rls.core.accounts import AdminToken, Role, StoredRule
 from ratelimit_rls.core.plan import Policy
+from ratelimit_rls.identity.api_keys import ApiKeys
 from ratelimit_rls.identity.directory import Directory
 from ratelimit_rls.identity.secrets import digest, new_secret
+from ratelimit_rls.identity.verifier import Callers
 from ratelimit_rls.records.database import Database
 from ratelimit_rls.records.desk import Actor, Desk
 from ratelimit_rls.rules.compile import Compiled, compile_documents
@@ -87,6 +89,17 @@ class Office:
         async with self.backend.desk.change(Actor("tests")) as change:
             await change.revoke_token(token.split("_")[1])
 
+    def load(self, rules: str) -> None:
+        """In place of those in force."""
+        compiled = compile_documents({"rules.yaml": rules.encode()})
+        self.backend.rules.swap(compiled.tree, digest=compiled.digest, files=1, loaded_at=datetime.now(UTC))
+
+    async def key(self, user_id: str) -> str:
+        """The text of a new API key."""
+        made = await self.client().post("/keys", json={"user_id": user_id})
+        await self.follow()
+        return str(made.raise_for_status().json()["key"])
+
     async def follow(self) -> None:
         """The directory has what the database has."""
         async with self.backend.desk.reading() as reader:
@@ -128,9 +141,10 @@ async def new_office(url: str, clock: Clock | None = None) -> AsyncIterator[Offi
         limiter=RateLimiter(rules, store, Metrics(), Policy(), standings=directory),
         store=store,
         counters=store,
-        key_prefix="",
+        policy=Policy(),
         check_rules=check,
         sources=lambda: [SourceState("files", version=1, digest=compiled.digest)],
+        verifier=Callers(ApiKeys(directory, KEY_SECRET), None, directory),
         key_secret=KEY_SECRET,
         first_token=FIRST_TOKEN,
         clock=clock,

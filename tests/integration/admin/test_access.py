@@ -7,14 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from ratelimit_rls.identity.secrets import new_secret
+from ratelimit_rls.records.database import Database
+from ratelimit_rls.records.desk import Desk
 from ratelimit_rls.transport.http.admin.app import documented_app
+from ratelimit_rls.transport.http.admin.known_tokens import KNOWN_S, MOST_KNOWN, KnownTokens
 from ratelimit_rls.transport.http.admin.own_limits import (
     FAILED_LOGINS_A_MINUTE,
     READS_A_MINUTE,
     WRITES_A_MINUTE,
     OwnLimits,
 )
+from ratelimit_rls.transport.http.admin.page import docs_page
 from tests.integration.admin.office import FIRST_TOKEN, NOW_S, Client, Office
+from tests.process import free_port
 
 EXAMPLES = {
     "rule_id": "6f1e0a52-0000-4000-8000-000000000000",
@@ -101,11 +106,75 @@ async def test_failed_logins_are_limited_by_address(any_office: Office) -> None:
     locked_out = await liar.get("/sources")
     assert (locked_out.status_code, locked_out.json()["type"]) == (429, "urn:ratelimit-rls:problem:too-many-requests")
     assert 1 <= int(locked_out.headers["retry-after"]) <= 120  # as a sliding window has it
-    # A good token is not even looked at; from a neighbouring address, neither.
+    # A good token that was not seen of late is not even looked at; from a neighbouring address, neither.
     assert (await any_office.client(token, address="2001:db8::2").get("/sources")).status_code == 429
     assert (await any_office.client(token, address="2001:db8:0:1::1").get("/sources")).status_code == 200
     any_office.clock.now_s += 120
     assert (await any_office.client(token, address="2001:db8::1").get("/sources")).status_code == 200
+
+
+async def lock_out(office: Office) -> None:
+    liar = office.client(new_secret("rla").text)
+    for _ in range(FAILED_LOGINS_A_MINUTE):
+        await liar.get("/sources")
+    assert (await liar.get("/sources")).status_code == 429
+
+
+@pytest.mark.slow
+async def test_those_who_fail_lock_out_nobody_who_is_known(any_office: Office) -> None:
+    known, fresh = await any_office.token("read"), await any_office.token("read")
+    assert (await any_office.client(known).get("/sources")).status_code == 200
+    await lock_out(any_office)
+    assert (await any_office.client(FIRST_TOKEN).get("/sources")).status_code == 200
+    assert (await any_office.client(known).get("/sources")).status_code == 200
+    assert (await any_office.client(fresh).get("/sources")).status_code == 429
+    # It is still looked up: a revoked one is out at once, and then is as unknown as any other.
+    await any_office.revoke(known)
+    for _ in range(2):
+        assert (await any_office.client(known).get("/sources")).status_code == 429
+    any_office.clock.now_s += 120
+    assert (await any_office.client(known).get("/sources")).status_code == 401
+
+
+@pytest.mark.slow
+async def test_a_token_is_known_for_a_quarter_of_an_hour(any_office: Office) -> None:
+    token = await any_office.token("read")
+    assert (await any_office.client(token).get("/sources")).status_code == 200
+    any_office.clock.now_s += KNOWN_S - 1
+    await lock_out(any_office)
+    assert (await any_office.client(token, address="192.0.2.7").get("/sources")).status_code == 200
+    any_office.clock.now_s += KNOWN_S
+    await lock_out(any_office)
+    assert (await any_office.client(token).get("/sources")).status_code == 429
+
+
+@pytest.mark.slow
+async def test_whoever_is_locked_out_does_not_reach_the_database(any_office: Office) -> None:
+    await lock_out(any_office)
+    nowhere = Database(f"postgresql://user@127.0.0.1:{free_port()}/records")
+    away = any_office.with_backend(desk=Desk(nowhere), database=nowhere)
+    assert (await away.client(await any_office.token("read")).get("/sources")).status_code == 429
+    assert (await away.client(await any_office.token("read"), address="192.0.2.7").get("/sources")).status_code == 503
+
+
+async def test_to_send_no_token_is_no_failed_login(any_office: Office) -> None:
+    nobody = any_office.client(None)
+    for said in ({}, {"Authorization": "Basic YTpi"}, {"Authorization": "Bearer "}) * FAILED_LOGINS_A_MINUTE:
+        assert (await nobody.get("/sources", headers=said)).status_code == 401
+    assert (await any_office.client(new_secret("rla").text).get("/sources")).status_code == 401
+
+
+def test_few_tokens_are_known_and_the_newest_of_them() -> None:
+    now_s = NOW_S
+    known = KnownTokens(lambda: now_s)
+    for number in range(MOST_KNOWN + 1):
+        known.add(number.to_bytes(32))
+        known.add((1).to_bytes(32))
+    assert [number for number in range(MOST_KNOWN + 1) if number.to_bytes(32) not in known] == [0]
+    known.discard((1).to_bytes(32))
+    assert (1).to_bytes(32) not in known
+    now_s += KNOWN_S
+    assert (2).to_bytes(32) not in known
 
 
 @pytest.mark.slow
@@ -142,9 +211,21 @@ async def test_without_tokens_only_this_machine_is_heard(any_office: Office) -> 
     for host in ("evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example"):
         refused = await client(host).get("/tiers")
         assert (refused.status_code, refused.json()["type"][-11:]) == (421, "misdirected"), host
-    elsewhere = await client("localhost").get("/tiers", headers={"Origin": "https://evil.example"})
-    assert elsewhere.status_code == 403
-    assert (await client("localhost").get("/tiers", headers={"Origin": "http://localhost:3000"})).status_code == 200
+    for origin in (
+        "https://evil.example",
+        "http://[",
+        "http://[::1",
+        "null",
+        "",
+        "localhost",
+        "http://localhost@evil.example",
+        "http://evil.example://localhost",
+        "http://evil.example#localhost",
+    ):
+        elsewhere = await client("localhost").get("/tiers", headers={"Origin": origin})
+        assert (elsewhere.status_code, elsewhere.json()["type"][-9:]) == (403, "forbidden"), origin
+    for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:8082"):
+        assert (await client("localhost").get("/tiers", headers={"Origin": origin})).status_code == 200, origin
     (row,) = (await client("localhost").get("/audit", params={"limit": 1})).json()["items"]
     assert row["actor"] == "anybody"
 
@@ -158,3 +239,12 @@ async def test_health_and_documents_need_no_token(any_office: Office) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert "/api/v1/users/{user_id}/override" in page.text
     assert "https://" not in page.text.replace("https://json-schema.org", "")
+    assert "<li><b>Ids</b> in paths are escaped: of the user <code>acme/alice</code>" in page.text
+    assert "**" not in page.text
+
+
+def test_of_what_a_description_says_nothing_becomes_markup_but_our_own() -> None:
+    about = "One `<a>` **&** two.\n\n* **A <b>.** First\n  line.\n* `**`\n"
+    page = docs_page({"info": {"description": about}, "paths": {}, "components": {"schemas": {}}})
+    assert "<p>One <code>&lt;a&gt;</code> <b>&amp;</b> two.</p>" in page
+    assert "<ul><li><b>A &lt;b&gt;.</b> First\n  line.</li><li><code>**</code></li></ul>" in page

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +12,12 @@ from sqlalchemy import insert
 from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.records.desk import Actor
 from ratelimit_rls.records.series import audit_logs
+from ratelimit_rls.transport.http.admin.routes import decisions
+from ratelimit_rls.transport.http.admin.simulation import simulate
+from ratelimit_rls.transport.http.admin.told import Simulated
+from ratelimit_rls.transport.http.admin.turns import MOST_WAITING
 from tests.integration.admin.office import NOW_S, Client, Office
+from tests.integration.admin.waited import longest_wait
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +85,7 @@ async def test_explain_tells_the_walk_and_whose_limits_hold(any_office: Office, 
     (walk,) = (await any_admin.post("/decisions/explain", json=asked("user", "alice"))).json()["descriptors"]
     assert walk["rule"] == "edge.user"
     assert walk["conclusion"].startswith("rule edge.user")
-    assert walk["standing"] == {"limits_of": "user", "source": "custom", "blocked": False}
+    assert walk["standing"] == {"limits_of": "user", "source": "custom", "blocked": False, "block": None}
     assert walk["limits"] == [{"requests_per_unit": 9, "unit": "hour"}]
     assert walk["position"] == "rules.yaml:3:5"
     (counter,) = walk["counters"]
@@ -94,9 +101,114 @@ async def test_a_blocked_user_is_told_as_such_and_can_be_reset(any_office: Offic
     await any_office.follow()
     told = (await any_admin.post("/decisions/check", json=asked("user", "bob"))).json()
     assert (told["code"], told["refused"]) == ("over_limit", {"reason": "blocked", "until": None})
-    (walk,) = (await any_admin.post("/decisions/explain", json=asked("user", "bob"))).json()["descriptors"]
-    assert walk["standing"]["blocked"]
+    explained = (await any_admin.post("/decisions/explain", json=asked("user", "bob"))).json()
+    (walk,) = explained["descriptors"]
+    assert explained["refused"] == {"reason": "blocked", "until": None}
+    assert walk["limits"] == [{"requests_per_unit": 5, "unit": "minute"}]
+    assert walk["conclusion"].endswith("blocked: nothing passes")
+    assert walk["standing"] == {
+        "limits_of": "user",
+        "source": "rule",
+        "blocked": True,
+        "block": {"reason": "abuse", "until": None},
+    }
     assert len((await any_admin.post("/counters/reset", json=asked("user", "bob"))).json()["counters"]) == 1
+
+
+async def test_of_a_blocked_caller_with_own_limits_these_are_told_and_reset(office: Office, admin: Client) -> None:
+    own = [{"unit": "hour", "requests_per_unit": 9}]
+    await admin.put("/users/bob", json={"limits": own})
+    await office.follow()
+    counted = (await admin.post("/decisions/check", json=asked("user", "bob"))).json()
+    assert counted["descriptors"][0]["limits"][0]["remaining"] == 8
+    await admin.put("/users/bob/block", json={"reason": "abuse", "duration": "1h"})
+    await office.follow()
+    (walk,) = (await admin.post("/decisions/explain", json=asked("user", "bob"))).json()["descriptors"]
+    assert (walk["limits"], walk["standing"]["source"]) == (own, "custom")
+    assert walk["standing"]["block"] == {"reason": "abuse", "until": "2027-01-15T09:00:00Z"}
+    assert [key.rpartition(":")[2] for key in walk["counters"]] == ["3600"]
+    forgotten = (await admin.post("/counters/reset", json=asked("user", "bob"))).json()
+    assert forgotten == {"counters": walk["counters"], "looked_for": 1}
+
+
+PROVED = """\
+domain: edge
+identity:
+  entries: [{key: x-api-key, kind: api_key, becomes: [user]}]
+  on_invalid: refuse
+descriptors:
+  - key: user
+    limits_of: user
+    rate_limit: {unit: minute, requests_per_unit: 5}
+"""
+FORGED = f"rlk_{'a' * 12}_{'s' * 43}"
+
+
+async def test_a_credential_counts_for_whom_it_proves_and_goes_no_further(office: Office, admin: Client) -> None:
+    office.load(PROVED)
+    await admin.put("/users/alice", json={})
+    key = await office.key("alice")
+    answers = [await admin.post("/decisions/check", json=asked("x-api-key", key))]
+    answers += [await admin.post("/decisions/check", json=asked("user", "alice"))]
+    answers += [await admin.post("/counters/peek", json=asked("x-api-key", key))]
+    for answer, remaining in zip(answers, (4, 3, 3), strict=True):
+        (told,) = answer.json()["descriptors"]
+        assert (told["rule"], told["limits"][0]["remaining"]) == ("edge.user", remaining)
+        assert told["entries"] == [{"key": "user", "value": "alice"}]
+    answers += [await admin.post("/decisions/explain", json=asked("x-api-key", key))]
+    (walk,) = answers[-1].json()["descriptors"]
+    assert (walk["rule"], walk["entries"]) == ("edge.user", [{"key": "user", "value": "alice"}])
+    answers += [await admin.post("/counters/reset", json=asked("x-api-key", key))]
+    assert answers[-1].json()["counters"] == walk["counters"] != []
+    answers += [await admin.get("/audit", params={"kind": "counters"})]
+    assert answers[-1].json()["items"][0]["after"] == {"descriptors": ["user=alice"], "forgotten": 1}
+    assert not any(key in answer.text or key.split("_")[2] in answer.text for answer in answers)
+
+
+async def test_a_credential_that_is_nobody_s_is_refused_as_the_service_refuses_it(
+    any_office: Office, any_admin: Client
+) -> None:
+    any_office.load(PROVED)
+    told = (await any_admin.post("/decisions/check", json=asked("x-api-key", FORGED))).json()
+    assert (told["code"], told["refused"]) == ("over_limit", {"reason": "unauthorized", "until": None})
+    for path in ("/counters/peek", "/decisions/explain", "/counters/reset", "/counters/reset?dry_run=true"):
+        refused = await any_admin.post(path, json=asked("x-api-key", FORGED))
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "descriptors[0]"), path
+        assert "the credential is not valid" in refused.json()["detail"]
+        assert FORGED not in refused.text
+    assert (await any_admin.get("/audit")).json()["items"] == []
+    any_office.load(PROVED.replace("on_invalid: refuse", "on_invalid: ip"))
+    looked = (await any_admin.post("/counters/peek", json=asked("x-api-key", FORGED))).json()
+    assert looked["descriptors"][0]["entries"] == [{"key": "ip", "value": "unknown"}]
+
+
+async def test_whoever_proves_to_be_blocked_is_told_as_such(any_office: Office, any_admin: Client) -> None:
+    """Also where no rule asks how they stand."""
+    any_office.load(PROVED.replace("    limits_of: user\n", ""))
+    await any_admin.put("/users/bob", json={})
+    key = await any_office.key("bob")
+    await any_admin.post("/decisions/check", json=asked("x-api-key", key))
+    await any_admin.put("/users/bob/block", json={})
+    await any_office.follow()
+    for path in ("/decisions/check", "/counters/peek", "/decisions/explain"):
+        told = (await any_admin.post(path, json=asked("x-api-key", key))).json()
+        assert told["refused"] == {"reason": "blocked", "until": None}, path
+    assert len((await any_admin.post("/counters/reset", json=asked("x-api-key", key))).json()["counters"]) == 1
+
+
+async def test_simulate_reads_credentials_as_the_simulated_rules_do(any_office: Office, any_admin: Client) -> None:
+    await any_admin.put("/users/alice", json={})
+    key = await any_office.key("alice")
+    at = {"at": "2030-01-01T00:00:00Z"}
+    requests = [asked("x-api-key", key, **at)] * 5 + [asked("user", "alice", **at), asked("x-api-key", FORGED, **at)]
+    for body in ({"requests": requests, "documents": [PROVED]}, {"requests": requests}):
+        told = await any_admin.post("/decisions/simulate", json=body)
+        if "documents" in body:
+            assert told.json()["results"] == [*["ok"] * 5, "over_limit", "over_limit"]
+            assert told.json()["per_rule"] == [{"rule": "edge.user", "calls": 6, "refused": 1}]
+        else:  # the rules in force know of no credentials
+            assert told.json()["per_rule"] == [{"rule": "edge.user", "calls": 1, "refused": 0}]
+        assert key not in told.text
 
 
 async def test_simulate_has_a_clock_of_its_own(any_admin: Client) -> None:
@@ -117,8 +229,46 @@ async def test_simulate_has_a_clock_of_its_own(any_admin: Client) -> None:
     assert (broken.status_code, broken.json()["errors"][0]["file"]) == (422, "documents[0]")
     too_many = await any_admin.post("/decisions/simulate", json={"requests": [at("00:00:00")] * 10_001})
     assert too_many.status_code in (413, 422)
+    odd = await any_admin.post("/decisions/simulate", json={"requests": [at("00:00:00"), {**requests[0], "at": 1}, {}]})
+    assert (odd.status_code, odd.json()["errors"][0]["field"]) == (422, "requests[1].at")
     untouched = (await any_admin.post("/counters/peek", json=asked("user", "alice"))).json()
     assert untouched["descriptors"][0]["limits"][0]["remaining"] == 5
+
+
+def simulated(count: int) -> dict[str, Any]:
+    """Sent as text, so that writing it is no part of what is measured."""
+    requests = [{**asked("user", str(number % 100)), "at": "2030-01-01T00:00:00Z"} for number in range(count)]
+    return {"content": json.dumps({"requests": requests}), "headers": {"Content-Type": "application/json"}}
+
+
+async def test_a_simulation_holds_up_nobody(any_admin: Client) -> None:
+    sent = simulated(8000)
+    async with longest_wait() as held_up:
+        told = await any_admin.post("/decisions/simulate", **sent)
+    assert (told.json()["calls"], told.json()["refused"]) == (8000, 7500)
+    assert held_up.longest_s < 0.15
+
+
+async def test_simulations_take_turns_and_few_wait_for_theirs(
+    any_admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way = most_under_way = 0
+
+    async def counting(*asked: Any) -> Simulated:
+        nonlocal under_way, most_under_way
+        under_way += 1
+        most_under_way = max(most_under_way, under_way)
+        told = await simulate(*asked)
+        under_way -= 1
+        return told
+
+    monkeypatch.setattr(decisions, "simulate", counting)
+    sent = simulated(500)
+    told = await asyncio.gather(*[any_admin.post("/decisions/simulate", **sent) for _ in range(MOST_WAITING + 3)])
+    assert sorted(answer.status_code for answer in told) == [*[200] * (MOST_WAITING + 1), 429, 429]
+    assert {answer.headers.get("retry-after") for answer in told} == {None, "2"}
+    assert most_under_way == 1
+    assert (await any_admin.post("/decisions/simulate", **sent)).status_code == 200
 
 
 async def test_recorded_decisions(office: Office, admin: Client) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from threading import current_thread
+from typing import Any
 
 import pytest
+import yaml
 
 from ratelimit_rls.records.database import Database
 from ratelimit_rls.records.desk import Desk
+from ratelimit_rls.transport.http.admin import documents
 from ratelimit_rls.transport.http.admin.frame import MOST_BODY_BYTES
+from ratelimit_rls.transport.http.admin.models import MOST_PARTS
 from ratelimit_rls.transport.http.admin.versions import Version
 from tests.databases import PASSWORD
 from tests.integration.admin.office import FIRST_TOKEN, Client, Office
+from tests.integration.admin.waited import longest_wait
 from tests.process import free_port
 
 TIER = '{"name": "a", "limits": []}'
@@ -63,6 +69,74 @@ async def test_bodies_are_looked_at(any_admin: Client) -> None:
         if field is not None:
             assert field in told["errors"][0]["field"]
     assert (await any_admin.get("/audit")).json()["items"] == []
+
+
+def nested(levels: int) -> Any:
+    document: Any = 0
+    for _ in range(levels):
+        document = [document]
+    return {"domain": "edge", "descriptors": document}
+
+
+@pytest.mark.slow
+async def test_documents_that_are_vast_objects_hold_up_nobody(any_office: Office, any_admin: Client) -> None:
+    path = (await any_admin.post("/rules", json={"name": "a", "document": "domain: a"})).headers["location"]
+    reader = any_office.client(await any_office.token("read"))
+    simulated = [{"domain": "a", "descriptors": [{"entries": [{"key": "a"}]}], "at": "2030-01-01T00:00:00Z"}]
+    half = {"domain": "a", "descriptors": [0] * (MOST_PARTS // 2)}
+    for vast, why in (({"domain": "a", "descriptors": [0] * 480_000}, "as text"), (nested(150), "too deep")):
+        async with longest_wait() as held_up:
+            answers = [
+                await any_admin.post("/rules", json={"name": "b", "document": vast}),
+                await any_admin.put(path, json={"name": "b", "document": vast}),
+                await reader.post("/decisions/simulate", json={"requests": simulated, "documents": [vast]}),
+            ]
+        for answer in answers:
+            assert (answer.status_code, len(answer.json()["errors"])) == (422, 1)
+            assert answer.json()["errors"][0]["field"].startswith("document")
+            assert why in answer.json()["detail"]
+        assert held_up.longest_s < 1
+    several = await reader.post("/decisions/simulate", json={"requests": simulated, "documents": [half, half]})
+    assert (several.status_code, several.json()["errors"][0]["field"]) == (422, "documents")
+
+
+@pytest.mark.slow
+async def test_an_object_is_written_as_yaml_beside_the_loop(any_admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {
+        "domain": "zürich",
+        "descriptors": [
+            {"key": f"{number}: é\n'\" #", "rate_limit": {"unit": "minute", "requests_per_unit": number}}
+            for number in range(50)
+        ],
+        "a": None,
+    }
+    threads, dumped = [], documents._dumped
+
+    def noting(document: dict[str, Any]) -> str:
+        threads.append(current_thread())
+        return dumped(document)
+
+    monkeypatch.setattr(documents, "_dumped", noting)
+    assert await documents.document_text(document) == yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    del document["a"]
+    made = await any_admin.post("/rules", json={"name": "a", "document": document})
+    assert yaml.safe_load(made.json()["document"]) == document
+    assert len(threads) == 2
+    assert current_thread() not in threads
+
+
+@pytest.mark.slow
+async def test_very_many_mistakes_hold_up_nobody(any_admin: Client) -> None:
+    bodies = {
+        "/counters/peek": {f"field{number}": 0 for number in range(60_000)},
+        "/decisions/simulate": {"requests": [{}] * 10_000},
+        "/decisions/check": {"domain": "a", "descriptors": [{"entries": [{}] * 64}] * 100},
+    }
+    for path, body in bodies.items():
+        async with longest_wait() as held_up:
+            refused = await any_admin.post(path, json=body)
+        assert (refused.status_code, len(refused.json()["errors"]) <= 100) == (422, True), path
+        assert held_up.longest_s < 0.3, path
 
 
 async def test_a_body_says_that_it_is_json(any_admin: Client) -> None:

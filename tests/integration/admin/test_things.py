@@ -87,6 +87,58 @@ async def test_what_holds_for_a_user_and_why(office: Office, admin: Client) -> N
     assert await holds() == ("rule", None)
 
 
+USER_RULES = """\
+domain: edge
+descriptors:
+  - key: user
+    limits_of: user
+    rate_limit: {unit: minute, requests_per_unit: 5}
+  - key: user
+    value: root
+    limits_of: user
+    rate_limit: {unlimited: true}
+  - key: user
+    value: a*
+    limits_of: user
+    rate_limit: {unit: day, requests_per_unit: 1}
+  - key: path
+    descriptors:
+      - key: user
+        limits_of: user
+  - key: api_key
+    limits_of: api_key
+    rate_limit: {unit: minute, requests_per_unit: 7}
+  - {key: ip, rate_limit: {unit: minute, requests_per_unit: 8}}
+"""
+
+
+@pytest.mark.slow
+async def test_which_rules_take_a_user_s_limits(office: Office, admin: Client) -> None:
+    office.load(USER_RULES)
+
+    async def told(user_id: str) -> dict[str, tuple[str, Any]]:
+        rules = (await admin.get(f"/users/{user_id}/limits")).json()["rules"]
+        assert {rule["domain"] for rule in rules} == {"edge"}
+        assert all(rule["unlimited"] == (rule["limits"] == []) for rule in rules)
+        return {rule["rule"]: (rule["position"], rule["limits"]) for rule in rules}
+
+    per_minute = [{"requests_per_unit": 5, "unit": "minute"}]
+    below = {"edge.path.user": ("rules.yaml:16:9", [])}
+    assert await told("bob") == {"edge.user": ("rules.yaml:3:5", per_minute), **below}
+    assert await told("root") == {"edge.user_root": ("rules.yaml:6:5", []), **below}
+    assert await told("ann") == {
+        "edge.user_a*": ("rules.yaml:10:5", [{"requests_per_unit": 1, "unit": "day"}]),
+        **below,
+    }
+    await admin.put("/users/bob", json={"limits": [FEW]})
+    own = {"edge.user": ("rules.yaml:3:5", [FEW]), "edge.path.user": ("rules.yaml:16:9", [FEW])}
+    assert await told("bob") == own
+    await admin.put("/users/bob/block", json={})
+    assert await told("bob") == own
+    office.backend.rules.current = None
+    assert (await admin.get("/users/bob/limits")).json()["rules"] == []
+
+
 @pytest.mark.slow
 async def test_a_user_s_body_is_looked_at(any_admin: Client) -> None:
     refusals = {

@@ -15,11 +15,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ratelimit_rls.client import AsyncRateLimiterClient, RateLimiterClient, RateLimiterError
 from ratelimit_rls.core.model import Request
-from ratelimit_rls.errors import RecordsUnavailable
+from ratelimit_rls.errors import RecordsError, RecordsUnavailable
 from ratelimit_rls.transport.grpc.ext_authz import ExtAuthzDoor
 from ratelimit_rls.transport.grpc.limiter_api import CheckRateLimitDoor, RemainingQuotaDoor
 from ratelimit_rls.transport.grpc.limiter_read import Reader
-from ratelimit_rls.transport.grpc.limiter_reset import Administrator, ResetLimit
+from ratelimit_rls.transport.grpc.limiter_reset import Administrator, Asking, Forget, NotAdmitted, ResetLimit, Why
 from ratelimit_rls.transport.grpc.messages import (
     CHECK,
     CHECK_RATE_LIMIT,
@@ -27,6 +27,7 @@ from ratelimit_rls.transport.grpc.messages import (
     RESET_LIMIT,
     CheckRequest,
     CheckResponse,
+    ResetRequest,
 )
 from tests.integration.transport.conftest import Client, Service
 
@@ -47,15 +48,29 @@ WRITE, READ = "rla_writer", "rla_reader"
 class Administrators:
     def __init__(self) -> None:
         self.resets: list[tuple[str, Request, int]] = []
-        self.is_away = False
+        self.asked: list[Asking] = []
+        self.fault: RecordsError | None = None
+        self.fails_late = False
+        self.is_too_much = False
 
-    async def administrator(self, token: str) -> Administrator | None:
-        if self.is_away:
-            raise RecordsUnavailable("the database is away")
-        return {WRITE: Administrator("ann", True), READ: Administrator("ron", False)}.get(token)
+    async def admit(self, asking: Asking) -> Administrator:
+        self.asked.append(asking)
+        if self.is_too_much:
+            raise NotAdmitted(Why.TOO_MANY, "too many changes; come back in 7 s")
+        if asking.token == READ:
+            raise NotAdmitted(Why.FORBIDDEN, "this needs a token with the role write")
+        if asking.token != WRITE:
+            raise NotAdmitted(Why.NOBODY, "the token is not one of ours")
+        return Administrator("ann", "id")
 
-    async def was_reset(self, who: Administrator, request: Request, counters: int) -> None:
+    async def reset(self, who: Administrator, asking: Asking, request: Request, forget: Forget) -> int:
+        if self.fault is not None and not self.fails_late:
+            raise self.fault
+        counters = await forget()
+        if self.fault is not None:
+            raise self.fault
         self.resets.append((who.name, request, counters))
+        return counters
 
 
 @pytest.fixture
@@ -176,11 +191,11 @@ async def test_what_cannot_be_reset_is_a_sentence(
         with pytest.raises(RateLimiterError) as refusal:
             await limiter.reset(identifier, dimension)  # type: ignore[arg-type]
         assert refusal.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    administrators.is_away = True
+    administrators.is_too_much = True
     with pytest.raises(RateLimiterError) as refusal:
         await limiter.reset("ann")
-    assert refusal.value.code is grpc.StatusCode.UNAVAILABLE
-    assert refusal.value.details == "the database is away"
+    assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refusal.value.details == "too many changes; come back in 7 s"
 
     service.others = [ResetLimit(service.door.limiter, service.store, Reader(), None)]
     async with AsyncRateLimiterClient(await service.listen(), timeout_s=10, token=WRITE) as client:
@@ -188,6 +203,41 @@ async def test_what_cannot_be_reset_is_a_sentence(
             await client.reset("ann")
     assert refusal.value.code is grpc.StatusCode.UNIMPLEMENTED
     assert "RLS_DATABASE_URL" in refusal.value.details
+
+
+async def test_where_the_database_is_goes_into_the_log_alone(
+    limiter: AsyncRateLimiterClient, administrators: Administrators, caplog: pytest.LogCaptureFixture
+) -> None:
+    await limiter.check("ann", cost=6)
+    told: dict[tuple[type[RecordsError], bool], str] = {}
+    for fault in (RecordsUnavailable, RecordsError):
+        for administrators.fails_late in (False, True):
+            administrators.fault = fault("/var/lib/records.db is locked")
+            with pytest.raises(RateLimiterError) as refusal:
+                await limiter.reset("ann")
+            assert refusal.value.code is grpc.StatusCode.UNAVAILABLE
+            told[fault, administrators.fails_late] = refusal.value.details
+            assert (await limiter.check("ann", cost=0)).allowed == administrators.fails_late
+            await limiter.check("ann", cost=6)
+    assert {told[fault, False] for fault in (RecordsUnavailable, RecordsError)} == {
+        "the database is away; nothing was reset"
+    }
+    assert {told[fault, True] for fault in (RecordsUnavailable, RecordsError)} == {
+        "the counters were reset, but the database is away and has no record of it"
+    }
+    assert [record.levelname for record in caplog.records if "records.db" in record.getMessage()] == ["ERROR"] * 3
+
+
+async def test_an_administrator_is_told_by_token_address_and_request(
+    address: str, administrators: Administrators, transport: str
+) -> None:
+    asked = ResetRequest(identifier="ann", dimension="USER").SerializeToString()
+    async with aio.insecure_channel(address) as channel:
+        reset = channel.unary_unary(RESET_LIMIT)
+        await reset(asked, metadata=(("authorization", f"Bearer {WRITE}"), ("x-request-id", "call-7")), timeout=10)
+        await reset(asked, metadata=(("authorization", f"Bearer {WRITE}"),), timeout=10)
+    here = "127.0.0.1" if transport == "grpcio" else ""  # the native one hands such calls on over a Unix socket
+    assert administrators.asked == [Asking(WRITE, here, "call-7"), Asking(WRITE, here)]
 
 
 HOSTILE = ("a" * 100_000, "a\r\nx-evil: 1", "\x00", "}{rl:", "%2e%2e/", "\ud800", "😀" * 1000, "edge/user=bob")

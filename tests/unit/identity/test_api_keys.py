@@ -82,3 +82,14 @@ def test_uses_are_counted_until_they_are_taken() -> None:
 
     assert keys.take_used() == {MADE.public_id: Used(2, NOW + 5)}
     assert keys.take_used() == {}
+
+
+def test_uses_that_could_not_be_written_are_counted_on() -> None:
+    keys = api_keys()
+    keys.identify(MADE.text, NOW)
+    taken = keys.take_used()
+    keys.identify(MADE.text, NOW + 5)
+
+    keys.put_back(taken)
+
+    assert keys.take_used() == {MADE.public_id: Used(2, NOW + 5)}

@@ -63,9 +63,9 @@ USERS = {
     "a block before everything": (
         User("u", "gold", CUSTOM, Override(RAISED, NOW + 5), BLOCK),
         "",
-        ("block", None, BLOCK, NOW + 10),
+        ("override", RAISED, BLOCK, NOW + 5),
     ),
-    "a block until it is lifted": (User("u", block=Block("x")), "", ("block", None, Block("x"), inf)),
+    "a block until it is lifted": (User("u", block=Block("x")), "", ("", None, Block("x"), inf)),
     "a block that ends now": (
         User("u", "gold", block=Block("x", until_s=NOW)),
         "",
@@ -113,13 +113,13 @@ KEYS = {
         ("custom", CUSTOM, None, NOW + 1),
     ),
     "and so where the rule's hold": (replace(KEY, expires_s=NOW + 1), None, "", ("", None, None, NOW + 1)),
-    "it expires now": (replace(KEY, expires_s=NOW, limits=CUSTOM), None, "", ("key", None, EXPIRED, inf)),
-    "it was revoked": (replace(KEY, revoked_s=NOW - 1), None, "", ("key", None, REVOKED, inf)),
+    "it expires now": (replace(KEY, expires_s=NOW, limits=CUSTOM), None, "", ("custom", CUSTOM, EXPIRED, inf)),
+    "it was revoked": (replace(KEY, revoked_s=NOW - 1), None, "", ("", None, REVOKED, inf)),
     "its user is blocked": (
         replace(KEY, expires_s=NOW + 1, limits=CUSTOM),
         User("u", block=BLOCK),
         "",
-        ("block", None, BLOCK, NOW + 10),
+        ("custom", CUSTOM, BLOCK, NOW + 1),
     ),
 }
 

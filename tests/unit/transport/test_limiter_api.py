@@ -27,7 +27,7 @@ from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.grpc.door import Failure, FailureCode
 from ratelimit_rls.transport.grpc.limiter_api import CheckRateLimitDoor, RemainingQuotaDoor, _key
 from ratelimit_rls.transport.grpc.limiter_read import Asked, Reader
-from ratelimit_rls.transport.grpc.limiter_reset import Administrator, ResetLimit, _token
+from ratelimit_rls.transport.grpc.limiter_reset import Administrator, Asking, Forget, ResetLimit, _address, _token
 from ratelimit_rls.transport.grpc.messages import (
     LimiterCheckRequest,
     LimiterCheckResponse,
@@ -502,10 +502,14 @@ async def test_quotas_of_those_who_may_not_call_say_why() -> None:
 class Anybody:
     """May reset everything, and is asked by nobody in particular."""
 
-    async def administrator(self, token: str) -> Administrator | None:
-        return Administrator("ann", True)
+    async def admit(self, asking: Asking) -> Administrator:
+        return Administrator("ann")
 
-    async def was_reset(self, who: Administrator, request: Request, counters: int) -> None: ...
+    async def reset(self, who: Administrator, asking: Asking, request: Request, forget: Forget) -> int:
+        return await forget()
+
+    def peer(self) -> str:
+        return "unix:"
 
     def invocation_metadata(self) -> Any:
         return (("authorization", "bearer rla_x"),)
@@ -524,6 +528,23 @@ class Anybody:
 )
 def test_a_token_stands_where_it_does_over_http(metadata: Any, token: str) -> None:
     assert _token(metadata) == token
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:192.0.2.1:1234", "192.0.2.1"),
+        ("ipv6:[2001:db8::1]:1234", "2001:db8::1"),
+        ("ipv6:%5B2001:db8::1%5D:1234", "2001:db8::1"),
+        ("ipv6:%5B::ffff:192.0.2.1%5D:1234", "192.0.2.1"),
+        ("unix:/run/grpc.sock", ""),
+        ("unix:192.0.2.1", ""),
+        ("ipv4:nonsense", ""),
+        ("", ""),
+    ],
+)
+def test_an_administrator_s_address_is_that_of_its_connection(peer: str, address: str) -> None:
+    assert _address(peer) == address
 
 
 async def test_what_a_blocked_caller_has_used_can_be_forgotten() -> None:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from ratelimit_rls.core.accounts import Role
 from ratelimit_rls.errors import NotFound, RecordsError
 from ratelimit_rls.identity.secrets import digest, matches, public_id
+from ratelimit_rls.transport.http.admin.known_tokens import KnownTokens
 from ratelimit_rls.transport.http.admin.own_limits import OwnLimits
 from ratelimit_rls.transport.http.admin.problems import Fault
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from ratelimit_rls.core.accounts import AdminToken
     from ratelimit_rls.records.desk import Desk
-
-LONGEST_TOKEN = 512
 
 TOUCH_S = 60
 """How exactly a token's last use is known."""
@@ -51,27 +50,32 @@ class Access:
         self._first = digest(key_secret, first_token) if first_token else None
         self._limits = limits
         self._clock = clock
+        self._known = KnownTokens(clock)
 
-    async def caller(self, request: Request) -> Caller:
-        """Raises a Fault: 401, or 429 before the token is even looked at where too many have failed."""
-        address = request.client.host if request.client else ""
-        wait_s = await self._limits.may_log_in(address)
-        if wait_s is not None:
-            raise too_many(wait_s, "too many logins from this address have failed")
-        try:
-            return await self.of_token(_bearer(request))
-        except Fault as refusal:
-            if refusal.status_code != 401:
-                raise
-            wait_s = await self._limits.login_failed(address)
-            if wait_s is not None:
-                raise too_many(wait_s, "too many logins from this address have failed") from None
-            raise
+    async def caller(self, token: str, address: str) -> Caller:
+        """Raises a Fault: 401, or 429 where too many from this address have failed.
 
-    async def of_token(self, text: str) -> Caller:
-        """Whose token it is. Raises a Fault (401) if it is nobody's, or not any more."""
-        if self._first is not None and matches(self._key_secret, text, self._first):
+        They keep out those who guess, and neither RLS_ADMIN_TOKEN nor tokens that were good a moment ago: an address is
+        often that of a proxy, and anybody behind it could lock everybody out. Of all others the database is not asked.
+        """
+        if not token:
+            raise _missing()
+        if self._first is not None and matches(self._key_secret, token, self._first):
             return Caller(FIRST_TOKEN, FIRST_TOKEN, Role.ADMIN)
+        given = digest(self._key_secret, token)
+        if given not in self._known:
+            _let_try(await self._limits.may_log_in(address))
+        try:
+            caller = await self._of_token(token)
+        except Fault:
+            self._known.discard(given)
+            _let_try(await self._limits.login_failed(address))
+            raise
+        self._known.add(given)
+        return caller
+
+    async def _of_token(self, text: str) -> Caller:
+        """Whose token it is. Raises a Fault (401) if it is nobody's, or not any more."""
         token_id = public_id(text, "rla")
         token = await self._token(token_id) if token_id is not None else None
         # Also where there is none: how long it takes must not tell which ids there are.
@@ -100,7 +104,12 @@ class Access:
                 return None
 
 
-def require(caller: Caller, role: Role) -> None:
+async def allow(caller: Caller, role: Role, limits: OwnLimits) -> None:
+    """What a caller asks for is counted, whether it may do it or not. Raises a Fault: 403 or 429."""
+    is_write = role is not Role.READ
+    wait_s = await limits.count(caller.token_id, is_write=is_write)
+    if wait_s is not None:
+        raise too_many(wait_s, f"too many {'changes' if is_write else 'reads'} with this token")
     if _RANKS[caller.role] < _RANKS[role]:
         detail = f"this needs a token with the role {role.value}; yours has {caller.role.value}"
         raise Fault(403, "forbidden", detail)
@@ -110,17 +119,20 @@ def too_many(wait_s: int, detail: str) -> Fault:
     return Fault(429, "too-many-requests", f"{detail}; come back in {wait_s} s", headers={"Retry-After": str(wait_s)})
 
 
-def _bearer(request: Request) -> str:
-    value = request.headers.get("authorization", "")
-    scheme, _, token = value.partition(" ")
-    token = token.strip(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise Fault(
-            401, "unauthorized", "send a token: Authorization: Bearer rla_…", headers={"WWW-Authenticate": _CHALLENGE}
-        )
-    if len(token) > LONGEST_TOKEN:
-        raise _unauthorized("the token is not one of ours")
-    return token
+def bearer(request: Request) -> str:
+    """The token; empty if there is none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip(" ") if scheme.lower() == "bearer" else ""
+
+
+def _let_try(wait_s: int | None) -> None:
+    if wait_s is not None:
+        raise too_many(wait_s, "too many logins from this address have failed")
+
+
+def _missing() -> Fault:
+    challenge = {"WWW-Authenticate": _CHALLENGE}
+    return Fault(401, "unauthorized", "send a token: Authorization: Bearer rla_…", headers=challenge)
 
 
 def _unauthorized(detail: str) -> Fault:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ratelimit_rls.core.accounts import StoredRule
+    from ratelimit_rls.core.identity import Verifier
+    from ratelimit_rls.core.plan import Policy
     from ratelimit_rls.identity.directory import Directory
     from ratelimit_rls.records.database import Database
     from ratelimit_rls.records.desk import Desk
@@ -55,11 +57,12 @@ class AdminBackend:
     limiter: RateLimiter  # the service itself
     store: Store  # that the service and the API's own limits count in
     counters: Counters
-    key_prefix: str  # of every key in the store
+    policy: Policy  # as the service's
     check_rules: Callable[[Sequence[StoredRule]], Compiled]
     """Compiles these in place of the stored ones, with everything else in force. Raises RulesError. Called in a thread,
     since it is not quick."""
     sources: Callable[[], Sequence[SourceState]]
+    verifier: Verifier | None  # as the service's: whose credentials descriptors carry
     key_secret: bytes = field(repr=False)
     first_token: str = field(default="", repr=False)  # RLS_ADMIN_TOKEN
     needs_tokens: bool = True  # False: only this machine can reach the port, and whoever does may do anything

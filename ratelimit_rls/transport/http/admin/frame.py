@@ -71,7 +71,7 @@ class Frame:
         if self._only_loopback and not _is_loopback(headers.get("host", "")):
             return Fault(421, "misdirected", "without tokens, only requests to a loopback host such as localhost pass")
         origin = headers.get("origin")
-        if self._only_loopback and origin is not None and not _is_loopback(urlsplit(origin).netloc):
+        if self._only_loopback and origin is not None and not _is_loopback(origin.partition("://")[2]):
             return Fault(403, "forbidden", "without tokens, pages of other origins may not ask")
         return None
 

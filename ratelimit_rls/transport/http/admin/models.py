@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from ratelimit_rls.core.accounts import LONGEST_ID, Role, Scope
 from ratelimit_rls.core.model import MAX_HITS, MAX_REQUESTS_PER_UNIT
+from ratelimit_rls.rules.load import DEEPEST
 from ratelimit_rls.transport.http.admin.moments import Moment, Span
 
 LONGEST_TEXT = 2000
@@ -16,6 +27,12 @@ LONGEST_DOCUMENT = 512 * 1024
 LONGEST_VALUE = 4096
 MOST_OF_A_KIND = 256
 """Alternatives in one field of targeting."""
+
+MOST_PARTS = 20_000
+"""Values in a document that comes as an object: to write one as YAML takes Python ten times as long as to read it."""
+
+MOST_UNKNOWN = 20
+"""Fields that a body may have too many, each of which is told of."""
 
 MOST_LIMITS = 16
 MOST_DESCRIPTORS = 100
@@ -30,9 +47,30 @@ RULE_ID_PATTERN = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 
 def _is_text(value: str) -> str:
     """Not every string of Python can be written down: JSON can say half of a character."""
-    if any(0xD800 <= ord(one) <= 0xDFFF for one in value):
-        raise ValueError("it is not Unicode text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it is not Unicode text") from None
     return value
+
+
+def _of_few_parts(value: Any) -> Any:
+    """Counted level by level before anything else looks at it: as quick for a million values as for a few."""
+    parts, level = 0, [value]
+    for _ in range(DEEPEST + 2):  # a list of documents is a level of its own, and so is what the deepest hold
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner.extend(one.values())
+            elif isinstance(one, list):
+                inner.extend(one)
+            if parts + len(inner) > MOST_PARTS:
+                raise ValueError(f"it is an object of more than {MOST_PARTS} values; send the document as text")
+        if not inner:
+            return value
+        parts += len(inner)
+        level = inner
+    raise ValueError("it is nested too deep")
 
 
 def _unescaped(value: Any) -> Any:
@@ -60,6 +98,14 @@ PublicId = Annotated[str, BeforeValidator(_unescaped), Field(pattern=PUBLIC_ID_P
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        """Every unknown one is told of, and a body has room for a hundred thousand."""
+        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MOST_UNKNOWN:
+            raise ValueError(f"it has {len(value)} fields; there are {', '.join(cls.model_fields)}")
+        return value
 
 
 class Limit(Model):
@@ -197,11 +243,12 @@ Document = Annotated[
         examples=["domain: edge\nrate_limit: {unit: minute, requests_per_unit: 100}\n"],
     ),
 ]
+"""Of few parts, wherever one is taken."""
 
 
 class RuleBody(Model):
     name: Name
-    document: Document
+    document: Annotated[Document, BeforeValidator(_of_few_parts)]
     priority: int = Field(100, ge=0, le=1_000_000, description="Lower comes first.")
     enabled: bool = True
     targeting: TargetingBody = Field(default_factory=lambda: TargetingBody(scope=None))
@@ -242,8 +289,15 @@ class SimulatedRequest(CheckBody):
     at: Moment
 
 
+def _unread(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """To be looked at when its turn comes, since all at once would take too long."""
+    return value
+
+
 class SimulateBody(Model):
-    requests: Annotated[list[SimulatedRequest], Field(min_length=1, max_length=MOST_SIMULATED)]
-    documents: Annotated[list[Document], Field(max_length=64)] | None = Field(
+    requests: Annotated[
+        list[Annotated[SimulatedRequest, WrapValidator(_unread)]], Field(min_length=1, max_length=MOST_SIMULATED)
+    ]
+    documents: Annotated[list[Document], Field(max_length=64), BeforeValidator(_of_few_parts)] | None = Field(
         None, description="Rules to try, in place of those in force."
     )

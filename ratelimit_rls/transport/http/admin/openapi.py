@@ -30,7 +30,10 @@ What the database keeps about callers and rules, read and changed; counters and 
   successor.
 * **Errors** are `application/problem+json` (RFC 9457).
 * **Limits.** 1,000 reads and 100 changes a minute for each token, 10 failed logins a minute for each address; then 429
-  with `Retry-After`.
+  with `Retry-After`. `RLS_ADMIN_TOKEN`, and tokens that were good within the last 15 minutes, are let in from such an
+  address all the same.
+* **Credentials** in descriptors, where the rules say which entries carry one (`identity`), are read as the service
+  reads them. Answers and records show who is calling in their place.
 """
 
 _TAG = {"type": "string", "pattern": r'^(\*|"[0-9]{1,10}")$'}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from typing import Any
 
 _HEAD = """<!doctype html>
@@ -20,6 +21,10 @@ pre { background: #f6f6f6; padding: .6rem; overflow: auto; max-height: 24rem }
 <p>The whole document, for programs: <a href="/openapi.json">/openapi.json</a>.</p>
 """
 
+_BULLET = "* "
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
+_CODE = re.compile("`([^`]+)`")
+
 
 def docs_page(document: dict[str, Any]) -> str:
     by_tag: dict[str, list[str]] = {}
@@ -27,7 +32,7 @@ def docs_page(document: dict[str, Any]) -> str:
         for method, operation in operations.items():
             (tag,) = operation["tags"]
             by_tag.setdefault(tag, []).append(_operation(method, path, operation))
-    about = "".join(f"<p>{_text(part)}</p>" for part in document["info"]["description"].split("\n\n"))
+    about = "".join(_paragraph(part) for part in document["info"]["description"].strip().split("\n\n"))
     sections = "".join(f"<h2>{_text(tag)}</h2>{''.join(operations)}" for tag, operations in by_tag.items())
     schemas = _text(json.dumps(document["components"]["schemas"], indent=2))
     return (
@@ -37,10 +42,22 @@ def docs_page(document: dict[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     role = operation["security"][0]["token"][0] if operation.get("security") else "no token"
-    head = f'<span class="m">{method.upper()}</span><code>{_text(path)}</code> {_text(operation["summary"])}'
+    head = f'<span class="m">{method.upper()}</span><code>{_text(path)}</code> {_words(operation["summary"])}'
     shown = {name: operation[name] for name in ("parameters", "requestBody", "responses") if name in operation}
-    body = f"<p>{_text(operation.get('description', ''))}</p><pre>{_text(json.dumps(shown, indent=2))}</pre>"
+    body = f"<p>{_words(operation.get('description', ''))}</p><pre>{_text(json.dumps(shown, indent=2))}</pre>"
     return f'<details><summary>{head} <span class="r">({_text(role)})</span></summary>{body}</details>'
+
+
+def _paragraph(text: str) -> str:
+    if not text.startswith(_BULLET):
+        return f"<p>{_words(text)}</p>"
+    items = text.removeprefix(_BULLET).split(f"\n{_BULLET}")
+    return f"<ul>{''.join(f'<li>{_words(item)}</li>' for item in items)}</ul>"
+
+
+def _words(text: str) -> str:
+    """As much of Markdown as our own descriptions use."""
+    return _BOLD.sub(r"<b>\1</b>", _CODE.sub(r"<code>\1</code>", _text(text)))
 
 
 def _text(text: str) -> str:

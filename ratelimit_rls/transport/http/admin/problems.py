@@ -132,8 +132,9 @@ def fault_of(error: Exception) -> Fault:
         case Fault():
             return error
         case RequestValidationError():
-            errors = [_field_error(one) for one in error.errors()]
-            return Fault(422, "invalid", _and_more(errors), errors=errors)
+            found = error.errors()
+            errors = [_field_error(one) for one in found[:MOST_ERRORS]]
+            return Fault(422, "invalid", _and_more(errors, len(found)), errors=errors)
         case RulesError():
             return rules_fault(error)
         case NotFound():
@@ -158,7 +159,7 @@ def rules_fault(error: RulesError, **more: Any) -> Fault:
         errors: list[dict[str, Any]] = [
             {"field": _bounded(one.file), "message": _bounded(one.message)} for one in problems
         ]
-        return Fault(422, "invalid", _and_more(errors), errors=errors, **more)
+        return Fault(422, "invalid", _and_more(errors, len(errors)), errors=errors, **more)
     errors = [
         {"file": _bounded(one.file), "line": one.line, "column": one.column, "message": _bounded(one.message)}
         for one in problems
@@ -168,10 +169,11 @@ def rules_fault(error: RulesError, **more: Any) -> Fault:
     return Fault(422, "rules", first + rest, errors=errors, **more)
 
 
-def _and_more(errors: Sequence[Mapping[str, Any]]) -> str:
+def _and_more(errors: Sequence[Mapping[str, Any]], count: int) -> str:
+    """Of so many, the first."""
     if not errors:
         return "the request cannot be understood"
-    rest = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    rest = f" (and {count - 1} more)" if count > 1 else ""
     return f"{errors[0]['field']}: {errors[0]['message']}{rest}"
 
 

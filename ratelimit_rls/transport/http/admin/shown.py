@@ -27,6 +27,7 @@ from ratelimit_rls.transport.http.admin.moments import moment_text, optional_mom
 if TYPE_CHECKING:
     from ratelimit_rls.identity.directory import Effective
     from ratelimit_rls.transport.http.admin.backend import SourceState
+    from ratelimit_rls.transport.http.admin.user_rules import UserRule
 
 T = TypeVar("T")
 
@@ -143,6 +144,27 @@ class ShownCandidate(Shown):
     why_not: str = Field(description="Empty: this is the one that holds.")
 
 
+class ShownUserRule(Shown):
+    """A rule in force with `limits_of: user` that the user meets, once a request names the user as it says."""
+
+    domain: str
+    rule: str = Field(description="Its path.")
+    position: str | None = Field(description="Where it is written: file:line:column, or database:name:line:column.")
+    limits: Fields = Field(description="Those that hold for the user under it: its own, if it has any, or the rule's.")
+    unlimited: bool = Field(description="There are none.")
+
+    @classmethod
+    def of(cls, found: UserRule, own: Sequence[Limit] | None) -> Self:
+        limits = found.rule.limits if own is None else own
+        return cls(
+            domain=found.domain,
+            rule=found.rule.path,
+            position=str(found.rule.position) if found.rule.position else None,
+            limits=fields(limits),
+            unlimited=not limits,
+        )
+
+
 class ShownLimits(Shown):
     """What holds for a user at this moment, and where it comes from."""
 
@@ -152,9 +174,13 @@ class ShownLimits(Shown):
     until: MomentText | None = Field(description="When something else holds; null: when somebody changes it.")
     block: ShownBlock | None
     considered: list[ShownCandidate] = Field(description="All that might hold, in the order in which they are asked.")
+    rules: list[ShownUserRule] = Field(description="Where it holds. Of a blocked user: once it is not.")
 
     @classmethod
-    def of(cls, user_id: str, effective: Effective) -> Self:
+    def of(
+        cls, user_id: str, effective: Effective, rules: Sequence[UserRule], unblocked: Sequence[Limit] | None
+    ) -> Self:
+        """`unblocked` are the user's own limits, be it blocked or not."""
         return cls(
             user_id=user_id,
             limits=None if effective.limits is None else fields(effective.limits),
@@ -169,6 +195,7 @@ class ShownLimits(Shown):
                 )
                 for one in effective.considered
             ],
+            rules=[ShownUserRule.of(one, unblocked) for one in rules],
         )
 
 

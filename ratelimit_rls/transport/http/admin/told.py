@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field
 
 from ratelimit_rls.core.accounts import limit_fields
-from ratelimit_rls.core.model import Code, Decision, Descriptor, Reading, Slot, Status, Step
+from ratelimit_rls.core.model import Code, Decision, Descriptor, Reading, Refusal, Slot, Status, Step, Subject
 from ratelimit_rls.transport.http.admin.moments import optional_moment
-from ratelimit_rls.transport.http.admin.shown import Fields, MomentText, Shown, fields
+from ratelimit_rls.transport.http.admin.shown import Fields, MomentText, Shown, ShownBlock, fields
 
 if TYPE_CHECKING:
     from ratelimit_rls.core.explain import Attempt, Explanation, LevelWalked
@@ -70,25 +70,28 @@ class ToldDescriptor(Shown):
 
 
 class ToldBlock(Shown):
-    reason: str
+    reason: str = Field(description="blocked, or unauthorized: a credential is not valid.")
     until: MomentText | None
+
+    @classmethod
+    def of(cls, refusal: Refusal | None) -> Self | None:
+        return cls(reason=refusal.reason, until=optional_moment(refusal.until_s)) if refusal else None
 
 
 class ToldDecision(Shown):
     code: str = Field(description="ok or over_limit.")
     descriptors: list[ToldDescriptor]
     wait_s: float = Field(description="How long the answer would be held (`action: throttle`).")
-    refused: ToldBlock | None = Field(description="Whatever the limits say: the caller is blocked.")
+    refused: ToldBlock | None = Field(description="Whatever the limits say, the caller is refused.")
     without_store: str | None = Field(description="What was done instead, if the store did not answer.")
 
     @classmethod
     def of(cls, descriptors: Sequence[Descriptor], decision: Decision) -> Self:
-        refusal = decision.outline.refusal
         return cls(
             code=code_word(decision.code),
             descriptors=[ToldDescriptor.of(*pair) for pair in zip(descriptors, decision.statuses, strict=True)],
             wait_s=decision.wait_us / _US,
-            refused=ToldBlock(reason=refusal.reason, until=optional_moment(refusal.until_s)) if refusal else None,
+            refused=ToldBlock.of(decision.outline.refusal),
             without_store=decision.without_store.value if decision.without_store else None,
         )
 
@@ -127,8 +130,18 @@ class ToldStanding(Shown):
     """Of the user or key whose limits the rule takes."""
 
     limits_of: str
-    source: str = Field(description="override, custom, tier <name>, block, or rule.")
-    blocked: bool
+    source: str = Field(description="Whose limits they are: override, custom, tier <name>, or rule.")
+    blocked: bool = Field(description="Nothing passes, whatever the limits are.")
+    block: ShownBlock | None
+
+    @classmethod
+    def of(cls, limits_of: Subject, standing: Standing, unblocked: Standing) -> Self:
+        return cls(
+            limits_of=limits_of.value,
+            source=unblocked.source or "rule",
+            blocked=standing.block is not None,
+            block=ShownBlock.of(standing.block) if standing.block else None,
+        )
 
 
 class ToldWalk(Shown):
@@ -136,26 +149,22 @@ class ToldWalk(Shown):
     conclusion: str
     rule: str | None
     position: str | None
-    limits: Fields
+    limits: Fields = Field(description="Of whoever is named, or the rule's. Of a blocked caller: once it is not.")
     standing: ToldStanding | None
     counters: list[str] = Field(description="The keys of its states in the store.")
     levels: list[ToldLevel]
 
     @classmethod
-    def of(cls, walk: Explanation, slot: Slot, keys: Sequence[bytes], standing: Standing | None) -> Self:
+    def of(cls, walk: Explanation, slot: Slot, keys: Sequence[bytes], standing: ToldStanding | None) -> Self:
         rule = slot.rule
-        told = None
-        if rule is not None and rule.limits_of is not None and standing is not None:
-            told = ToldStanding(
-                limits_of=rule.limits_of.value, source=standing.source or "rule", blocked=standing.block is not None
-            )
+        is_blocked = standing is not None and standing.blocked
         return cls(
             entries=entries(walk.descriptor),
-            conclusion=walk.conclusion,
+            conclusion=f"{walk.conclusion}; blocked: nothing passes" if is_blocked else walk.conclusion,
             rule=rule.path if rule else None,
             position=str(rule.position) if rule and rule.position else None,
             limits=fields(rule.limits) if rule else [],
-            standing=told,
+            standing=standing,
             counters=[key.decode() for key in keys],
             levels=[ToldLevel.of(level) for level in walk.levels],
         )
@@ -163,6 +172,7 @@ class ToldWalk(Shown):
 
 class ToldExplanation(Shown):
     domain: str
+    refused: ToldBlock | None = Field(description="Whatever the limits say, the caller is refused.")
     descriptors: list[ToldWalk]
 
 

@@ -24,6 +24,7 @@ from ratelimit_rls.transport.http.admin.backend import AdminBackend
 from ratelimit_rls.transport.http.admin.cursors import Cursors
 from ratelimit_rls.transport.http.admin.etags import Seen, etag
 from ratelimit_rls.transport.http.admin.problems import Fault, problem
+from ratelimit_rls.transport.http.admin.turns import Turns
 
 DRY_RUN = "Dry-Run"
 REPLAYED = "Idempotency-Replayed"
@@ -62,6 +63,7 @@ def request_digest(request: Request, body: bytes) -> str:
 class Visit:
     backend: AdminBackend
     cursors: Cursors
+    simulations: Turns
     caller: Caller
     address: str
     request_id: str

@@ -13,12 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ratelimit_rls.core.accounts import Role
-from ratelimit_rls.transport.http.admin.access import ANYBODY, Access, Caller, require, too_many
+from ratelimit_rls.transport.http.admin.access import ANYBODY, Access, Caller, allow, bearer
 from ratelimit_rls.transport.http.admin.backend import AdminBackend
 from ratelimit_rls.transport.http.admin.cursors import Cursors
 from ratelimit_rls.transport.http.admin.etags import seen
 from ratelimit_rls.transport.http.admin.own_limits import OwnLimits
 from ratelimit_rls.transport.http.admin.problems import Fault, wrong_field
+from ratelimit_rls.transport.http.admin.turns import Turns
 from ratelimit_rls.transport.http.admin.visit import JSON, IdempotencyKey, Visit, request_digest
 
 PREFIX = "/api/v1"
@@ -37,7 +38,8 @@ class Gate:
     def __init__(self, backend: AdminBackend) -> None:
         self.backend = backend
         self.cursors = Cursors(backend.key_secret)
-        self._limits = OwnLimits(backend.store, backend.key_prefix)
+        self.simulations = Turns()
+        self._limits = OwnLimits(backend.store, backend.policy.key_prefix)
         self._access: Access | None = None
         if backend.needs_tokens:
             self._access = Access(
@@ -46,11 +48,8 @@ class Gate:
 
     async def admit(self, request: Request, role: Role) -> Caller:
         """Raises a Fault: 401, 403 or 429."""
-        caller = ANYBODY if self._access is None else await self._access.caller(request)
-        wait_s = await self._limits.count(caller.token_id, is_write=role is not Role.READ)
-        if wait_s is not None:
-            raise too_many(wait_s, f"too many {'reads' if role is Role.READ else 'changes'} with this token")
-        require(caller, role)
+        caller = ANYBODY if self._access is None else await self._access.caller(bearer(request), _address(request))
+        await allow(caller, role, self._limits)
         return caller
 
 
@@ -103,8 +102,9 @@ class Way(APIRoute):
             request.state.visit = Visit(
                 backend=gate.backend,
                 cursors=gate.cursors,
+                simulations=gate.simulations,
                 caller=caller,
-                address=request.client.host if request.client else "",
+                address=_address(request),
                 request_id=request.state.request_id,
                 path=request.scope["path"],
                 query=request.query_params,
@@ -126,6 +126,10 @@ class Way(APIRoute):
                 raise wrong_field(name, f"there is no such parameter; this path has {', '.join(known) or 'none'}")
             if said.count(name) > 1:
                 raise wrong_field(name, "it is said more than once")
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _is_json(content_type: str) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 from uuid import uuid4
 
-import yaml
 from fastapi import Query
 from starlette.responses import Response
 
@@ -16,9 +15,10 @@ from ratelimit_rls.core.accounts import StoredRule, Targeting
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.records.desk import Change, Reader
 from ratelimit_rls.rules.sources.database import check_rule
+from ratelimit_rls.transport.http.admin.documents import document_text
 from ratelimit_rls.transport.http.admin.models import RuleBody, RuleId, Sought, TargetingBody
 from ratelimit_rls.transport.http.admin.pages import MOST, WhichPart, answer_page
-from ratelimit_rls.transport.http.admin.problems import Fault, rules_fault, wrong_field
+from ratelimit_rls.transport.http.admin.problems import Fault, rules_fault
 from ratelimit_rls.transport.http.admin.query import QueryBool
 from ratelimit_rls.transport.http.admin.shown import Page, ShownRule
 from ratelimit_rls.transport.http.admin.visit import Answer, Here, Visit
@@ -57,7 +57,7 @@ async def list_rules(
 @router.post("", summary="Store a rule", status_code=201, response_model=ShownRule)
 async def add_rule(visit: Here, body: RuleBody) -> Response:
     """It is compiled with everything else in force first; what does not compile is refused, and nothing changes."""
-    rule = _rule(str(uuid4()), body)
+    rule = await _rule(str(uuid4()), body)
 
     async def work(change: Change) -> Answer:
         made = await change.add_rule(rule)
@@ -75,7 +75,7 @@ async def show_rule(visit: Here, rule_id: RuleId) -> Response:
 
 @router.put("/{rule_id}", summary="Replace a stored rule", response_model=ShownRule)
 async def put_rule(visit: Here, rule_id: RuleId, body: RuleBody) -> Response:
-    rule = _rule(rule_id, body)
+    rule = await _rule(rule_id, body)
 
     async def work(change: Change) -> Answer:
         before = await change.rule(rule_id)
@@ -97,11 +97,11 @@ async def delete_rule(visit: Here, rule_id: RuleId) -> Response:
     return await visit.change(work)
 
 
-def _rule(rule_id: str, body: RuleBody) -> StoredRule:
+async def _rule(rule_id: str, body: RuleBody) -> StoredRule:
     return StoredRule(
         rule_id=rule_id,
         name=body.name,
-        document=document_text(body.document),
+        document=await document_text(body.document),
         priority=body.priority,
         enabled=body.enabled,
         targeting=_targeting(body.targeting),
@@ -110,16 +110,6 @@ def _rule(rule_id: str, body: RuleBody) -> StoredRule:
 
 def _targeting(body: TargetingBody) -> Targeting:
     return Targeting(tuple(body.tiers), tuple(body.endpoints), tuple(body.methods), tuple(body.cidrs), body.scope)
-
-
-def document_text(document: str | dict[str, Any]) -> str:
-    """The YAML of a document that may have come as an object."""
-    if isinstance(document, str):
-        return document
-    try:
-        return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    except RecursionError:
-        raise wrong_field("document", "it is nested too deep") from None
 
 
 async def _stored(visit: Visit, body: RuleBody, rule: StoredRule, work: Any) -> Response:

@@ -9,8 +9,9 @@ from fastapi import Query
 from starlette.responses import Response
 
 from ratelimit_rls.core.accounts import Accounts, Block, Override, User
+from ratelimit_rls.core.model import Subject
 from ratelimit_rls.errors import RecordsUnavailable
-from ratelimit_rls.identity.directory import Directory, Effective
+from ratelimit_rls.identity.directory import Directory
 from ratelimit_rls.records.desk import Change, Reader
 from ratelimit_rls.transport.http.admin.found import require_tier
 from ratelimit_rls.transport.http.admin.limits import limits_of
@@ -19,6 +20,8 @@ from ratelimit_rls.transport.http.admin.pages import Part, WhichPart, answer_pag
 from ratelimit_rls.transport.http.admin.problems import wrong_field
 from ratelimit_rls.transport.http.admin.query import QueryBool
 from ratelimit_rls.transport.http.admin.shown import NO_USE, Page, ShownLimits, ShownUser
+from ratelimit_rls.transport.http.admin.unblocked import Unblocked
+from ratelimit_rls.transport.http.admin.user_rules import rules_of_user
 from ratelimit_rls.transport.http.admin.visit import Answer, Here, Visit
 from ratelimit_rls.transport.http.admin.way import path_of, routes_of
 
@@ -85,12 +88,15 @@ async def delete_user(visit: Here, user_id: UserId) -> Response:
 @router.get("/{user_id}/limits", summary="Show what holds for a user, and why", response_model=ShownLimits)
 async def show_limits(visit: Here, user_id: UserId) -> Response:
     """Of somebody nobody knows, too: what holds is then what the rules say."""
+    now_s, loaded = visit.now_s(), visit.backend.rules.current
     try:
         async with visit.backend.desk.reading() as reader:
-            effective = await _effective(reader, user_id, visit.now_s())
+            directory = await _directory(reader, user_id, now_s)
     except RecordsUnavailable:  # this process knows as well, if perhaps not of the last second
-        effective = visit.backend.directory.effective(user_id, visit.now_s())
-    return visit.show(ShownLimits.of(user_id, effective))
+        directory = visit.backend.directory
+    rules = rules_of_user(loaded.tree, user_id) if loaded is not None else []
+    unblocked = Unblocked(directory).of(Subject.USER, user_id, "").limits
+    return visit.show(ShownLimits.of(user_id, directory.effective(user_id, now_s), rules, unblocked))
 
 
 @router.put("/{user_id}/tier", summary="Give a user a tier; a new user is made", response_model=ShownUser)
@@ -158,14 +164,13 @@ async def _require_seen(visit: Visit, change: Change, user_id: str) -> bool:
     return before is None
 
 
-async def _effective(reader: Reader, user_id: str, now_s: float) -> Effective:
-    """By the directory's own order, over what the database has at this moment: whoever has just changed something
-    sees it."""
+async def _directory(reader: Reader, user_id: str, now_s: float) -> Directory:
+    """Of one user, with what the database has at this moment: whoever has just changed something sees it."""
     user = await reader.find_user(user_id)
     tier = await reader.find_tier(user.tier) if user is not None and user.tier else None
     one = Directory(lambda: now_s)
     one.load(Accounts(users=(user,) if user else (), tiers=(tier,) if tier else ()))
-    return one.effective(user_id, now_s)
+    return one
 
 
 def _in_future(ends_s: float | None, visit: Visit) -> float:
