@@ -29,6 +29,7 @@ from ratelimit_rls.cli.test import test
 from ratelimit_rls.cli.tokens import tokens
 from ratelimit_rls.cli.top import top
 from ratelimit_rls.cli.usage import usage
+from ratelimit_rls.cli.users import users
 from ratelimit_rls.errors import RateLimitRlsError, RecordsUnavailable, RulesError, StoreError
 
 _EXAMPLES = """\b
@@ -66,6 +67,7 @@ for _verb in (
     envoy_config,
     db,
     rules,
+    users,
     keys,
     tokens,
 ):
