@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_rls.cli.desk import database_option
+from ratelimit_rls.cli.desk import database_option, with_records
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.retain import retain
 
 if TYPE_CHECKING:
     from ratelimit_rls.records.database import Database
-
-T = TypeVar("T")
 
 _UPGRADE_EXAMPLES = """\b
 Examples:
@@ -55,7 +51,7 @@ def upgrade(database: str) -> ExitCode:
         was = "at" if before == after else f"{f'from {before}' if before else 'from nothing'} to"
         click.echo(f"{records.shown}: {was} revision {after}")
 
-    _with(database, work)
+    with_records(database, work, of_any_revision=True)
     return ExitCode.DONE
 
 
@@ -68,7 +64,7 @@ def status(database: str, form: str) -> ExitCode:
     async def work(records: Database) -> tuple[str, str | None]:
         return records.shown, await records.revision()
 
-    shown, revision = _with(database, work)
+    shown, revision = with_records(database, work, of_any_revision=True)
     standing, needed = _standing(revision), _newest()
     if form == "json":
         told = {"database": shown, "revision": revision, "needed": needed, "standing": standing}
@@ -104,19 +100,3 @@ def _newest() -> str:
     from ratelimit_rls.records import migrations
 
     return migrations.newest()
-
-
-def _with(database: str, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-    """Whatever its revision. Raises RecordsError if it cannot be used."""
-    if not database:
-        raise click.UsageError("no --database and no RLS_DATABASE_URL: there is no database to look after")
-    from ratelimit_rls.records.database import Database
-
-    async def run() -> T:
-        records = Database(database)
-        try:
-            return await work(records)
-        finally:
-            await records.close()
-
-    return asyncio.run(run())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import StoredRule
+    from ratelimit_rls.core.accounts import Accounts, StoredRule
+    from ratelimit_rls.records.database import Database
     from ratelimit_rls.records.desk import Desk, Reader
 
 T = TypeVar("T")
@@ -30,20 +34,46 @@ def database_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def at_desk(database: str, work: Callable[[Desk], Coroutine[Any, Any, T]]) -> T:
     """What `work` comes to. Raises RecordsError if the database cannot be used, or is lost on the way."""
-    if not database:
-        raise click.UsageError("no --database and no RLS_DATABASE_URL: there is no database to ask")
-    from ratelimit_rls.records.database import Database
     from ratelimit_rls.records.desk import Desk
+
+    return with_records(database, lambda records: work(Desk(records)))
+
+
+def with_records(
+    database: str, work: Callable[[Database], Coroutine[Any, Any, T]], *, of_any_revision: bool = False
+) -> T:
+    """The same with the database itself, be it that its schema is another version's."""
+    if not database:
+        raise click.UsageError("no --database and no RLS_DATABASE_URL: there is no database")
+    from ratelimit_rls.records.database import Database
 
     async def run() -> T:
         records = Database(database)
         try:
-            await records.require_current()
-            return await work(Desk(records))
+            if not of_any_revision:
+                await records.require_current()
+            return await work(records)
         finally:
             await records.close()
 
-    return asyncio.run(run())
+    with _log_on_stderr():
+        return asyncio.run(run())
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Warnings, and nothing less: a verb tells what it did by itself, and on stdout there is nothing else."""
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 async def every_rule(reader: Reader) -> list[StoredRule]:
@@ -59,3 +89,11 @@ async def every_rule(reader: Reader) -> list[StoredRule]:
 async def stored_rules(desk: Desk) -> list[StoredRule]:
     async with desk.reading() as reader:
         return await every_rule(reader)
+
+
+async def every_account(desk: Desk) -> Accounts:
+    """With the rules, as of one moment."""
+    from ratelimit_rls.records.desk import LOAD_S
+
+    async with desk.reading(LOAD_S) as reader:
+        return await reader.accounts()

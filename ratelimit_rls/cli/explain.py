@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ratelimit_rls.cli.credentials import moment_words
 from ratelimit_rls.cli.descriptor import descriptor_options, format_descriptor, parse_descriptors
+from ratelimit_rls.cli.desk import at_desk, every_account
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.normal_form import deny_form, hot_form, penalty_form, style_form
-from ratelimit_rls.cli.rules import load, sources_arguments
+from ratelimit_rls.cli.rules import compiled, sources_arguments
 from ratelimit_rls.cli.words import deny_words, printable, rule_words, style_words
 from ratelimit_rls.core.explain import Attempt, Explanation, Outcome
 from ratelimit_rls.core.explain import explain as walk
-from ratelimit_rls.core.model import Limit, Penalty, Plan, Request, Slot, Watcher
+from ratelimit_rls.core.model import Limit, Penalty, Plan, Request, Slot, Subject, Watcher
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.core.span import format_span
+from ratelimit_rls.core.standing import Standing
+
+if TYPE_CHECKING:
+    from ratelimit_rls.core.accounts import Accounts
 
 _EXAMPLES = """\b
 Examples:
@@ -47,12 +54,16 @@ def explain(
 ) -> ExitCode:
     """Tell which rule a descriptor meets, and why no other.
 
-    PATHS are rules files, or directories of them; the rules of the database, if there is one, come before them. Several
-    descriptors are taken as those of one request, where one may replace another's limit.
+    PATHS are rules files, or directories of them. If there is a database, its rules come before them, and whoever has
+    limits of their own stands as it says. Several descriptors are taken as those of one request, where one may replace
+    another's limit.
     """
-    tree = load(paths, merge_domains, database).tree
+    accounts = at_desk(database, every_account) if database else None
+    tree = compiled(paths, merge_domains, accounts.rules if accounts else None).tree
+    standings = _Standings(accounts) if accounts else None
     request = Request(domain, parse_descriptors(descriptors, entries))
-    planned = _planned(Planner(tree, Policy(key_prefix=cache_key_prefix)).plan(request))
+    plan = Planner(tree, Policy(key_prefix=cache_key_prefix), standings).plan(request)
+    planned = _planned(plan, standings.asked if standings else [])
     explained = [walk(tree, domain, descriptor) for descriptor in request.descriptors]
     pairs = zip(explained, planned, strict=True)
     if form == "json":
@@ -64,19 +75,39 @@ def explain(
     return ExitCode.DONE
 
 
+class _Standings:
+    """Everybody's, and those that were asked for."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        from ratelimit_rls.identity.directory import Directory
+
+        self._directory = Directory()
+        self._directory.load(accounts)
+        self.asked: list[Standing] = []
+
+    def of(self, kind: Subject, subject: str, tier: str) -> Standing:
+        self.asked.append(self._directory.of(kind, subject, tier))
+        return self.asked[-1]
+
+
 class _Planned(NamedTuple):
     """How one descriptor is answered, and from which states in the store."""
 
     slot: Slot
+    standing: Standing | None  # of whoever the descriptor names, where the rule takes their limits and somebody knows
+    is_refused: bool  # the whole request is, whatever the limits say, and nothing is counted
     counters: list[str]
     watchers: list[tuple[Watcher, str]]
 
 
-def _planned(plan: Plan) -> list[_Planned]:
-    keys = iter(plan.keys)
+def _planned(plan: Plan, standings: Sequence[Standing]) -> list[_Planned]:
+    """`standings` are those that the plan was made from, in the order of its descriptors; none, without a database."""
+    keys, asked = iter(plan.keys), iter(standings)
     return [
         _Planned(
             slot,
+            next(asked, None) if slot.rule and slot.rule.limits_of else None,
+            plan.outline.refusal is not None,
             [next(keys).decode() for _ in slot.steps],
             [(watcher, next(keys).decode()) for watcher in slot.watchers],
         )
@@ -84,10 +115,13 @@ def _planned(plan: Plan) -> list[_Planned]:
     ]
 
 
-def _replaced(slot: Slot) -> list[str]:
+def _replaced(planned: _Planned) -> list[str]:
     """The names of limits the descriptor met that another descriptor of the request sets aside."""
+    slot = planned.slot
+    if slot.rule is None or planned.is_refused:
+        return []
     counted = {id(step.limit) for step in slot.steps}
-    return [limit.name for limit in slot.rule.limits if id(limit) not in counted] if slot.rule else []
+    return [limit.name for limit in slot.rule.limits if id(limit) not in counted]
 
 
 def _text(told: Explanation, planned: _Planned) -> Iterator[str]:
@@ -107,17 +141,34 @@ def _text(told: Explanation, planned: _Planned) -> Iterator[str]:
             yield from (printable(f"in place of {place}") for place in level.met.overrode)
     yield printable(told.conclusion)
     rule = planned.slot.rule
+    if planned.standing is not None:
+        yield printable(_standing_words(planned.standing))
+    if planned.is_refused:
+        is_theirs = planned.standing is not None and planned.standing.block is not None
+        whose = "" if is_theirs else " by another descriptor of this request"
+        yield click.style(f"blocked{whose}: nothing passes, and nothing is counted", fg="red")
+        return
     if rule is not None and rule.limits:
         yield f"limit {rule_words(rule)}"
         answered = ", ".join(filter(None, (style_words(rule.style), deny_words(rule.deny))))
         if answered:
             yield f"answer {answered}"
-    for name in _replaced(planned.slot):
+    for name in _replaced(planned):
         yield printable(f"not counted: another descriptor of this request replaces '{name}'")
     for key in planned.counters:
         yield printable(f"counter {key}")
     for watcher, key in planned.watchers:
         yield printable(f"{'penalty' if isinstance(watcher, Penalty) else 'warning'} {key}")
+
+
+def _standing_words(standing: Standing) -> str:
+    """e.g. `standing tier gold`, `standing override until 2026-08-06 08:46Z` or `standing block: spam`."""
+    block = standing.block
+    if block is not None:
+        until = f" until {moment_words(block.until_s)}" if block.until_s is not None else ""
+        return f"standing block{until}" + (f": {block.reason}" if block.reason else "")
+    until = f" until {moment_words(standing.until_s)}" if standing.until_s < inf else ""
+    return f"standing {standing.source or 'rule'}{until}"
 
 
 def _tried(attempt: Attempt) -> str:
@@ -137,6 +188,8 @@ def _json(told: Explanation, planned: _Planned) -> dict[str, Any]:
         "descriptor": [list(entry) for entry in told.descriptor.entries],
         "conclusion": told.conclusion,
         "rule": rule.path if rule else None,
+        "standing": _standing(planned.standing) if planned.standing else None,
+        "refused": planned.is_refused,
         "limits": [_limit(limit) for limit in rule.limits] if rule else [],
         "max_delay": format_span(rule.max_delay_us) if rule and rule.max_delay_us else None,
         "penalty": penalty_form(rule.penalty) if rule and rule.penalty else None,
@@ -145,13 +198,24 @@ def _json(told: Explanation, planned: _Planned) -> dict[str, Any]:
         "on_store_failure": rule.on_store_failure.value if rule and rule.on_store_failure else None,
         "answer": style_form(rule.style) if rule else None,
         "deny": deny_form(rule.deny) if rule and rule.deny else None,
-        "replaced": _replaced(planned.slot),
+        "replaced": _replaced(planned),
         "storage_keys": planned.counters,
         "watcher_keys": [key for _, key in planned.watchers],
         "levels": [
             {"entry": list(level.entry), "attempts": [_attempt(attempt) for attempt in level.attempts]}
             for level in told.levels
         ],
+    }
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    """Of whoever is blocked, the limits are those that wait."""
+    block = standing.block
+    return {
+        "source": standing.source or "rule",
+        "until_s": standing.until_s if standing.until_s < inf else None,
+        "blocked": block is not None,
+        "block": {"reason": block.reason, "until_s": block.until_s} if block else None,
     }
 
 

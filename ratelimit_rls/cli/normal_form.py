@@ -68,7 +68,7 @@ class _Form:
             if root.key in written:
                 shown[key] = _as_written(written[root.key])
         mapping = self._compiled.tree.mappings.get(root.key)
-        if mapping is not None:
+        if mapping is not None and mapping.descriptors:
             as_written = shown.setdefault("ext_authz", {"descriptors": []})
             made = mapping.descriptors[len(as_written["descriptors"]) :]
             as_written["descriptors"] += [{"entries": [_entry(entry) for entry in one.entries]} for one in made]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_rls.cli.desk import database_option
+from ratelimit_rls.cli.desk import database_option, with_records
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.usage import with_records
+from ratelimit_rls.cli.words import plural
 
 if TYPE_CHECKING:
     from ratelimit_rls.records.database import Database
@@ -56,7 +56,7 @@ def retain(database: str, archive: str, dry_run: bool, form: str) -> ExitCode:
     verb = "would be archived" if dry_run else "archived and dropped"
     for one in done:
         where = f" as {one.path}" if one.path else ""
-        click.echo(f"{one.kind} of {one.month}: {one.rows:,} rows {verb}{where}")
+        click.echo(f"{one.kind} of {one.month}: {one.rows:,} {plural(one.rows, 'row')} {verb}{where}")
     if not done:
         click.echo("no whole month is past its time")
     return ExitCode.DONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from ratelimit_rls.cli.desk import at_desk, database_option, stored_rules
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
+    from ratelimit_rls.core.accounts import StoredRule
     from ratelimit_rls.rules.compile import Compiled
     from ratelimit_rls.rules.load import Source
 
@@ -45,17 +46,15 @@ def read(paths: tuple[Path, ...]) -> list[Source]:
 
 def load(paths: tuple[Path, ...], merge_domains: bool, database: str = "") -> Compiled:
     """Raises RulesError with everything that is wrong."""
+    return compiled(paths, merge_domains, at_desk(database, stored_rules) if database else None)
+
+
+def compiled(paths: tuple[Path, ...], merge_domains: bool, stored: Iterable[StoredRule] | None) -> Compiled:
+    """The same with rules of a database that were read already; None: there is no database."""
     from ratelimit_rls.rules.compile import compile_documents
-
-    if not paths and not database:
-        raise click.UsageError("Missing argument 'PATHS...', and there is no database either.")
-    sources = read(paths) if paths else []
-    return compile_documents([*_stored(database), *sources], merge_domains=merge_domains)
-
-
-def _stored(database: str) -> list[Source]:
-    if not database:
-        return []
     from ratelimit_rls.rules.sources.database import stored_sources
 
-    return stored_sources(at_desk(database, stored_rules))
+    if not paths and stored is None:
+        raise click.UsageError("Missing argument 'PATHS...', and there is no database either.")
+    sources = read(paths) if paths else []
+    return compile_documents([*stored_sources(stored or ()), *sources], merge_domains=merge_domains)

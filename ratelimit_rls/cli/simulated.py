@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from ratelimit_rls.cli.words import plural
+
 Row = Sequence[str]
 
 
@@ -14,7 +16,8 @@ def text_of(told: dict[str, Any]) -> Iterator[str]:
     """From the same values that --format json prints."""
     rate = told["calls"] / max(told["took_s"], 0.001)
     span = f", {told['first']} to {told['last']}" if told["calls"] else ""
-    yield f"{told['calls']:,} requests{span}; replayed in {told['took_s']:.1f} s, {rate:,.0f} a second"
+    requests = f"{told['calls']:,} {plural(told['calls'], 'request')}"
+    yield f"{requests}{span}; replayed in {told['took_s']:.1f} s, {rate:,.0f} a second"
     yield from _left_out(told)
     for rule_set in told["rule_sets"]:
         yield ""
@@ -26,12 +29,16 @@ def text_of(told: dict[str, Any]) -> Iterator[str]:
 
 def _left_out(told: dict[str, Any]) -> Iterator[str]:
     if told["lines_bad"]:
-        yield click.style(f"{told['lines_bad']:,} of {told['lines']:,} lines are bad and were left out:", fg="yellow")
+        verbs = "is bad and was" if told["lines_bad"] == 1 else "are bad and were"
+        of_all = f"{told['lines_bad']:,} of {told['lines']:,} {plural(told['lines'], 'line')}"
+        yield click.style(f"{of_all} {verbs} left out:", fg="yellow")
         yield from (f"  line {bad['line']}: {bad['why']}" for bad in told["first_bad_lines"])
     if told["lines_without_descriptor"]:
-        yield f"{told['lines_without_descriptor']:,} lines have no descriptor: a field of each is missing"
+        number = told["lines_without_descriptor"]
+        yield f"{number:,} {plural(number, 'line')} without a descriptor: a field of each is missing"
     if told["lines_late"]:
-        yield f"{told['lines_late']:,} lines stand far below later ones, and were taken at the moment of those"
+        number = told["lines_late"]
+        yield f"{number:,} {plural(number, 'line')} far below later ones, taken at the moment of those"
 
 
 def _rule_set(told: dict[str, Any], calls: int) -> Iterator[str]:
@@ -40,7 +47,8 @@ def _rule_set(told: dict[str, Any], calls: int) -> Iterator[str]:
     none = f", {told['met_no_rule']:,} met no rule" if told["met_no_rule"] else ""
     yield f"{click.style(told['rules'], bold=True)}: {verdict}{none}"
     if told["counters_evicted"]:
-        yield f"{told['counters_evicted']:,} counters were dropped for lack of memory: refusals may be too few"
+        number = told["counters_evicted"]
+        yield f"{number:,} {plural(number, 'counter')} dropped for lack of memory: refusals may be too few"
     columns = [_NUMBERS, *(one for one in _SELDOM if any(rule[one.shown_for] for rule in told["per_rule"])), _MOMENTS]
     rows = [(rule["rule"], *(cell for column in columns for cell in column.cells(rule))) for rule in told["per_rule"]]
     if rows:
@@ -67,8 +75,9 @@ _MOMENTS = _Columns(
 
 
 def _difference(told: dict[str, Any], new: str, old: str) -> Iterator[str]:
+    number = told["newly_refused"]
     yield (
-        f"{new} compared with {old}: {told['newly_refused']:,} requests newly refused, "
+        f"{new} compared with {old}: {number:,} {plural(number, 'request')} newly refused, "
         f"{told['newly_admitted']:,} newly admitted"
     )
     rows = []

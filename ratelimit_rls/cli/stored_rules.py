@@ -15,11 +15,11 @@ from ratelimit_rls.cli.desk import at_desk, database_option, every_rule, stored_
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.rules import read
 from ratelimit_rls.cli.words import counted, printable
-from ratelimit_rls.errors import Problem, RulesError
+from ratelimit_rls.errors import Conflict, Problem, RulesError
 
 if TYPE_CHECKING:
     from ratelimit_rls.core.accounts import StoredRule
-    from ratelimit_rls.records.desk import Desk
+    from ratelimit_rls.records.desk import Change, Desk
     from ratelimit_rls.rules.load import Source
 
 _IMPORT_EXAMPLES = """\b
@@ -39,6 +39,9 @@ Examples:
   # is what was reviewed what is in force?
   $ ratelimit-rls rules diff stored/"""
 
+_PATIENCE_S = 600.0
+_MOST_ATTEMPTS = 5
+
 _PATHS = click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 
 
@@ -46,8 +49,9 @@ _PATHS = click.argument("paths", nargs=-1, required=True, type=click.Path(exists
 def rules() -> None:
     """Move rules between files and the database.
 
-    A file is one rule. What is not its document (name, priority, enabled, targeting) is in a comment on its first line;
-    without one, the rule is called like the file.
+    What is not its document (name, priority, enabled, targeting) is in a comment on the first line of a rule. A file is
+    one rule, called like the file if it has no such line; or several that are parted by ---, each with a line of its
+    own.
     """
 
 
@@ -67,24 +71,26 @@ def import_(paths: tuple[Path, ...], prune: bool, dry_run: bool, database: str) 
     given = _given(paths)
 
     async def work(desk: Desk) -> _Plan:
-        async with desk.change(Actor(f"{_who()}, rules import"), dry_run=dry_run) as change:
-            stored = {rule.name: rule for rule in await every_rule(change)}
+        for _ in range(_MOST_ATTEMPTS):
+            async with desk.reading(_PATIENCE_S) as reader:
+                stored = {rule.name: rule for rule in await every_rule(reader)}
+            # Outside of any transaction: many rules take their time, and others must be able to change something.
             _check(given, [] if prune else [rule for name, rule in stored.items() if name not in given])
             plan = _Plan.of(given, stored, prune=prune)
-            for rule in plan.gone:  # first: a name may be taken by one of those that come
-                await change.delete_rule(rule.rule_id)
-            for rule in plan.changed:
-                await change.put_rule(rule)
-            for rule in plan.new:
-                await change.add_rule(rule)
-        return plan
+            actor = Actor(f"{_who()}, rules import")
+            async with desk.change(actor, dry_run=dry_run, patience_s=_PATIENCE_S) as change:
+                if {rule.name: rule for rule in await every_rule(change)} == stored:
+                    await plan.carry_out(change)
+                    return plan
+        raise Conflict("other rules change all the time; try again")
 
     plan = at_desk(database, work)
     for word, group in (("create", plan.new), ("change", plan.changed), ("delete", plan.gone)):
         for rule in group:
             click.echo(printable(f"{word} {rule.name}"))
-    touched = counted(len(plan.new) + len(plan.changed) + len(plan.gone), "rule")
-    click.echo(f"{touched} {'would be' if dry_run else 'were'} changed, {plan.same} as in the files already")
+    touched = len(plan.new) + len(plan.changed) + len(plan.gone)
+    verb = "would be" if dry_run else "was" if touched == 1 else "were"
+    click.echo(f"{counted(touched, 'rule')} {verb} changed, {plan.same} as in the files already")
     return ExitCode.DONE
 
 
@@ -94,12 +100,12 @@ def import_(paths: tuple[Path, ...], prune: bool, dry_run: bool, database: str) 
 )
 @database_option
 def export(output: Path | None, database: str) -> ExitCode:
-    """Write the rules of the database as files, or to stdout, one after the other."""
-    from ratelimit_rls.rules.stored_text import file_name, text_of
+    """Write the rules of the database as files, or to stdout as one file: `import` takes either."""
+    from ratelimit_rls.rules.stored_text import file_name, joined, text_of
 
     stored = at_desk(database, stored_rules)
     if output is None:
-        click.echo("---\n".join(_ended(text_of(rule)) for rule in stored), nl=False)
+        click.echo(joined(stored).encode(), nl=False)  # bytes: no line break is to become another one
         return ExitCode.DONE
     output.mkdir(parents=True, exist_ok=True)
     for rule in stored:
@@ -132,33 +138,56 @@ def diff(paths: tuple[Path, ...], database: str) -> ExitCode:
 
 
 class _Given(NamedTuple):
-    """A file, and the rule that it is."""
+    """A file, or a part of one, and the rule that it is."""
 
     source: Source
     rule: StoredRule
 
+    @property
+    def place(self) -> str:
+        above = self.source.lines_above
+        return f"{self.source.name}:{above + 1}" if above else self.source.name
+
 
 def _given(paths: tuple[Path, ...]) -> dict[str, _Given]:
     """By the name of the rule. Raises RulesError with everything that is wrong with the files themselves."""
-    from ratelimit_rls.rules.load import load
-    from ratelimit_rls.rules.stored_text import rule_of
-
     given: dict[str, _Given] = {}
     problems: list[Problem] = []
     for source in read(paths):
         try:
-            load(source)  # it is YAML, and text: a database stores text
-            rule = rule_of(source.content.decode("utf-8-sig"), Path(source.name).stem, source.name)
+            rules = _rules_in(source)
         except RulesError as error:
             problems += error.problems
             continue
-        except UnicodeDecodeError:
-            problems.append(Problem(source.name, 1, 1, "a stored rule is UTF-8; save the file as such"))
-            continue
-        if rule.name in given:
-            first = given[rule.name].source.name
-            problems.append(Problem(source.name, 1, 1, f"{first} is a rule '{rule.name}' too; name one of them anew"))
-        given.setdefault(rule.name, _Given(replace(source, rank=rule.priority, targeting=rule.targeting), rule))
+        for one in rules:
+            first = given.setdefault(one.rule.name, one)
+            if first is not one:
+                what = f"{first.place} is a rule '{one.rule.name}' too; name one of them anew"
+                problems.append(Problem(source.name, one.source.lines_above + 1, 1, what))
+    if problems:
+        raise RulesError(problems)
+    return given
+
+
+def _rules_in(file: Source) -> list[_Given]:
+    """Each of them is YAML, and text: a database stores text. Raises RulesError."""
+    from ratelimit_rls.rules.load import load
+    from ratelimit_rls.rules.stored_text import rules_of
+
+    load(file)  # the first one; and whatever is wrong with all of the text
+    try:
+        text = file.content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise RulesError([Problem(file.name, 1, 1, "a stored rule is UTF-8; save the file as such")]) from None
+    given: list[_Given] = []
+    problems: list[Problem] = []
+    for rule, part, line in rules_of(text, Path(file.name).stem, file.name):
+        ranked = replace(file, rank=rule.priority, targeting=rule.targeting)
+        given.append(_Given(replace(ranked, content=part.encode(), lines_above=line - 1), rule))
+        try:
+            load(given[-1].source)
+        except RulesError as error:
+            problems += error.problems
     if problems:
         raise RulesError(problems)
     return given
@@ -183,6 +212,14 @@ class _Plan:
             gone=[rule for name, rule in stored.items() if prune and name not in given],
             same=len(wanted) - len(changed),
         )
+
+    async def carry_out(self, change: Change) -> None:
+        for rule in self.gone:  # first: a name may be taken by one of those that come
+            await change.delete_rule(rule.rule_id)
+        for rule in self.changed:
+            await change.put_rule(rule)
+        for rule in self.new:
+            await change.add_rule(rule)
 
 
 def _over(rule: StoredRule, there: StoredRule) -> StoredRule:
@@ -218,10 +255,6 @@ def _differences(name: str, stored: StoredRule | None, given: _Given | None) -> 
         given.source.name if given else "/dev/null",
         lineterm="",
     )
-
-
-def _ended(text: str) -> str:
-    return text if text.endswith("\n") else text + "\n"
 
 
 def _who() -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_rls.cli.desk import database_option
+from ratelimit_rls.cli.desk import database_option, with_records
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.words import printable
 from ratelimit_rls.core.span import format_span, parse_span
@@ -29,14 +28,13 @@ Examples:
   # the rules of one domain in the last 30 days, as a picture, too
   $ ratelimit-rls usage --by rule --domain edge --since 30d --picture rules.svg"""
 
+_WAYS = ("user", "rule", "endpoint", "domain", "region")
 _DAYS = re.compile(r"(\d{1,4})d")
 _DAY_US = 86_400_000_000
 _EACH_US = (("minute", 60_000_000), ("hour", 3_600_000_000), ("day", _DAY_US))
 _MOST_BARS = 240
 _FIGURES = "{:>14}  {:>14}  {:>7}  {:>10}"
 _WIDEST_NAME = 60
-
-T = TypeVar("T")
 
 
 class _Since(click.ParamType[int]):
@@ -53,7 +51,7 @@ class _Since(click.ParamType[int]):
 
 @click.command(epilog=_EXAMPLES)
 @database_option
-@click.option("--by", type=click.Choice(["user", "rule", "endpoint"]), default="user", show_default=True)
+@click.option("--by", type=click.Choice(_WAYS), default="user", show_default=True)
 @click.option("--since", "since_us", type=_Since(), default="24h", show_default=True, help="Of how long.")
 @click.option("--domain", metavar="TEXT", help="Calls of this domain only.")
 @click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N", help="So many.")
@@ -93,23 +91,6 @@ def usage(
     return ExitCode.DONE
 
 
-def with_records(database: str, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-    """What `work` comes to. Raises RecordsError if the database cannot be used as it is."""
-    if not database:
-        raise click.UsageError("no --database and no RLS_DATABASE_URL: there is no database to ask")
-    from ratelimit_rls.records.database import Database
-
-    async def run() -> T:
-        records = Database(database)
-        try:
-            await records.require_current()
-            return await work(records)
-        finally:
-            await records.close()
-
-    return asyncio.run(run())
-
-
 def _granularity(span_us: int) -> str:
     """So many bars that each can be seen."""
     return next((name for name, each_us in _EACH_US if span_us <= _MOST_BARS * each_us), _EACH_US[-1][0])
@@ -126,7 +107,8 @@ def _draw(path: Path, title: str, points: Sequence[Point], granularity: str, fou
 
 def _table(by: str, found: Sequence[Use], since_us: int) -> Iterator[str]:
     if not found:
-        yield f"no calls with a {by} are recorded in the last {_span(since_us)}"
+        article = "an" if by == "endpoint" else "a"
+        yield f"no calls with {article} {by} are recorded in the last {_span(since_us)}"
         return
     names = [_cut(printable(use.name)) for use in found]
     width = max(len(by), *map(len, names))

@@ -97,5 +97,9 @@ def node_words(node: Node) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """e.g. `1 rule`, `2 rules`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """e.g. `1 rule`, `20000 rules`."""
+    return f"{number} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"

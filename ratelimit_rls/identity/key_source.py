@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import socket
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from http.client import HTTPMessage, HTTPResponse
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, Self, TypeVar
 from urllib.error import HTTPError
 
 import structlog
@@ -29,6 +30,9 @@ from ratelimit_rls.identity.jwks import KeySet, read_key_set, read_secret
 MOST_BYTES = 2**20
 EARLY_PAUSE_S = 10.0
 """Between two fetches that unknown keys ask for: whoever invents names of keys must not make us ask more often."""
+
+GRACE_S = 0.5
+"""Beyond the timeout, for a fetch to say by itself how far it came."""
 
 FILE_POLL_S = 1.0
 FIRST_RETRY_S = 1.0
@@ -107,7 +111,9 @@ class KeySource:
             self._wanted.clear()
             self._early_s = clock()
         try:
-            self._take(await _in_daemon(lambda: fetch(place.url, place.timeout_s)))
+            async with asyncio.timeout(place.timeout_s + GRACE_S):  # the name may not be found for longer than that
+                content = await _in_daemon(lambda: fetch(place.url, place.timeout_s))
+            self._take(content)
         except Exception as error:  # whatever it is, it must not end the keeping of keys
             self._failed(error)
             self._next_s = clock() + min(self._retry_s, place.refresh_s) * random.uniform(0.8, 1)
@@ -161,27 +167,101 @@ def read_file(path: Path) -> bytes:
 
 def fetch(url: str, timeout_s: float) -> bytes:
     """What is at `url`, whole and within the time; raises OSError, HTTPException (http.client) or ValueError."""
-    deadline_s = time.monotonic() + timeout_s
     request = urllib.request.Request(url, headers={"Accept": "application/jwk-set+json, application/json"})  # noqa: S310
     content = b""
-    with _open(request, timeout_s) as response:
-        # In pieces: each wait is bounded by the timeout, and all of them together by the deadline.
-        while piece := response.read1(65_536):
-            content += piece
-            if len(content) > MOST_BYTES:
-                raise ValueError(f"is larger than {MOST_BYTES // 2**20} MiB")
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"did not come whole within {timeout_s:g} s")
+    with _Deadline(timeout_s) as deadline:
+        try:
+            with _open(request, deadline) as response:
+                while piece := response.read1(65_536):
+                    content += piece
+                    if len(content) > MOST_BYTES:
+                        raise ValueError(f"is larger than {MOST_BYTES // 2**20} MiB")
+        except (OSError, HTTPException):
+            if not deadline.is_over:
+                raise
+        if deadline.is_over:  # whatever became of it then: to whoever reads, the connection has come to its end
+            raise TimeoutError(f"timed out: it did not come whole within {timeout_s:g} s")
     return content
 
 
-def _open(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
+def _open(request: urllib.request.Request, deadline: _Deadline) -> HTTPResponse:
+    opener = urllib.request.build_opener(_SafeRedirects(), _Http(deadline), _Https(deadline))
     try:
-        response: HTTPResponse = _OPENER.open(request, timeout=timeout_s)
+        response: HTTPResponse = opener.open(request, timeout=deadline.timeout_s + GRACE_S)  # the deadline is first
     except HTTPError as error:
         error.close()  # it holds the connection, and may be held for long
         raise OSError(f"the answer is {error.code} {error.reason}") from None
     return response
+
+
+class _Deadline:
+    """For all waits of one fetch together, from the first connection to the last byte.
+
+    A timeout of a socket is for each wait: who sends a byte now and then never exceeds it. So at the end of the time
+    all connections that were made are shut down, and whoever waits for one goes on.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.is_over = False
+        self._turn = threading.Lock()
+        self._connections: list[socket.socket] = []
+        self._timer = threading.Timer(timeout_s, self._end)
+        self._timer.daemon = True
+        self._timer.name = "deadline of a fetch"
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._turn:
+            for connection in self._connections:
+                connection.close()
+            self._connections = []
+
+    def connect(self, address: tuple[str, int], timeout_s: float, source: tuple[str, int] | None) -> socket.socket:
+        """As socket.create_connection. What is kept is another handle to it: TLS takes the first one away."""
+        made = socket.create_connection(address, self.timeout_s, source)
+        made.settimeout(timeout_s)
+        with self._turn:
+            if self.is_over:
+                made.close()
+                raise TimeoutError
+            self._connections.append(made.dup())
+        return made
+
+    def _end(self) -> None:
+        with self._turn:
+            self.is_over = True
+            for connection in self._connections:
+                with suppress(OSError):  # the other side was faster
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(partial(_connection, HTTPConnection, self._deadline), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(partial(_connection, HTTPSConnection, self._deadline), req)
+
+
+def _connection(kind: type[HTTPConnection], deadline: _Deadline, host: str, **more: Any) -> HTTPConnection:
+    made = kind(host, **more)
+    made._create_connection = deadline.connect  # type: ignore[attr-defined]
+    return made
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -198,9 +278,6 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
             fp.close()
             raise ValueError(f"sends us on to a place that {error}") from None
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-_OPENER = urllib.request.build_opener(_SafeRedirects())
 
 
 async def _in_daemon(work: Callable[[], T]) -> T:

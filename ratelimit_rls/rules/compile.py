@@ -27,12 +27,14 @@ from ratelimit_rls.rules.document import Document, Written, read_document
 from ratelimit_rls.rules.ext_authz import compile_mapping
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, Findings
 from ratelimit_rls.rules.identity import compile_identity
-from ratelimit_rls.rules.load import Source, load
+from ratelimit_rls.rules.load import Source, load, second_document
 from ratelimit_rls.rules.node import YamlNode
 from ratelimit_rls.rules.rule import Inherited
 from ratelimit_rls.rules.targeted_mapping import MOST_SHAPES, Shape, completed, shapes
 from ratelimit_rls.rules.targeting import is_targeted, targeted
 from ratelimit_rls.rules.word import Words, read_word
+
+UNREAD = "unread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def compile_documents(
     errors: list[Problem] = []
     parts: list[_Part] = []
     for source in sources:
-        found = Findings(source.name)
+        found = Findings(source.name, first_line=source.lines_above + 1)
         try:
             parts.append(_read(source, found))
         except RulesError as error:
@@ -122,12 +124,25 @@ class _Part:
 def _read(source: Source, found: Findings) -> _Part:
     """Raises RulesError where it cannot be read at all."""
     root = load(source)
+    _check_rest(source, found)
     origin = Origin(found, source.rank, source.is_stored)
     if source.targeting is None:
         return _Part(read_document(root, found), origin, frozenset())
     document = read_document(targeted(root, source.targeting, found), found)
     wanted = frozenset(shapes(document) if is_targeted(root, source.targeting) else ())
     return _Part(document, origin, wanted)
+
+
+def _check_rest(source: Source, found: Findings) -> None:
+    """The reference reads the first document of a file and no other, and so do we, but not without a word. Nobody has
+    stored a rule for the reference to read: there, what nobody would read is refused."""
+    second = second_document(source)
+    if second is None:
+        return
+    if source.is_stored:
+        found.error(second, offences.second_document())
+    else:
+        found.warn(second, UNREAD, offences.unread_document())
 
 
 @dataclass(slots=True)

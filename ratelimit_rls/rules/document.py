@@ -112,7 +112,7 @@ class Document:
 def read_document(root: YamlNode | None, found: Findings) -> Document:
     """The file's values; whatever cannot be read is reported to `found` and left out."""
     if root is None or is_null(root):
-        return Document(Position(found.file, 1, 1))
+        return Document(Position(found.file, found.first_line, 1))
     if not isinstance(root, YamlMap):
         fields = _Fields((), found)
         fields.refuse(root, "map[interface {}]interface {}", "a rules file is a mapping that starts with 'domain:'")

@@ -23,6 +23,7 @@ class Findings:
     file: str
     errors: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    first_line: int = 1  # of what is looked at
 
     def error(self, at: YamlNode | Position, message: str) -> None:
         self.errors.append(Problem(self.file, at.line, at.column, message))

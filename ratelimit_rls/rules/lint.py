@@ -5,8 +5,8 @@
     unmapped        ext_authz makes what no descriptor meets      hidden      a targeted rule does not hold for some of
                                                                               those it is for
 
-(`misplaced` and `duplicate-key` are found by the grammar, while the text is at hand; `overridden`, what a stronger
-source says instead, where sources are merged.)
+(`misplaced` and `duplicate-key` are found by the grammar, while the text is at hand; `unread`, a second document, when
+a file is read; `overridden`, what a stronger source says instead, where sources are merged.)
 """
 
 from __future__ import annotations

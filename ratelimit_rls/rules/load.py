@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 import yaml
 
 from ratelimit_rls.core.accounts import Targeting
+from ratelimit_rls.core.model import Position
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.node import MERGE_KEY, YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.rules.parts import second_line
 from ratelimit_rls.rules.scalars import Kind, Value, resolve
 
 MOST_BYTES = 16 * 2**20
@@ -52,6 +54,7 @@ class Source:
     content: bytes
     rank: int = LAST_RANK  # the lower, the stronger: where two ranks speak of the same descriptor, the lower one counts
     targeting: Targeting | None = None  # of a rule of the database, be it empty
+    lines_above: int = 0  # in the file that it is a part of: places are told as they are there
 
     @property
     def is_stored(self) -> bool:
@@ -61,17 +64,23 @@ class Source:
 def load(source: Source, parser: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = FASTEST_PARSER) -> YamlNode | None:
     """The first document, None where there is none; raises RulesError if it cannot be read."""
     if len(source.content) > MOST_BYTES:
-        raise _refusal(source.name, 1, 1, offences.too_large(MOST_BYTES))
+        raise _refusal(source, 1, 1, offences.too_large(MOST_BYTES))
     text = _decode(source)
     try:
-        return _Composer(source.name).compose(yaml.parse(text, Loader=parser))
+        return _Composer(source).compose(yaml.parse(text, Loader=parser))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _refusal(source.name, line, column, offences.not_yaml(what)) from error
+        raise _refusal(source, line, column, offences.not_yaml(what)) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # e.g. an escape beyond Unicode, in either parser
-        raise _refusal(source.name, 1, 1, offences.not_yaml(str(error))) from error
+        raise _refusal(source, 1, 1, offences.not_yaml(str(error))) from error
+
+
+def second_document(source: Source) -> Position | None:
+    """Where one begins that `load` does not read; None: there is none, or nothing is in it."""
+    line = second_line(_decode(source))
+    return None if line is None else Position(source.name, source.lines_above + line, 1)
 
 
 def _decode(source: Source) -> str:
@@ -81,11 +90,11 @@ def _decode(source: Source) -> str:
         text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8", "replace")
-        raise _refusal(source.name, *_place(before), offences.not_utf8(content[error.start])) from error
+        raise _refusal(source, *_place(before), offences.not_utf8(content[error.start])) from error
     unprintable = _UNPRINTABLE.search(text)
     if unprintable:
         before = text[: unprintable.start()]
-        raise _refusal(source.name, *_place(before), offences.control_character(ord(unprintable[0])))
+        raise _refusal(source, *_place(before), offences.control_character(ord(unprintable[0])))
     return text
 
 
@@ -94,8 +103,9 @@ def _place(before: str) -> tuple[int, int]:
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
-def _refusal(file: str, line: int, column: int, message: str) -> RulesError:
-    return RulesError([Problem(file, line, column, message)])
+def _refusal(source: Source, line: int, column: int, message: str) -> RulesError:
+    """`line` is that of the source's own text."""
+    return RulesError([Problem(source.name, source.lines_above + line, column, message)])
 
 
 @dataclass(slots=True)
@@ -118,8 +128,8 @@ class _Anchored:
 class _Composer:
     """Builds the document from events, on a stack of its own: nesting never becomes recursion."""
 
-    def __init__(self, file: str) -> None:
-        self._file = file
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._open: list[_Open] = []
         self._anchors: dict[str, _Anchored | None] = {}  # None: its end has not come yet
         self._nodes = 0
@@ -149,7 +159,7 @@ class _Composer:
 
     def _end(self) -> None:
         done = self._open.pop()
-        line, column = _mark(done.event)
+        line, column = self._mark(done.event)
         node: YamlNode
         if isinstance(done.event, yaml.SequenceStartEvent):
             node = YamlList(line, column, tuple(done.children))
@@ -191,7 +201,7 @@ class _Composer:
             raise self._refuse(event, offences.too_deep(DEEPEST))
 
     def _scalar(self, event: yaml.ScalarEvent) -> YamlScalar:
-        line, column = _mark(event)
+        line, column = self._mark(event)
         text: str = event.value
         if _SURROGATE.search(text):  # only PyYAML's own parser lets such an escape through
             raise self._refuse(event, offences.not_yaml("found invalid Unicode character escape code"))
@@ -202,7 +212,7 @@ class _Composer:
         return self._tagged(event, _short(event.tag))
 
     def _tagged(self, event: yaml.ScalarEvent, tag: str) -> YamlScalar:
-        line, column = _mark(event)
+        line, column = self._mark(event)
         text: str = event.value
         kind: Kind = Kind.STRING
         value: Value = text
@@ -232,16 +242,15 @@ class _Composer:
             if isinstance(key, YamlScalar) and key.is_merge_key:
                 merged = value.items if isinstance(value, YamlList) else (value,)
                 if not all(isinstance(item, YamlMap) for item in merged):
-                    raise _refusal(self._file, value.line, value.column, offences.bad_merge())
+                    raise RulesError([Problem(self._source.name, value.line, value.column, offences.bad_merge())])
 
     def _refuse(self, event: yaml.Event, message: str) -> RulesError:
-        return _refusal(self._file, *_mark(event), message)
+        return RulesError([Problem(self._source.name, *self._mark(event), message)])
 
-
-def _mark(event: yaml.Event) -> tuple[int, int]:
-    mark = event.start_mark
-    assert mark is not None  # every event of a parser has one
-    return mark.line + 1, mark.column + 1
+    def _mark(self, event: yaml.Event) -> tuple[int, int]:
+        mark = event.start_mark
+        assert mark is not None  # every event of a parser has one
+        return self._source.lines_above + mark.line + 1, mark.column + 1
 
 
 def _short(tag: str) -> str:

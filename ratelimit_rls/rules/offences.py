@@ -90,6 +90,14 @@ def bad_merge() -> str:
     return not_yaml("map merge requires map or sequence of maps as the value")
 
 
+def second_document() -> str:
+    return "a stored rule is one YAML document, and a second one begins here; store it as a rule of its own"
+
+
+def nameless_rule(first_line: str) -> str:
+    return f'another rule begins here, and nothing names it: write \'{first_line}{{"name": "…"}}\' below this line'
+
+
 # -- the grammar ------------------------------------------------------------------------------------------------------
 
 
@@ -546,6 +554,10 @@ def bad_regex(text: str, why: str) -> str:
 
 
 # -- odd, but allowed -------------------------------------------------------------------------------------------------
+
+
+def unread_document() -> str:
+    return "from here on nothing is read: of a file the first YAML document counts; put the next one in its own file"
 
 
 def no_effect_without_limit(key: str) -> str:

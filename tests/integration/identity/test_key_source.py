@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.identity import key_source
 from ratelimit_rls.identity.issuers import KeysAtUrl, KeysInFile
 from ratelimit_rls.identity.jwt import Tokens
-from ratelimit_rls.identity.key_source import EARLY_PAUSE_S, MOST_BYTES, KeySource
+from ratelimit_rls.identity.key_source import EARLY_PAUSE_S, MOST_BYTES, KeySource, fetch
 from tests.unit.identity.minted import NOW, issuer, jwk, key_set, mint, private_key
 
 OLD, NEW = private_key("ES256"), private_key("ES256", 2)
@@ -231,6 +233,69 @@ async def test_who_does_not_answer_does_not_hold_us_up(publisher: Publisher, tmp
     with pytest.raises(asyncio.CancelledError):
         await fetching
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "keys of an issuer")
+
+
+def _trickle(listener: socket.socket, start: bytes, ends: threading.Event) -> None:
+    """A byte now and then, so that no single wait is long; each connection until the test ends."""
+    while not ends.is_set():
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection, suppress(OSError):
+            connection.sendall(start)
+            while not ends.wait(0.02):
+                connection.sendall(b"x")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"HTTP/1.1 200 ", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\n\r\n", b"\x16\x03\x03\x40\x00"],
+    ids=["status", "header", "body", "handshake"],
+)
+async def test_who_answers_a_byte_at_a_time_is_given_no_more_than_the_timeout(start: bytes, tmp_path: Path) -> None:
+    ends = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_trickle, args=(listener, start, ends), daemon=True)
+        thread.start()
+        scheme = "https" if start.startswith(b"\x16") else "http"
+        place = KeysAtUrl(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/keys", timeout_s=0.3)
+        began_s = time.monotonic()
+        try:
+            with pytest.raises(TimeoutError, match=r"timed out: it did not come whole within 0\.3 s"):
+                fetch(place.url, place.timeout_s)
+            assert time.monotonic() - began_s < 2
+
+            ends.set()  # of the first connection
+            thread.join()
+            ends.clear()
+            thread = threading.Thread(target=_trickle, args=(listener, start, ends), daemon=True)
+            thread.start()
+            began_s = time.monotonic()
+            with capture_logs() as logs:
+                await KeySource(issuer(tmp_path, keys=place), lambda: None).first()
+            assert time.monotonic() - began_s < 2
+            assert "timed out" in logs[0]["error"]
+        finally:
+            ends.set()
+            thread.join()
+    async with asyncio.timeout(5):  # nothing is left waiting
+        while {"keys of an issuer", "deadline of a fetch"} & {one.name for one in threading.enumerate()}:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_start_waits_no_longer_than_that_whatever_the_fetch_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a name that is not found, say: nothing but the system can end that."""
+    may_end = threading.Event()
+    monkeypatch.setattr(key_source, "GRACE_S", 0.05)
+    monkeypatch.setattr(key_source, "fetch", lambda *_: may_end.wait(30))
+    place = KeysAtUrl("http://127.0.0.1:1/keys", timeout_s=0.05)
+    began_s = time.monotonic()
+    await KeySource(issuer(tmp_path, keys=place), lambda: None).first()
+    assert time.monotonic() - began_s < 5
+    may_end.set()
 
 
 @pytest.fixture

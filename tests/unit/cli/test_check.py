@@ -44,6 +44,16 @@ def test_a_limit_beside_allow_fails_where_warnings_do(run: Run, rules: Path) -> 
     assert (ended.code, ended.out.count("warning[no-effect]: 'rate_limit'")) == (ExitCode.WARNINGS, 1)
 
 
+def test_what_nobody_reads_fails_where_warnings_do(run: Run, rules: Path) -> None:
+    with rules.open("a") as file:
+        file.write("---\ndomain: m2\ndescriptors: nonsense\n")
+    line = len(rules.read_text().splitlines()) - 2
+    ended = run("check", rules)
+    assert (ended.code, ended.out.splitlines()[-1]) == (ExitCode.DONE, "1 file, 4 rules: 1 warning")
+    assert ended.out.startswith(f"api.yaml:{line}:1: warning[unread]: from here on nothing is read")
+    assert run("check", "--strict", rules).code == ExitCode.WARNINGS
+
+
 def test_what_a_file_says_stays_on_the_line_that_quotes_it(run: Run, rules: Path) -> None:
     Path("bad.yaml").write_text(
         'domain: edge\ndescriptors:\n  - {key: "a\\nb"}\n  - {key: "a\\nb"}\n'

@@ -36,7 +36,7 @@ def test_a_log_is_replayed_and_every_rule_told(run: Run, rules: Path, log: Path)
     assert (ended.code, ended.err) == (ExitCode.DONE, "")
     first, bad, where, _, verdict, head, *table = ended.out.splitlines()
     assert first.startswith("20 requests, 2024-03-01T12:00:00Z to 2024-03-01T12:00:09Z; replayed in ")
-    assert (bad, where) == ("1 of 21 lines are bad and were left out:", "  line 21: not JSON")
+    assert (bad, where) == ("1 of 21 lines is bad and was left out:", "  line 21: not JSON")
     assert verdict == "api.yaml: 12 admitted, 8 refused (40.0%)"
     assert head.split()[:4] == ["rule", "calls", "hits", "refused"]
     assert [row.split() for row in table] == [

@@ -6,14 +6,14 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 from xml.etree import ElementTree
 
 import pytest
 
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.usage_picture import draw
-from ratelimit_rls.records.usage import Point, Use
+from ratelimit_rls.records.usage import By, Point, Use
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Run
@@ -37,7 +37,7 @@ def database(tmp_path: Path) -> str:
         ledger = Ledger(sample=0, most_waiting=100, clock=lambda: time.time() - 120)
         call(ledger, "al\x1bice", passed=1, refused=3, elapsed_s=0.0005)
         call(ledger, "bob", passed=2, elapsed_s=0.02)
-        await Scribe(records, ledger, server_id="here").flush()
+        await Scribe(records, ledger, server_id="here", region="eu").flush()
         await records.close()
 
     asyncio.run(fill())
@@ -61,6 +61,18 @@ def test_the_heaviest_are_told_and_drawn(run: Run, database: str, tmp_path: Path
     )
     ended = run("db", "retain", "--database", database, "--archive", tmp_path / "archive")
     assert (ended.code, ended.out) == (ExitCode.DONE, "no whole month is past its time\n")
+
+
+@pytest.mark.slow
+def test_usage_is_told_by_whatever_it_is_recorded_by(run: Run, database: str) -> None:
+    for by in get_args(By):
+        ended = run("usage", "--database", database, "--by", by)
+        assert ended.code == ExitCode.DONE, by
+        assert ended.out.startswith(by.upper()) or by == "endpoint"
+    assert run("usage", "--database", database, "--by", "region").out.splitlines()[1].split()[:3] == ["eu", "6", "3"]
+    assert run("usage", "--database", database, "--by", "endpoint").out == (
+        "no calls with an endpoint are recorded in the last 24h\n"
+    )
 
 
 @pytest.mark.parametrize(

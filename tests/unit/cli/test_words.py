@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.cli.words import wait_words
+from ratelimit_rls.cli.words import counted, plural, wait_words
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ from ratelimit_rls.cli.words import wait_words
 )
 def test_what_is_left_of_a_wait_is_rounded_up_and_never_nothing(us: int, words: str) -> None:
     assert wait_words(us) == words
+
+
+def test_one_is_not_several() -> None:
+    assert [counted(number, "rule") for number in (0, 1, 2)] == ["0 rules", "1 rule", "2 rules"]
+    assert [plural(number, "row") for number in (0, 1, 2)] == ["rows", "row", "rows"]

@@ -7,6 +7,7 @@ import math
 import pytest
 import yaml
 
+from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.core.model import Limit, Rule, Unit
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
@@ -115,8 +116,43 @@ def test_a_word_is_resolved_like_any_other_and_digits_without_end_do_no_harm() -
     assert resolve("-.inf") == (Kind.FLOAT, -math.inf)
 
 
-def test_only_the_first_document_is_read() -> None:
-    assert set(compile_documents({"f": b"---\ndomain: a\n---\ndomain: [\n"}).tree.domains) == {"a"}
+def test_only_the_first_document_is_read_and_the_next_one_is_told() -> None:
+    compiled = compile_documents({"f": b"---\ndomain: a\n---\ndomain: [\n"})
+    assert set(compiled.tree.domains) == {"a"}
+    assert [(w.line, w.column, w.code) for w in compiled.warnings] == [(3, 1, "unread")]
+    assert "from here on nothing is read" in compiled.warnings[0].message
+
+
+@pytest.mark.parametrize("end", ["---\n", "...\n", "--- # the end\n\n# of it", "---\n...\n---"])
+def test_a_mark_with_nothing_behind_it_ends_a_document_of_any_kind(end: str) -> None:
+    text = f"domain: a\n{end}".encode()
+    assert compile_documents([Source("f", text)]).warnings == ()
+    assert compile_documents([Source("f", text, 5, Targeting())]).warnings == ()
+
+
+def test_a_stored_rule_is_one_document() -> None:
+    text = b"domain: m1\ndescriptors: []\n---\ndomain: m2\ndescriptors: nonsense\n"
+    with pytest.raises(RulesError) as refused:
+        compile_documents([Source("database:x", text, 5, Targeting())])
+    assert str(refused.value) == (
+        "database:x:3:1: error: a stored rule is one YAML document, and a second one begins here; store it as a rule "
+        "of its own"
+    )
+
+
+def test_places_in_a_part_of_a_file_are_those_in_the_file() -> None:
+    for text, place in (
+        (b"domain: a\ndescriptors: 5", (12, 14)),
+        (b"domain: a\n? [", (13, 1)),
+        (b"domain: a\n\x00", (12, 1)),
+        (b"domain: a\n---\nb: 1", (12, 1)),
+        (b"# nothing", (11, 1)),
+        (b"domain: a\n<<: 5", (12, 5)),
+    ):
+        with pytest.raises(RulesError) as refused:
+            compile_documents([Source("f", text, 5, Targeting(), lines_above=10)])
+        (problem,) = refused.value.problems
+        assert (problem.line, problem.column) == place, text
 
 
 @pytest.mark.parametrize("bom", [b"\xef\xbb\xbfdomain: \xc3\xa9", "\ufeffdomain: é".encode("utf-16-le")])

@@ -14,7 +14,7 @@ from ratelimit_rls.core.accounts import LONGEST_ID, Scope, StoredRule, Targeting
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.sources.database import check_rule
 from ratelimit_rls.rules.sources.files import PlainPaths
-from ratelimit_rls.rules.stored_text import LONGEST_FILE_NAME, file_name, rule_of, text_of
+from ratelimit_rls.rules.stored_text import LONGEST_FILE_NAME, file_name, joined, rule_of, rules_of, text_of
 
 names = st.text(min_size=1, max_size=LONGEST_ID).filter(str.isprintable)
 some = st.lists(st.text(max_size=5), max_size=3).map(tuple)
@@ -47,6 +47,58 @@ def test_a_rule_comes_back_and_its_text_is_the_same_again(rule: StoredRule) -> N
     again = rule_of(text, "another name", "f.yaml")
     assert again == replace(rule, document=rule.document.removeprefix("\ufeff"))
     assert text_of(again) == text
+
+
+DOCUMENTS = (
+    "domain: x\n",
+    "domain: ü",  # without an end
+    "domain: x\r\ndescriptors: []\r\n",
+    "domain: x\r",
+    "domain: x # why\n\n\n",
+    "---\ndomain: x\n",
+    "# why\r\n---\r\ndomain: x\r\n...\r\n",
+    "domain: x\n---\n",
+    "domain: x\n---",
+    "domain: x\n...\n# why",
+    "domain: x\ndeny:\n  body: |+\n    ---\n    # ratelimit-rls: {}\n\n\n",
+    "# ratelimit-rls: {}\ndomain: x",
+    "domain: x\u2028descriptors: []\x85",
+    "",
+)
+
+
+def test_several_rules_in_one_text_come_back_as_they_were() -> None:
+    stored = [StoredRule("", f"r{number}", document) for number, document in enumerate(DOCUMENTS)]
+    for order in (stored, stored[::-1]):
+        text = joined(order)
+        found = rules_of(text, "f", "f.yaml")
+        assert [one.rule for one in found] == order
+        lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)
+        assert [lines[one.line - 1] for one in found] == [text_of(rule).partition("\n")[0] for rule in order]
+    for one in stored:
+        assert [found.rule for found in rules_of(joined([one]), "f", "f.yaml")] == [one]
+    assert joined([]) == ""
+
+
+@given(st.lists(rules.filter(lambda rule: "---" not in rule.document), min_size=1, max_size=5))
+def test_whatever_is_joined_is_parted_again(some: list[StoredRule]) -> None:
+    found = [one.rule for one in rules_of(joined(some), "f", "f.yaml")]
+    assert found == [replace(rule, document=rule.document.removeprefix("\ufeff")) for rule in some]
+
+
+def test_the_first_rule_of_a_file_needs_no_line_of_its_own_and_the_others_do() -> None:
+    text = 'domain: a\n---\n# ratelimit-rls: {"name": "b"}\ndomain: b\n'
+    assert [(one.rule.name, one.line) for one in rules_of(text, "f", "f.yaml")] == [("f", 1), ("b", 3)]
+    text = '# all of them\n---\n# ratelimit-rls: {"priority": 5}\ndomain: a\n'
+    assert [(one.rule.name, one.rule.priority, one.line) for one in rules_of(text, "f", "f.yaml")] == [("f", 5, 3)]
+
+    with pytest.raises(RulesError) as refused:
+        rules_of("domain: a\n---\ndomain: b\n--- {domain: c}\n", "f", "f.yaml")
+    assert [(problem.line, problem.column) for problem in refused.value.problems] == [(2, 1), (4, 1)]
+    assert 'nothing names it: write \'# ratelimit-rls: {"name": "…"}\' below this line' in str(refused.value)
+
+    with pytest.raises(RulesError, match=r"^f\.yaml:3:18: error: the name of a rule has 1 to 255"):
+        rules_of('domain: a\n---\n# ratelimit-rls: {"priority": 5}\ndomain: b\n', "f", "f.yaml")
 
 
 def test_a_file_without_a_first_line_of_ours_is_called_like_the_file() -> None:

@@ -1,0 +1,52 @@
+"""Where YAML documents of one text begin: by lines alone, and as a parser would say."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ratelimit_rls.rules.parts import parts, second_line
+
+ENDS = ("\n", "\r\n", "\r", "\x85", "\u2028", "\u2029")
+LINES = ("a: 1", "b: ü", "---", "--- ", "--- # c", "---x: 1", " ---", "...", "# c", "", "  # c", "t: |", "  ---", "  x")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\n", None),
+        ("a: 1\n---\n", None),
+        ("a: 1\n---\n# nothing\n\n---\n...\n", None),
+        ("a: 1\n...\n# nothing", None),
+        ("# c\n%YAML 1.1\n---\na: 1\n", None),
+        ("t: |\n  ---\n  x\n", None),
+        ("t: '\n  ---\n  x'\n", None),
+        ("a: 1\n---x: 2\n", None),
+        ("a: 1\n---\nb: 2\n", 2),
+        ("---\r\na: 1\r\n--- {b: 2}", 3),
+        ("a: 1\n...\nb: 2\n", 2),
+        ("a: 1\n...\n---\nb: [\n", 3),
+        ("a: 1\n---\n---\n# c\nb: 2\n", 3),
+        ("a: 1\r---\rb: 2", 2),
+        ("a: 1\u2028--- |\u2028  b", 2),
+    ],
+)
+def test_a_second_document_is_found_if_anything_is_in_it(text: str, line: int | None) -> None:
+    assert second_line(text) == line
+
+
+@given(st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from(ENDS))))
+@example([("t: |", "\n"), ("  ---", "\n"), ("---", "\n"), ("b: ü", "\n")])
+def test_parts_are_the_text_and_begin_where_a_parser_has_documents_begin(lines: list[tuple[str, str]]) -> None:
+    text = "".join(line + end for line, end in lines)
+    found = list(parts(text))
+    assert "".join(text[part.start : part.end] for part in found) == text
+    marks = [part for part in found if part.mark == "---"]
+    try:
+        events = list(yaml.parse(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError:
+        return  # parted all the same
+    starts = [event.start_mark for event in events if isinstance(event, yaml.DocumentStartEvent) and event.explicit]
+    assert [(part.start, part.line) for part in marks] == [(mark.index, mark.line + 1) for mark in starts if mark]
