@@ -120,6 +120,7 @@ class Accounts:
     users: tuple[User, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     rules: tuple[StoredRule, ...] = ()
+    at_s: float = 0.0  # of that change: in a database that was brought back another one has the number
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class Changed:
     users: Mapping[str, User | None] = field(default_factory=dict)
     keys: Mapping[str, ApiKey | None] = field(default_factory=dict)
     rules: Mapping[str, StoredRule | None] = field(default_factory=dict)  # by rule_id
+    at_s: float = 0.0  # as in Accounts
 
     def __bool__(self) -> bool:
         return bool(self.tiers or self.users or self.keys or self.rules)

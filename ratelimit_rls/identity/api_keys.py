@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ratelimit_rls.core.identity import Identity
@@ -46,6 +47,12 @@ class ApiKeys:
         """Which keys were used since this was last asked. At most as many as there are keys."""
         used, self._used = self._used, {}
         return used
+
+    def put_back(self, used: Mapping[str, Used]) -> None:
+        """What was taken and could not be written."""
+        for key_id, (calls, at_s) in used.items():
+            since = self._used.get(key_id)
+            self._used[key_id] = Used(calls, at_s) if since is None else Used(calls + since.calls, since.at_s)
 
     def _note(self, key_id: str, now_s: float) -> None:
         before = self._used.get(key_id)

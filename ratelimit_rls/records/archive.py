@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -47,25 +48,50 @@ class Place:
         return posixpath.join(self._root, name)
 
     @contextlib.contextmanager
-    def writing(self, name: str, table: Table) -> Iterator[Writer]:
-        """Given its name once it is whole; with an exception, it is removed."""
-        path = self.path(name)
-        partial = f"{path}.partial"
+    def writing(self, names: Iterator[str], table: Table) -> Iterator[Writer]:
+        """Given the first of the names that is free once it is whole (`writer.name`); with an exception, it is removed.
+
+        Never in place of another file: that may be of another database, or of this one before it was brought back, and
+        nothing else may have its rows any more. One with the very same rows is of somebody who was interrupted.
+        """
+        name = next(names)
+        partial = f"{self.path(name)}.{secrets.token_hex(4)}.partial"
         with _telling(name):
-            self._files.makedirs(posixpath.dirname(path), exist_ok=True)
+            self._files.makedirs(posixpath.dirname(partial), exist_ok=True)
             handle = self._files.open(partial, "wb")
         try:
             with handle, _telling(name):
                 writer = Writer(pq.ParquetWriter(handle, schema_of(table), compression="snappy"), table)
                 yield writer
                 writer.close()
-            with _telling(name):
-                self._files.mv(partial, path)
-                self._make_durable(path)
-        except BaseException:
+            while not self._give_name(partial, name) and not self._is(name, table, writer.sealed):
+                name = next(names)
+            writer.name = name
+            self._make_durable(self.path(name))
+        finally:
             with contextlib.suppress(Exception):
                 self._files.rm(partial)
-            raise
+
+    def _give_name(self, partial: str, name: str) -> bool:
+        """Whether it was free: on this machine for certain, elsewhere as far as a look beforehand can tell."""
+        path = self.path(name)
+        with _telling(name):
+            if isinstance(self._files, LocalFileSystem):
+                try:
+                    os.link(partial, path)
+                except FileExistsError:
+                    return False
+                return True
+            if self._files.exists(path):
+                return False
+            self._files.mv(partial, path)
+            return True
+
+    def _is(self, name: str, table: Table, sealed: Sealed) -> bool:
+        try:
+            return self.read_back(name, table) == sealed
+        except RecordsError:  # whatever it is, it is not ours to touch
+            return False
 
     def _make_durable(self, path: str) -> None:
         """On this machine's disk, before the same is dropped from the database. Elsewhere, closing it did that."""
@@ -95,6 +121,7 @@ class Writer:
     def __init__(self, writer: pq.ParquetWriter, table: Table) -> None:
         self._writer = writer
         self._table = table
+        self.name = ""  # until it is whole
         self._rows: list[Sequence[Any]] = []
         self._row_count = 0
         self._digest = hashlib.blake2b(digest_size=32)

@@ -22,7 +22,7 @@ _LONGEST_TARGETING = 1000
 class RuleChanges(Changing):
     async def add_rule(self, rule: StoredRule) -> StoredRule:
         """With an id of its own where it has none. Who creates it, and when, is known here."""
-        _check(rule)
+        row = _row(rule)
         rule_id = _uuid(rule.rule_id) if rule.rule_id else str(uuid4())
         await self._require_free_name(rule.name, rule_id)
         try:
@@ -31,7 +31,7 @@ class RuleChanges(Changing):
             pass
         else:
             raise Conflict(f"there is a rule with the id {shown(rule_id)} already")
-        row = {**_row(rule), "rule_id": rule_id, "created_by": self._actor.name, "version": 1}
+        row.update({"rule_id": rule_id, "created_by": self._actor.name, "version": 1})
         await self._connection.execute(
             insert(rate_limit_rules), [{**row, "created_at": self._now_s, "updated_at": self._now_s}]
         )
@@ -39,11 +39,11 @@ class RuleChanges(Changing):
 
     async def put_rule(self, rule: StoredRule, expected: int | None = None) -> StoredRule:
         """Replace the one with this id; its name may be another."""
-        _check(rule)
+        row = _row(rule)
         before = await self.rule(rule.rule_id)
         Versioned("rule", before.name, before.version).expect(expected)
         await self._require_free_name(rule.name, before.rule_id)
-        written = {**_row(rule), "version": before.version + 1, "updated_at": self._now_s}
+        written = {**row, "version": before.version + 1, "updated_at": self._now_s}
         table = rate_limit_rules
         await self._connection.execute(update(table).where(table.c.rule_id == before.rule_id).values(written))
         return await self._told_rule("replace", before, before.rule_id)
@@ -71,7 +71,11 @@ class RuleChanges(Changing):
 
 
 def _row(rule: StoredRule) -> Fields:
-    return {**rule_row(rule), "domain": domain_of(rule.document)}
+    """BadRequest if it cannot be stored."""
+    _check(rule)
+    domain = domain_of(rule.document)
+    check_name(domain, "the domain of a rule", may_be_empty=True)  # where there is none, the compiler tells
+    return {**rule_row(rule), "domain": domain}
 
 
 def _check(rule: StoredRule) -> None:

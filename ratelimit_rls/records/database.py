@@ -4,6 +4,10 @@
     reading()  reads, all of it as of one moment
 
 Whatever goes wrong with the database inside of either is RecordsError, and RecordsUnavailable where it is away.
+
+A SQLite file is made by `upgrade` alone, and only if none was used before. From then on another one in its place, or
+none, is an outage, which `require_current` ends if what is there can be used: so nothing is written to it before those
+were told who hold what the old one said, and read everything anew.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, event, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from ratelimit_rls.errors import RecordsError, RecordsUnavailable
 from ratelimit_rls.records import migrations
@@ -51,6 +56,10 @@ _SQLITE_PRAGMAS = (
 )
 
 
+FileId = tuple[int, int]
+"""A file, wherever it is moved: the system's number of the disk, and of the file there."""
+
+
 class Database:
     """Connects when first used, so that one can be had while the database is away."""
 
@@ -62,12 +71,24 @@ class Database:
         """For messages: where it is, and nothing else."""
         # SQLite has one writer at a time, and lets others try again now and then: ours wait in a queue instead.
         self._turn = asyncio.Lock() if self.dialect == "sqlite" else None
+        self._file: FileId | None = None  # SQLite's, which all connections are to; None: it was not used yet
+        self._was_current = False
         self._engine = self._sqlite_engine() if self.dialect == "sqlite" else self._postgres_engine()
 
     @property
     def path(self) -> Path:
         """Of SQLite's file."""
         return self._url.path
+
+    def require_same_file(self) -> None:
+        """RecordsUnavailable unless SQLite's file is the one that was used before. The first one is."""
+        there = self._file_there()
+        if there is None:
+            raise RecordsUnavailable(f"{self.shown} is not there: put it back where it was")
+        if self._file is None:
+            self._file = there
+        elif there != self._file:
+            raise RecordsUnavailable(f"{self.shown} was replaced by another file, which has to be read first")
 
     @contextlib.asynccontextmanager
     async def begin(self, patience_s: float = PATIENCE_S) -> AsyncIterator[AsyncConnection]:
@@ -116,13 +137,17 @@ class Database:
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncConnection]:
         if self.dialect == "sqlite":
-            self._make_file()
+            try:
+                self.require_same_file()
+            except RecordsUnavailable:
+                await self._let_go()
+                raise
         async with self._engine.connect() as connection:
             yield connection
 
     async def revision(self) -> str | None:
         """Of its schema; None: there is none yet."""
-        if self.dialect == "sqlite" and not self.path.exists():
+        if self.dialect == "sqlite" and self._file is None and self._file_there() is None:
             return None  # looking makes no file
         async with self.reading() as connection:
             if not await connection.run_sync(_has_versions):
@@ -132,6 +157,8 @@ class Database:
 
     async def upgrade(self, to: str = "head") -> None:
         """To the newest schema, all or nothing. Two that do so at once do it one after the other."""
+        if self.dialect == "sqlite" and self._file is None:
+            self._make_file()
         async with self.begin(UPGRADE_S) as connection:
             if self.dialect == "postgresql":
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _UPGRADE_LOCK})
@@ -139,6 +166,17 @@ class Database:
 
     async def require_current(self) -> None:
         """RecordsError unless the schema is this version's. The embedded database is brought there."""
+        used = self._file
+        if self.dialect == "sqlite":
+            await self._take_file()
+        try:
+            await self._become_current()
+        except BaseException:
+            self._file = used or self._file  # what cannot be used is not used in place of what could
+            raise
+        self._was_current = True
+
+    async def _become_current(self) -> None:
         needed, has = migrations.newest(), await self.revision()
         if has == needed:
             return
@@ -148,6 +186,8 @@ class Database:
                 f"{needed} and older: run the version that upgraded it, or one after that"
             )
         if self.dialect == "sqlite":
+            if has is None and self._was_current:
+                raise self._is_empty()
             await self.upgrade()
             return
         at = f"at revision {has}" if has else "empty"
@@ -181,7 +221,8 @@ class Database:
 
     def _sqlite_engine(self) -> AsyncEngine:
         engine = create_async_engine(
-            URL.create("sqlite+aiosqlite", database=str(self._url.path)),
+            # Never one that makes the file: it would be for everybody to read, and in place of one that was moved.
+            URL.create("sqlite+aiosqlite", database=self.path.absolute().as_uri(), query={"uri": "true", "mode": "rw"}),
             pool_size=POOL,
             max_overflow=MOST_CONNECTIONS - POOL,
             pool_timeout=PATIENCE_S / 2,
@@ -189,12 +230,19 @@ class Database:
         )
 
         @event.listens_for(engine.sync_engine, "connect")
-        def prepare(connection: Any, _: object) -> None:
+        def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
+            self.require_same_file()  # before anything is written to it
+            record.info["file"] = self._file
             connection.isolation_level = None  # the driver would begin transactions when it sees fit
             cursor = connection.cursor()
             for pragma in _SQLITE_PRAGMAS:
                 cursor.execute(pragma)
             cursor.close()
+
+        @event.listens_for(engine.sync_engine, "checkout")
+        def check(_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+            if record.info["file"] != self._file:
+                raise DisconnectionError  # it was in use when the file was replaced: another one is made
 
         @event.listens_for(engine.sync_engine, "begin")
         def begin(connection: Connection) -> None:
@@ -204,6 +252,39 @@ class Database:
             connection.exec_driver_sql("BEGIN IMMEDIATE" if is_immediate else "BEGIN")
 
         return engine
+
+    def _file_there(self) -> FileId | None:
+        try:
+            found = self.path.stat()
+        except OSError:  # also one that cannot be looked at
+            return None
+        return found.st_dev, found.st_ino
+
+    async def _take_file(self) -> None:
+        """From now on the one that is there, if it is another one: it may have come from a backup."""
+        there = self._file_there()
+        if self._file is None or there in (None, self._file):
+            return
+        await self._let_go()
+        with contextlib.suppress(OSError):  # it went again
+            if self._was_current and self.path.stat().st_size == 0:  # not opened: it may be about to be filled
+                raise self._is_empty()
+        self._file = there
+
+    def _is_empty(self) -> RecordsUnavailable:
+        return RecordsUnavailable(f"{self.shown} was replaced by a file that is empty: put the right one there")
+
+    async def _let_go(self) -> None:
+        """Of the file that connections are open to, wherever it is now.
+
+        What was committed last is in a second file, beside where it was. It is moved into the first, so that this is
+        whole wherever it was brought, and nothing of it is taken for a part of the file that comes in its place.
+        """
+        for _ in range(self._engine.pool.checkedin()):  # type: ignore[attr-defined]
+            with contextlib.suppress(SQLAlchemyError, sqlite3.Error, RecordsUnavailable):  # some are closed already
+                async with self._engine.connect() as connection:
+                    await connection.run_sync(_checkpoint)
+                    await connection.invalidate()  # those in use are closed when they are not
 
     def _make_file(self) -> None:
         """For its owner alone, before SQLite makes one for everybody; whole at once, should another make it, too."""
@@ -232,3 +313,10 @@ class Database:
 
 def _has_versions(connection: Connection) -> bool:
     return connection.dialect.has_table(connection, "alembic_version")
+
+
+def _checkpoint(connection: Connection) -> None:
+    """Of SQLite, outside of any transaction."""
+    cursor = connection.connection.cursor()
+    cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    cursor.close()

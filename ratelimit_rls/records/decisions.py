@@ -71,10 +71,11 @@ T = TypeVar("T")
 
 
 class _Minute(NamedTuple):
-    """A cell of usage in one minute."""
+    """A cell of usage in one minute, as one writer counted it."""
 
     minute_s: int
     cell: Cell
+    server_id: str
 
 
 _DECISIONS = Bulk(audit_logs, replaces=False)
@@ -96,9 +97,10 @@ class Scribe:
         """`touch` is called every now and then, with the users that called meanwhile."""
         self._database = database
         self._ledger = ledger
-        # Who is started anew within a minute does not write over what was counted before, whatever it is called.
-        self._server_id = f"{server_id[: LONGEST_ID - 9]}-{secrets.token_hex(4)}"
-        self._region = region[:LONGEST_ID]
+        self._server_name = server_id[: LONGEST_ID - 9]
+        self._server_id = self._new_server_id()
+        self._turns = ledger.turns
+        self._region = region[:LONGEST_ID].encode("utf-8", "replace").decode()
         self._touch = touch
         self._most_cells = most_cells
         self._clock = clock
@@ -115,6 +117,11 @@ class Scribe:
         self.usage_dropped = 0  # calls that are in no cell
         self.fault: str = ""  # why nothing can be written now
 
+    def _new_server_id(self) -> str:
+        """Who counts in a minute anew, after a start or with a clock that was set back, does not write over what was
+        counted in it before, whatever it is called."""
+        return f"{self._server_name}-{secrets.token_hex(4)}"
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="scribe")
 
@@ -128,6 +135,7 @@ class Scribe:
             self._task = None
         try:
             async with asyncio.timeout(within_s / 2):
+                await self._take_usage()  # whatever becomes of it, it is told of
                 await self.flush()
         except (RecordsError, TimeoutError) as fault:
             lost = {name: number for name, number in (*self._ledger.gauges(), *self.gauges()) if "waiting" in name}
@@ -152,7 +160,7 @@ class Scribe:
             try:
                 await self.work()
                 if self.fault:
-                    log.info("records are written again")
+                    log.warning("records are written again")
                 self.fault, pause_s = "", PAUSE_S
             except RecordsError as fault:
                 if not self.fault:
@@ -167,12 +175,15 @@ class Scribe:
 
     async def work(self) -> None:
         """Write all that waits and is due. RecordsError: the rest waits on."""
-        await self._write_decisions()
-        if self._clock() >= self._usage_due_s:
+        now_s = self._clock()
+        is_due = not self._usage_due_s - USAGE_EVERY_S <= now_s < self._usage_due_s  # the clock may be set back
+        if is_due:  # first, since nothing of it must wait in the ledger while decisions wait for the database
             await self._take_usage()
+        await self._write_decisions()
+        if is_due:
             await self._write_usage()
             await self._tell_of_users()
-            self._usage_due_s = self._clock() + USAGE_EVERY_S
+            self._usage_due_s = now_s + USAGE_EVERY_S
 
     async def _write_decisions(self) -> None:
         while batch := self._ledger.take_decisions(ROWS_IN_A_TRANSACTION):
@@ -228,13 +239,16 @@ class Scribe:
     async def _take_usage(self) -> None:
         self._taken += self._ledger.take_usage()
         over_s = self._ledger.minute_s
+        if self._ledger.turns != self._turns:
+            self._turns, self._server_id = self._ledger.turns, self._new_server_id()
         now_s = self._clock()
         while self._taken:
             if len(self._taken) % CELLS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             key, counts = self._taken.popleft()
             self._note_use(key.user, counts, now_s)
-            self._keep(_Minute(key.minute_s, Cell(key.domain, key.rule, key.user, key.endpoint, self._region)), counts)
+            cell = Cell(key.domain, key.rule, key.user, key.endpoint, self._region)
+            self._keep(_Minute(key.minute_s, cell, self._server_id), counts)
         self._over_s = over_s
 
     def _keep(self, minute: _Minute, counts: Counts) -> None:
@@ -267,7 +281,9 @@ class Scribe:
         for at in range(0, len(due), ROWS_IN_A_TRANSACTION):
             some = due[at : at + ROWS_IN_A_TRANSACTION]
             for refused in await self._write(some, self._replace_cells):
-                self.usage_dropped += self._usage[refused].total
+                dropped = self._usage[refused]
+                self.usage_dropped += dropped.total
+                dropped.clear()  # what comes in the same minute is counted by itself
             for minute in some:
                 del self._unwritten[minute]
         await self._forget_what_is_over()
@@ -276,7 +292,8 @@ class Scribe:
         for number, minute in enumerate(list(self._usage)):
             if number % CELLS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if minute.minute_s < self._over_s and minute not in self._unwritten:
+            is_over = minute.minute_s < self._over_s or minute.server_id != self._server_id
+            if is_over and minute not in self._unwritten:
                 self._usage.pop(minute).clear()
 
     async def _replace_cells(self, minutes: list[_Minute]) -> None:
@@ -291,10 +308,10 @@ class Scribe:
         latencies = counts.latencies
         return {
             "timestamp": minute.minute_s,
-            "metric_id": metric_id(MINUTE, minute.minute_s, minute.cell, self._server_id),
+            "metric_id": metric_id(MINUTE, minute.minute_s, minute.cell, minute.server_id),
             "granularity": MINUTE,
             **minute.cell._asdict(),
-            "server_id": self._server_id,
+            "server_id": minute.server_id,
             "total_requests": counts.total,
             "allowed_requests": counts.of(Word.ALLOWED),
             "throttled_requests": counts.of(Word.THROTTLED),

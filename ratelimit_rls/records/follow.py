@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import structlog
 
 from ratelimit_rls.core.accounts import Accounts, Changed
-from ratelimit_rls.errors import RateLimitRlsError, RecordsError, RecordsUnavailable
+from ratelimit_rls.errors import RateLimitRlsError, RecordsError, RecordsUnavailable, one_line
 from ratelimit_rls.records.database import Database
 from ratelimit_rls.records.desk import LOAD_S, Desk
 from ratelimit_rls.records.held import Held
@@ -52,7 +52,7 @@ class Follower:
         self,
         desk: Desk,
         database: Database,
-        on_accounts: Callable[[Accounts], None],
+        on_accounts: Callable[[Accounts], Awaitable[None]],
         on_changed: Callable[[Changed], None],
         poll_s: float,
         snapshot: SnapshotFile | None = None,
@@ -66,13 +66,14 @@ class Follower:
         self._poll_s = poll_s
         self._snapshot = snapshot
         self._clock = clock
-        self._held = Held() if snapshot else None  # the snapshot needs all of it, beside whoever is told
+        self._held: Held | None = None  # the snapshot needs all of it, beside whoever is told
         self._woken = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._closing = asyncio.Event()
         self._must_load = True
         self._origin: Origin = "nothing"
         self._sequence = 0
+        self._at_s = 0.0  # of the change of that number
         self._is_connected = False
         self._last_error = ""
         self._last_change_s: float | None = None
@@ -109,10 +110,12 @@ class Follower:
 
     async def _follow(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while True:
+        while not self._closing.is_set():
             if self._is_connected:
+                # Not wait_for: in Python 3.11 it forgets that it was cancelled if it is woken in the same turn.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), self._poll_s)
+                    async with asyncio.timeout(self._poll_s):
+                        await self._woken.wait()
             self._woken.clear()
             try:
                 await self._catch_up()
@@ -128,29 +131,29 @@ class Follower:
         if self._must_load:
             await self._database.require_current()
         async with self._desk.reading(LOAD_S if self._must_load else LOAD_S / 4) as reader:
-            changed = None if self._must_load else await reader.changed_since(self._sequence)
+            changed = None if self._must_load else await reader.changed_since(self._sequence, self._at_s)
             accounts = await reader.accounts() if changed is None else None
         if accounts is not None:
-            self._take_accounts(accounts, "database")
+            await self._take_accounts(accounts, "database")
             self._must_load = False
         elif changed is not None and changed.sequence != self._sequence:
             self._take_changed(changed)
 
-    def _take_accounts(self, accounts: Accounts, origin: Origin) -> None:
-        self._on_accounts(accounts)
-        if self._held is not None:
-            self._held.replace(accounts)
-        self._taken(accounts.sequence, origin)
+    async def _take_accounts(self, accounts: Accounts, origin: Origin) -> None:
+        await self._on_accounts(accounts)
+        if self._snapshot is not None:
+            self._held = await asyncio.to_thread(Held, accounts)
+        self._taken(accounts.sequence, accounts.at_s, origin)
 
     def _take_changed(self, changed: Changed) -> None:
         if changed:
             self._on_changed(changed)
         if self._held is not None:
             self._held.apply(changed)
-        self._taken(changed.sequence, "database")
+        self._taken(changed.sequence, changed.at_s, "database")
 
-    def _taken(self, sequence: int, origin: Origin) -> None:
-        self._sequence = sequence
+    def _taken(self, sequence: int, at_s: float, origin: Origin) -> None:
+        self._sequence, self._at_s = sequence, at_s
         self._origin = origin
         self._last_change_s = self._clock()
         if origin == "database":
@@ -166,7 +169,7 @@ class Follower:
         if accounts is None:
             _log.warning("started without users, keys and stored rules: the database is away and there is no snapshot")
             return
-        self._take_accounts(accounts, "snapshot")
+        await self._take_accounts(accounts, "snapshot")
         _log.warning(
             "started from the snapshot: the database is away", sequence=accounts.sequence, users=len(accounts.users)
         )
@@ -185,8 +188,9 @@ class Follower:
         self._last_error = told
 
     def _succeeded(self) -> None:
+        """Whoever was told of an outage is told of its end: a warning, since those are what is logged by default."""
         if not self._is_connected and self._last_error:
-            _log.info("the database is followed again", sequence=self._sequence)
+            _log.warning("the database is followed again", sequence=self._sequence)
         self._is_connected = True
         self._last_error = ""
 
@@ -215,15 +219,16 @@ class Follower:
             self._unsaved.clear()
             began_s = time.monotonic()
             try:
-                await asyncio.to_thread(snapshot.write, self._held.accounts(self._sequence))
+                await asyncio.to_thread(snapshot.write, self._held.accounts())
                 has_failed = False
-            except OSError as error:
+            except Exception as error:  # whatever it is, the next change is written, if that can be
                 if not has_failed:
-                    _log.error("the snapshot cannot be written", file=str(snapshot.path), reason=error.strerror)
+                    _log.error("the snapshot cannot be written", file=str(snapshot.path), reason=one_line(str(error)))
                 has_failed = True
             pause_s = max(SNAPSHOT_EVERY_S, SNAPSHOT_SHARE * (time.monotonic() - began_s))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from ratelimit_rls.errors import SettingsError
@@ -31,15 +32,24 @@ def key_secret(given: str, database_file: Path | None) -> bytes:
 
 
 def _read_or_make(path: Path) -> bytes:
+    if not path.exists():
+        _make(path)
+    kept = path.read_text().strip()
+    if not kept:
+        raise SettingsError(f"{path} is empty; put the secret back that it had, or remove it with the keys")
+    return kept.encode()
+
+
+def _make(path: Path) -> None:
+    """Whole at once: another process that starts now reads all of it, or makes it itself, and one of the two counts."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    made = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        kept = path.read_text().strip()
-        if not kept:
-            raise SettingsError(
-                f"{path} is empty; put the secret back that it had, or remove it with the keys"
-            ) from None
-        return kept.encode()
-    with os.fdopen(made, "w") as file:
-        file.write(text := secrets.token_hex(_BYTES))
-    return text.encode()
+        with os.fdopen(made, "w") as file:
+            file.write(secrets.token_hex(_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        fresh.unlink()

@@ -50,8 +50,10 @@ async def make_partitions(database: Database, now_s: float) -> list[str]:
         this = Month.of(now_s)
         ahead = {this.later(months) for months in range(MONTHS_AHEAD + 1)}
         for table in (audit_logs.name, metrics.name):
-            for month in sorted((ahead | await _strayed(connection, table)) - set(await months(connection, table))):
+            for month in sorted((ahead | await strayed(connection, table)) - set(await months(connection, table))):
                 made.append(await _make(connection, table, month))
+        for month in await months(connection, metrics.name):
+            made += await _make_minutes(connection, partition(metrics.name, month))
     if made:
         log.info("partitions made", tables=made)
     return made
@@ -79,11 +81,31 @@ def partition(table: str, month: Month) -> str:
     return f"{table}_{month.year:04}_{month.number:02}"
 
 
-async def _strayed(connection: AsyncConnection, table: str) -> set[Month]:
+async def strayed(connection: AsyncConnection, table: str) -> set[Month]:
+    """Those that the default partition has rows of."""
     rows = f"SELECT timestamp AT TIME ZONE 'UTC' AS at FROM {table}_default"  # noqa: S608 - a name of ours
     part = "CAST(extract({} FROM at) AS int)"
     asked = f"SELECT DISTINCT {part.format('year')}, {part.format('month')} FROM ({rows}) AS strayed"  # noqa: S608
     return {Month(*row) for row in await connection.execute(text(asked))}
+
+
+async def _make_minutes(connection: AsyncConnection, month: str) -> list[str]:
+    """Of a month whose minutes are gone, and to which some have come late: they are among its hours and days."""
+    name, rest = f"{month}_minute", f"{month}_total"
+    if name in await partitions(connection, month):
+        return []
+    late = f"SELECT EXISTS (SELECT FROM {rest} WHERE granularity = 'minute')"  # noqa: S608 - names of ours
+    if not await connection.scalar(text(late)):
+        return []
+    for statement in (
+        f"LOCK TABLE {rest} IN ACCESS EXCLUSIVE MODE",
+        f"CREATE TABLE {name} (LIKE {month} INCLUDING ALL)",
+        f"WITH moved AS (DELETE FROM {rest} WHERE granularity = 'minute' RETURNING *) "  # noqa: S608
+        f"INSERT INTO {name} SELECT * FROM moved",
+        f"ALTER TABLE {month} ATTACH PARTITION {name} FOR VALUES IN ('minute')",
+    ):
+        await connection.execute(text(statement))
+    return [name]
 
 
 async def _make(connection: AsyncConnection, table: str, month: Month) -> str:

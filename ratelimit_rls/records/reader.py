@@ -5,8 +5,9 @@ Pages are sorted by id (rules: by priority, then name); `after` is the last id o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy import Select, Table, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -41,6 +42,11 @@ MOST_ON_A_PAGE = 1000
 
 Query = Select[*tuple[Any, ...]]
 
+T = TypeVar("T")
+
+UNREADABLE = (ValueError, TypeError, ArithmeticError)
+"""What columns raise, and what is made of them, where somebody else has written what has no meaning there."""
+
 
 class Reader:
     """Within one transaction. NotFound where there is nothing of that name."""
@@ -55,18 +61,18 @@ class Reader:
 
     async def find_tier(self, name: str) -> Tier | None:
         row = await self._one(select(*rows.TIER_COLUMNS).where(tiers.c.name == name), name)
-        return self._read(rows.tier_of, row, "tier") if row else None
+        return self._read(rows.tier_of, row) if row else None
 
     async def tiers(self, after: str = "", limit: int = 100) -> list[Tier]:
         found = await self._page(select(*rows.TIER_COLUMNS), tiers, "name", after, limit)
-        return [self._read(rows.tier_of, row, "tier") for row in found]
+        return [self._read(rows.tier_of, row) for row in found]
 
     async def user(self, user_id: str) -> User:
         return await self.find_user(user_id) or _missing("user", user_id)
 
     async def find_user(self, user_id: str) -> User | None:
         row = await self._one(select(*rows.USER_COLUMNS).where(user_quotas.c.user_id == user_id), user_id)
-        return self._read(rows.user_of, row, "user") if row else None
+        return self._read(rows.user_of, row) if row else None
 
     async def users(
         self, after: str = "", limit: int = 100, *, tier: str | None = None, blocked: bool | None = None
@@ -78,29 +84,29 @@ class Reader:
         if blocked is not None:
             query = query.where(user_quotas.c.is_blocked.is_(blocked))
         found = await self._page(query, user_quotas, "user_id", after, limit)
-        return [self._read(rows.user_of, row, "user") for row in found]
+        return [self._read(rows.user_of, row) for row in found]
 
     async def key(self, key_id: str) -> ApiKey:
         return await self.find_key(key_id) or _missing("key", key_id)
 
     async def find_key(self, key_id: str) -> ApiKey | None:
         row = await self._one(select(*rows.KEY_COLUMNS).where(api_keys.c.key_id == key_id), key_id)
-        return self._read(rows.key_of, row, "key") if row else None
+        return self._read(rows.key_of, row) if row else None
 
     async def keys(self, after: str = "", limit: int = 100, *, user_id: str | None = None) -> list[ApiKey]:
         query = select(*rows.KEY_COLUMNS)
         if user_id is not None:
             query = query.where(api_keys.c.user_id == user_id)
         found = await self._page(query, api_keys, "key_id", after, limit)
-        return [self._read(rows.key_of, row, "key") for row in found]
+        return [self._read(rows.key_of, row) for row in found]
 
     async def rule(self, rule_id: str) -> StoredRule:
         row = await self._one(select(*rows.RULE_COLUMNS).where(rate_limit_rules.c.rule_id == rule_id), rule_id)
-        return rows.rule_of(row) if row else _missing("rule", rule_id)
+        return _rule_of(row) if row else _missing("rule", rule_id)
 
     async def rule_named(self, name: str) -> StoredRule:
         row = await self._one(select(*rows.RULE_COLUMNS).where(rate_limit_rules.c.rule_name == name), name)
-        return rows.rule_of(row) if row else _missing("rule", name)
+        return _rule_of(row) if row else _missing("rule", name)
 
     async def rules(
         self, after: str = "", limit: int = 100, *, domain: str | None = None, enabled: bool | None = None
@@ -117,8 +123,9 @@ class Reader:
             except NotFound:
                 raise BadRequest("the rule that this page begins after is gone: begin with the first page") from None
             query = query.where(tuple_(table.c.priority, table.c.rule_name) > tuple_(last.priority, last.name))
-        found = await self._connection.execute(query.limit(_at_most(limit)))
-        return [rows.rule_of(row) for row in found]
+        with _telling("of a page of rules"):
+            found = list(await self._connection.execute(query.limit(_at_most(limit))))
+        return [_rule_of(row) for row in found]
 
     async def token(self, token_id: str) -> AdminToken:
         row = await self._one(select(*rows.TOKEN_COLUMNS).where(admin_tokens.c.token_id == token_id), token_id)
@@ -169,21 +176,34 @@ class Reader:
     async def _one(self, query: Query, name: str) -> AnyRow | None:
         if not _can_be_stored(name):
             return None  # some databases refuse to look for it
-        return (await self._connection.execute(query)).one_or_none()
+        with _telling(name):
+            return (await self._connection.execute(query)).one_or_none()
 
     async def _page(self, query: Query, table: Table, column: str, after: str, limit: int) -> list[AnyRow]:
         if not _can_be_stored(after):
             raise BadRequest("a page begins after a name, and this is none")
         by = table.c[column]
-        found = await self._connection.execute(query.where(by > after).order_by(by).limit(_at_most(limit)))
-        return list(found)
+        with _telling(f"after {after}"):
+            found = await self._connection.execute(query.where(by > after).order_by(by).limit(_at_most(limit)))
+            return list(found)
 
-    def _read(self, make: Any, row: AnyRow, kind: str) -> Any:
-        """What this service did not write may not be what it can read."""
-        try:
+    def _read(self, make: Callable[[AnyRow, Limits], T], row: AnyRow) -> T:
+        with _telling(row[0]):
             return make(row, self._limits)
-        except ValueError as error:
-            raise RecordsError(f"{kind} {shown(row[0])} was not stored by this service: {error}") from None
+
+
+def _rule_of(row: AnyRow) -> StoredRule:
+    with _telling(row[1]):
+        return rows.rule_of(row)
+
+
+@contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """What this service did not write may not be what it can read."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise RecordsError(f"a row was not stored by this service: {shown(name)}: {error}") from None
 
 
 def _at_most(limit: int) -> int:

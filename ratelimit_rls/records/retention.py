@@ -22,6 +22,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     MetaData,
+    Row,
     Table,
     and_,
     delete,
@@ -34,7 +35,7 @@ from sqlalchemy import (
 )
 
 from ratelimit_rls.errors import RecordsError, SettingsError
-from ratelimit_rls.records.partitions import make_partitions, months, partition, partitions
+from ratelimit_rls.records.partitions import make_partitions, months, partition, partitions, strayed
 from ratelimit_rls.records.series import DAY, HOUR, MINUTE, Month, archives, audit_logs, metrics, rollups_due
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ _ROWS_DELETED_AT_ONCE = 1000
 _PAGES_GIVEN_BACK_AT_ONCE = 1000
 _LOCK = 0x726C_735F_7265  # "rls_re"
 _LOCK_WAIT = "2s"
+_MOST_PARTS = 10_000
 
 _rowid: ColumnElement[int] = literal_column("rowid", BigInteger)
 
@@ -120,9 +122,8 @@ async def retain(database: Database, settings: Settings, now_s: float, *, dry_ru
     place = await asyncio.to_thread(_place, settings.rls_archive)
     if not dry_run:
         await make_partitions(database, now_s)
-    archivist = (
-        _Postgres(database, place, now_s) if database.dialect == "postgresql" else _Sqlite(database, place, now_s)
-    )
+    whose = _Postgres if database.dialect == "postgresql" else _Sqlite
+    archivist = whose(database, place, now_s, dry_run=dry_run)
     done = []
     with archivist.alone() as is_alone:
         if not is_alone:
@@ -150,18 +151,31 @@ def _place(url: str) -> Place:
 
 
 class _Archivist:
-    def __init__(self, database: Database, place: Place, now_s: float) -> None:
+    def __init__(self, database: Database, place: Place, now_s: float, *, dry_run: bool) -> None:
         self._database = database
         self._place = place
         self._now_s = now_s
+        self._dry_run = dry_run
+        self._planned: set[_Unit] = set()
 
     async def planned(self, unit: _Unit) -> Retained | None:
+        """What `retain` would do, had it done so with those that were asked for before."""
+        kind, month = unit.kind.value, str(unit.month)
         async with self._database.reading(PATIENCE_S) as connection:
+            noted = await self._interrupted(connection, unit)
+            if noted is not None:
+                self._planned.add(unit)
+                return Retained(kind, month, noted.row_count, noted.path)
             if await self._is_kept(connection, unit):
                 return None
+            self._planned.add(unit)
             rows = await connection.scalar(select(func.count()).select_from(unit.kind.table).where(*self._of(unit)))
-            part = 1 + await self._parts(connection, unit)
-            return Retained(unit.kind.value, str(unit.month), rows or 0, unit.name(part) if rows else "")
+            return Retained(kind, month, rows or 0, unit.name(await self._next_part(connection, unit)) if rows else "")
+
+    async def _interrupted(self, connection: AsyncConnection, unit: _Unit) -> Row[Any] | None:
+        """The archive of which not all rows are known to be dropped: who did so did not come to the end."""
+        found = await connection.execute(select(archives).where(*_noted(unit), archives.c.is_dropped == 0))
+        return found.first()
 
     async def _is_kept(self, connection: AsyncConnection, unit: _Unit) -> bool:
         """Something is still to be made of it; and hours outlive their minutes."""
@@ -171,32 +185,36 @@ class _Archivist:
             at >= unit.month.begins_s,
             at < unit.month.ends_s,
         )
-        minutes = exists().where(Kind.MINUTES.of_month(unit.month))
-        return bool(await connection.scalar(select(due))) or (
-            unit.kind is Kind.TOTALS and bool(await connection.scalar(select(minutes)))
-        )
+        if await connection.scalar(select(due)):
+            return True
+        if unit.kind is not Kind.TOTALS or _Unit(Kind.MINUTES, unit.month) in self._planned:
+            return False
+        return bool(await connection.scalar(select(exists().where(Kind.MINUTES.of_month(unit.month)))))
 
     def _of(self, unit: _Unit) -> Sequence[ColumnElement[bool]]:
         return [unit.kind.of_month(unit.month)]
 
-    async def _parts(self, connection: AsyncConnection, unit: _Unit) -> int:
-        asked = select(func.count()).select_from(archives)
-        return await connection.scalar(asked.where(*_noted(unit))) or 0
+    async def _next_part(self, connection: AsyncConnection, unit: _Unit) -> int:
+        """By the books; files that they do not know of may have the number, too."""
+        return 1 + (await connection.scalar(select(func.max(archives.c.part)).where(*_noted(unit))) or 0)
 
     async def _archive(
-        self, connection: AsyncConnection, unit: _Unit, name: str, source: Table, *where: ColumnElement[bool]
-    ) -> Sealed:
-        """Written, read back, and found to be what was written."""
+        self, connection: AsyncConnection, unit: _Unit, source: Table, *where: ColumnElement[bool]
+    ) -> tuple[int, Sealed]:
+        """Written, read back, and found to be what was written; which part of its month it is."""
         place, table = self._place, unit.kind.table
+        numbers = {unit.name(part): part for part in range(1, _MOST_PARTS)}
+        first = await self._next_part(connection, unit)
         with contextlib.ExitStack() as stack:
-            writer = await asyncio.to_thread(stack.enter_context, place.writing(name, table))
+            names = (name for name, part in numbers.items() if part >= first)
+            writer = await asyncio.to_thread(stack.enter_context, place.writing(names, table))
             async for rows in _pages(connection, source, *where):
                 await asyncio.to_thread(writer.add, rows)
             await asyncio.to_thread(stack.close)
-        found = await asyncio.to_thread(place.read_back, name, table)
+        found = await asyncio.to_thread(place.read_back, writer.name, table)
         if found != writer.sealed:
-            raise RecordsError(f"the archive {name} is not what was written: nothing was dropped")
-        return found
+            raise RecordsError(f"the archive {writer.name} is not what was written: nothing was dropped")
+        return numbers[writer.name], found
 
     async def _note(
         self, connection: AsyncConnection, unit: _Unit, part: int, sealed: Sealed, *, last_rowid: int, is_dropped: bool
@@ -224,8 +242,10 @@ class _Postgres(_Archivist):
         async with self._database.reading() as connection:
             found = await months(connection, kind.table.name)
             if kind is Kind.MINUTES:  # of those that still have them
-                return [month for month in found if await self._is_there(connection, _Unit(kind, month))]
-            return found
+                found = [month for month in found if await self._is_there(connection, _Unit(kind, month))]
+            if self._dry_run:  # of these, partitions would have been made before
+                found += await strayed(connection, kind.table.name)
+            return sorted(found)
 
     async def _is_there(self, connection: AsyncConnection, unit: _Unit) -> bool:
         parent = partition(unit.kind.table.name, unit.month)
@@ -244,9 +264,8 @@ class _Postgres(_Archivist):
                 return None
             rows, path = 0, ""
             if await connection.scalar(select(exists().select_from(source))):
-                part = 1 + await self._parts(connection, unit)
+                part, sealed = await self._archive(connection, unit, source)
                 path = unit.name(part)
-                sealed = await self._archive(connection, unit, path, source)
                 rows = sealed.row_count
                 await self._note(connection, unit, part, sealed, last_rowid=0, is_dropped=True)
             await self._drop(connection, unit)
@@ -294,15 +313,13 @@ class _Sqlite(_Archivist):
 
     async def retain(self, unit: _Unit) -> Retained | None:
         async with self._database.reading(PATIENCE_S) as connection:
-            noted = (
-                await connection.execute(select(archives).where(*_noted(unit), archives.c.is_dropped == 0))
-            ).first()
+            noted = await self._interrupted(connection, unit)
             if noted is None:
                 if await self._is_kept(connection, unit):
                     return None
-                part, table = 1 + await self._parts(connection, unit), unit.kind.table
+                table = unit.kind.table
                 last_rowid = await connection.scalar(select(func.max(_rowid)).select_from(table)) or 0
-                sealed = await self._archive(connection, unit, unit.name(part), table, *self._of(unit))
+                part, sealed = await self._archive(connection, unit, table, *self._of(unit))
         if noted is None:
             async with self._database.begin() as connection:
                 await self._note(connection, unit, part, sealed, last_rowid=last_rowid, is_dropped=False)

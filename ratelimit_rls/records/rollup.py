@@ -2,11 +2,15 @@
 
 Whoever writes minutes marks their hour as due in the same transaction; whoever rolls it up takes the mark away, unless
 it was renewed meanwhile. A row is made anew from all that it is made of, so doing it again changes nothing, and minutes
-that come late are no special case. One process does it at a time: an older sum must not replace a newer one.
+that come late are no special case. Should an older sum replace a newer one, because two processes were at it, the mark
+was renewed between the two readings, and stays.
+
+What is summed up is read in one transaction and written in others, each of a moment: SQLite has one writer at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row, and_, delete, exists, select, text
@@ -25,7 +29,7 @@ from ratelimit_rls.records.series import (
     metrics,
     rollups_due,
 )
-from ratelimit_rls.telemetry.histogram import add, from_text, to_text
+from ratelimit_rls.telemetry.histogram import add, readable, to_text
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -59,10 +63,10 @@ async def roll_up(database: Database, now_s: float) -> int:
     rolled = 0
     for granularity in (HOUR, DAY):
         for at_s in await _due(database, granularity, now_s):
-            async with database.begin(PATIENCE_S) as connection:
+            async with database.reading(PATIENCE_S) as connection:
                 if not await _is_alone(connection, database.dialect):
                     return rolled
-                rolled += await _roll(connection, database.dialect, granularity, at_s, now_s)
+                rolled += await _roll(database, connection, granularity, at_s, now_s)
     return rolled
 
 
@@ -74,13 +78,13 @@ async def _due(database: Database, granularity: str, now_s: float) -> list[float
 
 
 async def _is_alone(connection: AsyncConnection, dialect: str) -> bool:
-    """Until the transaction ends. SQLite has one writer at any time."""
+    """Until the transaction ends; where all are on one machine, two at once are only work done twice."""
     if dialect == "sqlite":
         return True
     return bool(await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": _LOCK}))
 
 
-async def _roll(connection: AsyncConnection, dialect: str, granularity: str, at_s: float, now_s: float) -> bool:
+async def _roll(database: Database, connection: AsyncConnection, granularity: str, at_s: float, now_s: float) -> bool:
     mark = and_(rollups_due.c.granularity == granularity, rollups_due.c.timestamp == at_s)
     version = await connection.scalar(select(rollups_due.c.version).where(mark))
     if version is None:  # another process was first
@@ -91,11 +95,14 @@ async def _roll(connection: AsyncConnection, dialect: str, granularity: str, at_
         select(exists().where(archives.c.kind.in_(_archived_with(granularity)), archives.c.month == month))
     )
     if is_complete:
-        await _replace(connection, granularity, at_s, now_s)
-        if granularity == HOUR:
-            await mark_due(connection, dialect, DAY, [at_s // SECONDS[DAY] * SECONDS[DAY]])
-    # Whoever renewed the mark since, or is about to, wrote minutes that were not seen.
-    await connection.execute(delete(rollups_due).where(mark, rollups_due.c.version == version))
+        async for some in _sums(connection, granularity, at_s, now_s):
+            async with database.begin() as writing:
+                await _USAGE.write(writing, some, dict)
+    async with database.begin() as writing:
+        if is_complete and granularity == HOUR:
+            await mark_due(writing, database.dialect, DAY, [at_s // SECONDS[DAY] * SECONDS[DAY]])
+        # Whoever renewed the mark since, or is about to, wrote minutes that were not seen.
+        await writing.execute(delete(rollups_due).where(mark, rollups_due.c.version == version))
     return is_complete
 
 
@@ -104,7 +111,9 @@ def _archived_with(granularity: str) -> list[str]:
     return ["minutes", "totals"] if granularity == HOUR else ["totals"]
 
 
-async def _replace(connection: AsyncConnection, granularity: str, at_s: float, now_s: float) -> None:
+async def _sums(
+    connection: AsyncConnection, granularity: str, at_s: float, now_s: float
+) -> AsyncIterator[list[dict[str, Any]]]:
     """In the order of cells, one after the other: however many there are, few are in memory."""
     asked = (
         select(*_CELL, *(metrics.c[name] for name in _SUMS), metrics.c.histogram)
@@ -127,11 +136,11 @@ async def _replace(connection: AsyncConnection, granularity: str, at_s: float, n
                     last = _Sum(cell)
                 last.add(row)
             if len(done) >= _ROWS_AT_ONCE:
-                await _USAGE.write(connection, done, dict)
+                yield done
                 done = []
     done += [last.row(granularity, at_s, now_s)] if last else []
     if done:
-        await _USAGE.write(connection, done, dict)
+        yield done
 
 
 class _Sum:
@@ -146,7 +155,7 @@ class _Sum:
         told = row._mapping
         for name in _SUMS:
             self._sums[name] += told[name]
-        add(self._latencies, from_text(told["histogram"]))
+        add(self._latencies, readable(told["histogram"]))
 
     def row(self, granularity: str, at_s: float, now_s: float) -> dict[str, Any]:
         return {

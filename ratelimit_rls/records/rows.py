@@ -152,11 +152,19 @@ def key_of(row: AnyRow, limits: Limits) -> ApiKey:
 
 
 def rule_of(row: AnyRow) -> StoredRule:
+    """ValueError for what this service did not write; the database takes more than has a meaning."""
     rule_id, name, document, priority, enabled, tiers_, endpoints, methods, cidrs, scope, *rest = row
-    targeting = Targeting(
-        tuple(tiers_), tuple(endpoints), tuple(methods), tuple(cidrs), Scope(scope) if scope else None
-    )
+    if not isinstance(priority, int) or not isinstance(document, str):
+        raise ValueError("a rule has a number as its priority, and a text as its document")
+    words = _words(tiers_), _words(endpoints), _words(methods), _words(cidrs)
+    targeting = Targeting(*words, Scope(scope) if scope else None)
     return StoredRule(rule_id, name, document, priority, enabled, targeting, *rest)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ValueError("what a rule is for is a list of texts")
+    return tuple(value)
 
 
 def token_of(row: AnyRow) -> AdminToken:

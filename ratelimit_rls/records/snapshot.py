@@ -46,6 +46,7 @@ _JUST_NOW_S = 60.0
 
 class _Head(NamedTuple):
     sequence: int
+    at_s: float
     sha256: str
 
 
@@ -60,7 +61,7 @@ class SnapshotFile:
 
         Of several processes that keep one file, the first to come writes it; the others have the same, and leave it.
         """
-        if self._was_just_written(accounts.sequence):
+        if self._was_just_written(accounts):
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         body = bytearray()
@@ -68,7 +69,12 @@ class SnapshotFile:
             body += json.dumps(line, separators=(",", ":")).encode() + b"\n"
             if number % _STEP == 0:
                 time.sleep(_REST_S)
-        head = {"format": FORMAT, "sequence": accounts.sequence, "sha256": hashlib.sha256(body).hexdigest()}
+        head = {
+            "format": FORMAT,
+            "sequence": accounts.sequence,
+            "at": accounts.at_s,
+            "sha256": hashlib.sha256(body).hexdigest(),
+        }
         packed = gzip.compress(json.dumps(head).encode() + b"\n" + body, compresslevel=1)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
@@ -80,11 +86,12 @@ class SnapshotFile:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _was_just_written(self, sequence: int) -> bool:
-        """Just now, since another database may have come to the same number meanwhile."""
+    def _was_just_written(self, accounts: Accounts) -> bool:
+        """The same, and just now: what is older is written again, should something have happened to it."""
         try:
             is_new = time.time() - self.path.stat().st_mtime < _JUST_NOW_S
-            return is_new and self._verified()[0].sequence == sequence
+            head, _ = self._verified()
+            return is_new and (head.sequence, head.at_s) == (accounts.sequence, accounts.at_s)
         except (OSError, RecordsError):
             return False
 
@@ -97,7 +104,7 @@ class SnapshotFile:
         except OSError as error:
             raise RecordsError(f"the snapshot {self.path} cannot be read: {error.strerror or error}") from None
         try:
-            return _accounts(head.sequence, body)
+            return _accounts(head, body)
         except (ValueError, KeyError, TypeError) as error:
             raise self._broken(f"{type(error).__name__} in it") from None
 
@@ -115,7 +122,7 @@ class SnapshotFile:
         try:
             fields = json.loads(line)
             if fields["format"] == FORMAT:
-                return _Head(int(fields["sequence"]), str(fields["sha256"]))
+                return _Head(int(fields["sequence"]), float(fields["at"]), str(fields["sha256"]))
         except (ValueError, KeyError, TypeError):
             raise self._broken("its first line says nothing of the rest") from None
         raise self._broken(f"it has format {fields['format']!r}, and this version reads {FORMAT}")
@@ -178,12 +185,13 @@ def _said(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", [])}
 
 
-def _accounts(sequence: int, body: bytes) -> Accounts:
+def _accounts(head: _Head, body: bytes) -> Accounts:
     made: dict[str, list[Any]] = {kind: [] for kind in _MAKERS}
     for line in body.splitlines():
         kind, fields = json.loads(line)
         made[kind].append(_MAKERS[kind](fields))
-    return Accounts(sequence, *(tuple(values) for values in made.values()))
+    tiers, users, keys, rules = (tuple(values) for values in made.values())
+    return Accounts(head.sequence, tiers, users, keys, rules, head.at_s)
 
 
 def _tier(fields: dict[str, Any]) -> Tier:

@@ -15,11 +15,9 @@ from sqlalchemy import (
     BindParameter,
     Case,
     Column,
-    ColumnElement,
     Update,
     bindparam,
     case,
-    literal_column,
     select,
     update,
 )
@@ -30,8 +28,6 @@ from ratelimit_rls.records.bulk import Each
 from ratelimit_rls.records.rows import chunks
 from ratelimit_rls.records.tables import admin_tokens, api_keys, user_quotas
 from ratelimit_rls.records.types import Moment
-
-_NONE: ColumnElement[int] = literal_column("0")
 
 
 class Counted(NamedTuple):
@@ -82,6 +78,7 @@ async def count_users(connection: AsyncConnection, counted: Mapping[str, Counted
             "day": day_of(of.last_s),
             "tomorrow": day_of(of.last_s) + timedelta(days=1).total_seconds(),
             "month": month_of(of.last_s),
+            "next_month": month_of(month_of(of.last_s) + timedelta(days=32).total_seconds()),
         }
         for user_id, of in sorted(counted.items())
     ]
@@ -135,16 +132,23 @@ def _touch_key() -> Update:
 def _count_user() -> Update:
     table = user_quotas
     last = table.c.last_request_at
+    # What comes late is of a day that is over for a user who was seen since: it counts in no total of today's.
+    is_later_day, is_later_month = last >= _moment("tomorrow"), last >= _moment("next_month")
     is_today, is_this_month = last >= _moment("day"), last >= _moment("month")
+    today, month = table.c.total_requests_today, table.c.total_requests_month
     return (
         update(table)
         .where(table.c.user_id == bindparam("id"))
         .values(
-            total_requests_today=bindparam("count") + case((is_today, table.c.total_requests_today), else_=_NONE),
-            total_requests_month=bindparam("count") + case((is_this_month, table.c.total_requests_month), else_=_NONE),
+            total_requests_today=case(
+                (is_later_day, today), (is_today, today + bindparam("count")), else_=bindparam("count")
+            ),
+            total_requests_month=case(
+                (is_later_month, month), (is_this_month, month + bindparam("count")), else_=bindparam("count")
+            ),
             quota_exceeded_count=table.c.quota_exceeded_count + bindparam("refused"),
             last_request_at=_later(last, "at"),
-            quota_reset_at=_moment("tomorrow"),
+            quota_reset_at=case((is_later_day, table.c.quota_reset_at), else_=_moment("tomorrow")),
         )
     )
 

@@ -33,7 +33,8 @@ async def listen(database: Database, wake: Callable[[], None]) -> None:
         wake()
         while not lost.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(lost.wait(), PING_EVERY_S)
+                async with asyncio.timeout(PING_EVERY_S):
+                    await lost.wait()
                 break
             await connection.fetchval("SELECT 1", timeout=PING_S)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -58,6 +59,7 @@ async def look(database: Database, wake: Callable[[], None]) -> None:
         # Never one that makes the file: it would be for everybody to read.
         with contextlib.closing(sqlite3.connect(f"{database.path.absolute().as_uri()}?mode=rw", uri=True)) as watch:
             while True:
+                database.require_same_file()  # the count is that of the file that was opened, be it moved
                 (now,) = watch.execute("PRAGMA data_version").fetchone()
                 if now != seen:
                     seen = now

@@ -68,8 +68,9 @@ async def _every(name: str, job: Callable[[], Awaitable[Any]], every_s: float) -
             await job()
             told = False
             pause_s = every_s
-        except RateLimitRlsError as error:  # told once: the follower tells of a database that is away, too
-            if not told:
-                log.warning(f"{name} of the records must wait", error=str(error))
+        except Exception as error:  # whatever it is, the next time may be better: nothing else does this work
+            if not told:  # once: the follower tells of a database that is away, too
+                is_known = isinstance(error, RateLimitRlsError)
+                log.warning(f"{name} of the records must wait", error=str(error), exc_info=not is_known)
             told, pause_s = True, min(every_s, AGAIN_AFTER_S)
         await asyncio.sleep(pause_s)

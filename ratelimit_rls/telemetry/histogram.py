@@ -55,6 +55,14 @@ def to_text(histogram: Histogram) -> str:
     return " ".join(f"{bucket}:{histogram[bucket]}" for bucket in sorted(histogram) if histogram[bucket])
 
 
+def readable(text: str) -> dict[int, int]:
+    """Nothing of a text that is none: what somebody else wrote into one row must not hide all others."""
+    try:
+        return from_text(text)
+    except ValueError:
+        return {}
+
+
 def from_text(text: str) -> dict[int, int]:
     """Raises ValueError if it is no such text."""
     histogram: dict[int, int] = {}

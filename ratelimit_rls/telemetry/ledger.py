@@ -31,6 +31,9 @@ OTHER = "(other)"
 
 MINUTE_S = 60
 
+MOST_BEHIND_S = 300
+"""By how much a clock may be set back, and calls go on to be counted in the minute that it had."""
+
 WAITING = "ratelimit.audit.waiting"
 DROPPED = "ratelimit.audit.dropped_total"
 LINES = "ratelimit.usage.lines"
@@ -204,6 +207,7 @@ class Ledger:
         self.dropped = 0
         self._cells: dict[UsageKey, Counts] = {}
         self._generation = object()
+        self.turns = 0  # how often the clock was set back by much
         self._minute_s = 0
         self._minute_ends_s = -math.inf
         self._seen: set[UsageKey] = set()  # in this minute, whether taken since or not
@@ -234,7 +238,7 @@ class Ledger:
     ) -> None:
         """A batch that was decided together; `skipped` has the numbers of those that were told something else."""
         now_s = self._clock()
-        if now_s >= self._minute_ends_s:
+        if not self._minute_s - MOST_BEHIND_S <= now_s < self._minute_ends_s:
             self._begin_minute(now_s)
         if skipped:
             lines = [None if number in skipped else line for number, line in enumerate(lines)]
@@ -261,7 +265,7 @@ class Ledger:
     def note_refusal(self, line: Line, reason: str, status: int) -> None:
         """Of a call that was refused before any limit was looked at: 401 and the like."""
         now_s = self._clock()
-        if now_s >= self._minute_ends_s:
+        if not self._minute_s - MOST_BEHIND_S <= now_s < self._minute_ends_s:
             self._begin_minute(now_s)
         _count(self._codes_of(line, ""), _BLOCKED + _UNTIMED)
         if self._has_room():
@@ -327,8 +331,13 @@ class Ledger:
         return UsageKey(self._minute_s, domain, rule, OTHER, OTHER)
 
     def _begin_minute(self, now_s: float) -> None:
-        """Never an earlier one: clocks may be set back, and what was taken of a minute is taken."""
-        self._minute_s = max(self._minute_s, int(now_s // MINUTE_S) * MINUTE_S)
+        """Hardly ever an earlier one: clocks are set back a little now and then. One that was far ahead is believed
+        again as soon as it is right; what is counted in a minute for the second time is another count (`turns`)."""
+        minute_s = int(now_s // MINUTE_S) * MINUTE_S
+        if minute_s < self._minute_s - MOST_BEHIND_S:
+            self._minute_s = minute_s
+            self.turns += 1
+        self._minute_s = max(self._minute_s, minute_s)
         self._minute_ends_s = self._minute_s + MINUTE_S
         self._generation = object()
         self._seen.clear()
@@ -380,7 +389,8 @@ class Ledger:
 
     def take_usage(self) -> list[tuple[UsageKey, Counts]]:
         """What was counted since the last time."""
-        if (now_s := self._clock()) >= self._minute_ends_s:
+        now_s = self._clock()
+        if not self._minute_s - MOST_BEHIND_S <= now_s < self._minute_ends_s:
             self._begin_minute(now_s)
         cells, self._cells = self._cells, {}
         self._generation = object()

@@ -29,7 +29,11 @@ async def test_a_sqlite_file_is_made_for_its_owner_alone(tmp_path: Path) -> None
     path = tmp_path / "new" / "records.db"
     database = Database(f"sqlite:///{path}")
     assert await database.revision() is None
+    with pytest.raises(RecordsUnavailable, match="is not there"):
+        async with database.begin():
+            pass
     assert not path.exists()
+    await database.upgrade()
     async with database.begin() as connection:
         await connection.execute(text("CREATE TABLE a (b INTEGER)"))
         assert await connection.scalar(text("PRAGMA journal_mode")) == "wal"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from ratelimit_rls.core.accounts import (
     AdminToken,
@@ -21,6 +22,7 @@ from ratelimit_rls.core.accounts import (
     User,
 )
 from ratelimit_rls.errors import BadRequest, Conflict, NotFound
+from ratelimit_rls.records.tables import user_quotas
 from ratelimit_rls.records.use import Counted
 from tests.integration.records.conftest import LIMITS, ME, NOW_S, Office
 
@@ -150,6 +152,13 @@ async def test_a_rule_is_created_replaced_and_deleted(office: Office) -> None:
 
 
 @pytest.mark.slow
+async def test_the_domain_of_a_rule_may_be_as_long_as_any_name_and_is_checked_when_it_changes(office: Office) -> None:
+    made = await office.do("add_rule", replace(RULE, document="domain: " + "ü" * 255))
+    with pytest.raises(BadRequest, match="the domain of a rule has 3000 characters"):
+        await office.do("put_rule", replace(made, document="domain: " + "x" * 3000))
+    assert await office.ask("rule", made.rule_id) == made
+
+
 async def test_rules_come_by_priority_then_name(office: Office) -> None:
     for name, priority, domain in (("b", 2, "x"), ("a", 2, "y"), ("c", 1, "x"), ("d", 2, "x")):
         await office.do("add_rule", StoredRule("", name, f"domain: {domain}", priority, enabled=name != "d"))
@@ -226,6 +235,10 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("add_rule", (replace(RULE, priority=2**31),), "priority"),
     ("add_rule", (replace(RULE, rule_id="1; drop"),), "must be a UUID"),
     ("add_rule", (replace(RULE, document="a: \0"),), "cannot be stored"),
+    ("add_rule", (replace(RULE, document='domain: "a\\0b"'),), "the domain of a rule has a character that cannot be"),
+    ("add_rule", (replace(RULE, document='domain: "a\\nb"'),), "the domain of a rule has a character that cannot be"),
+    ("add_rule", (replace(RULE, document="domain: " + "x" * 256),), "the domain of a rule has 256 characters; 255 are"),
+    ("add_rule", (replace(RULE, document="domain: " + "ü" * 5000),), "the domain of a rule has 5000 characters"),
     ("add_token", (replace(TOKEN, name=""),), "must not be empty"),
 ]
 
@@ -351,3 +364,15 @@ async def test_use_is_counted_by_day_and_month_and_changes_nothing_else(office: 
     assert (alice.total, alice.today, alice.refused) == (0, 0, 3)
     await office.desk.count_users({})
     assert await office.ask("accounts") == before
+
+
+async def test_what_is_counted_late_is_in_no_later_day_s_total(office: Office) -> None:
+    await office.with_gold_and_alice()
+    day = 86_400.0
+    await office.desk.count_users({"alice": Counted(5, 0, NOW_S)})
+    await office.desk.count_users({"alice": Counted(1000, 0, NOW_S - 2 * day)})
+    await office.desk.count_users({"alice": Counted(7000, 0, NOW_S - 100 * day)})
+    used = (await office.ask("use_of_users", ["alice"]))["alice"]
+    assert (used.today, used.total, used.last_s) == (5, 1005, NOW_S)
+    async with office.database.reading() as connection:
+        assert await connection.scalar(select(user_quotas.c.quota_reset_at)) > NOW_S

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 from sqlalchemy import delete, func, select, text
+from sqlalchemy.exc import IntegrityError
+from structlog.testing import capture_logs
 
-from ratelimit_rls.errors import RecordsUnavailable
+from ratelimit_rls.errors import RecordsError, RecordsUnavailable
 from ratelimit_rls.records.database import Database
 from ratelimit_rls.records.decisions import Scribe, Touched
 from ratelimit_rls.records.series import audit_logs, metrics, rollups_due
@@ -16,6 +18,7 @@ from ratelimit_rls.telemetry.ledger import OTHER, Caller, Ledger, Recorded, Word
 from tests.databases import PostgresServer
 from tests.integration.series.calls import call
 from tests.integration.series.conftest import Clock
+from tests.process import free_port
 
 
 def new_ledger(clock: Clock, sample: float = 0.0, most_waiting: int = 1000, most_lines: int = 100) -> Ledger:
@@ -190,6 +193,33 @@ async def test_the_task_writes_at_the_end_what_is_left(database: Database, clock
 
 
 @pytest.mark.slow
+async def test_the_end_of_an_outage_is_logged_like_its_beginning(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ratelimit_rls.records.decisions.PAUSE_S", 0.01)
+    async with database.begin() as connection:
+        await connection.execute(text("ALTER TABLE rate_limit_audit_logs RENAME TO elsewhere"))
+    ledger = new_ledger(clock)
+    call(ledger, "alice", refused=3)
+    scribe = new_scribe(database, ledger, clock)
+    with capture_logs() as logs:
+        scribe.start()
+        async with asyncio.timeout(10):
+            while not scribe.fault:
+                await asyncio.sleep(0.01)
+            async with database.begin() as connection:
+                await connection.execute(text("ALTER TABLE elsewhere RENAME TO rate_limit_audit_logs"))
+            while scribe.fault:
+                await asyncio.sleep(0.01)
+        await scribe.close()
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("records cannot be written; they wait", "warning"),
+        ("records are written again", "warning"),
+    ]
+    assert await stored(database) == 3
+
+
+@pytest.mark.slow
 async def test_a_server_that_dies_in_the_middle_costs_nothing_but_time(
     postgres_server: PostgresServer, clock: Clock
 ) -> None:
@@ -215,3 +245,71 @@ async def test_a_server_that_dies_in_the_middle_costs_nothing_but_time(
     assert failed
     assert (await stored(database), ledger.dropped, await counted(database)) == (3000, 0, (3100, 3000))
     await database.close()
+
+
+async def test_a_clock_that_was_ahead_is_right_again_at_once(database: Database, clock: Clock) -> None:
+    ledger = Ledger(sample=0, most_waiting=10, clock=clock)
+    scribe = Scribe(database, ledger, server_id="here", clock=clock)
+    call(ledger, "alice", passed=1)
+    await scribe.work()
+    right_s = clock.now_s
+    clock.now_s += 10 * 365 * 86_400
+    call(ledger, "alice", passed=2)
+    await scribe.work()
+    clock.now_s = right_s + 5
+    call(ledger, "alice", passed=4)
+    await scribe.work()
+    clock.now_s = right_s + 16
+    call(ledger, "alice", passed=8)
+    await scribe.work()
+    asked = select(metrics.c.timestamp, func.sum(metrics.c.total_requests)).group_by(metrics.c.timestamp)
+    async with database.reading() as connection:
+        counted = sorted((await connection.execute(asked)).all())
+    assert [int(count) for _, count in counted] == [13, 2]
+    assert counted[0][0] == right_s
+
+
+async def test_a_clock_that_is_set_back_a_little_counts_on_in_its_minute(database: Database, clock: Clock) -> None:
+    ledger = Ledger(sample=0, most_waiting=10, clock=clock)
+    scribe = Scribe(database, ledger, server_id="here", clock=clock)
+    call(ledger, "alice", passed=1)
+    clock.now_s -= 120
+    call(ledger, "alice", passed=2)
+    await scribe.flush()
+    async with database.reading() as connection:
+        assert list(await connection.scalars(select(metrics.c.total_requests))) == [3]
+
+
+async def test_usage_that_the_database_refuses_is_counted_once(database: Database, clock: Clock) -> None:
+    ledger = Ledger(sample=0, most_waiting=10, clock=clock)
+    scribe = Scribe(database, ledger, server_id="here", clock=clock)
+
+    async def refuse(_: object) -> None:
+        try:
+            raise IntegrityError("", {}, Exception())
+        except IntegrityError:
+            raise RecordsError("refused")  # noqa: B904 - as the database's errors are told
+
+    scribe._replace_cells = refuse  # type: ignore[method-assign]
+    for _ in range(3):
+        call(ledger, "alice", passed=5)
+        await scribe.flush()
+    assert scribe.usage_dropped == 15
+
+
+async def test_a_region_of_any_bytes_is_stored(database: Database, clock: Clock) -> None:
+    ledger = Ledger(sample=1, most_waiting=10, clock=clock)
+    call(ledger, "alice", passed=1)
+    await Scribe(database, ledger, server_id="here", region="eu-\udcff", clock=clock).flush()
+    async with database.reading() as connection:
+        assert list(await connection.scalars(select(metrics.c.region))) == ["eu-?"]
+
+
+async def test_what_is_lost_at_the_end_is_told(clock: Clock) -> None:
+    ledger = Ledger(sample=1, most_waiting=10, clock=clock)
+    call(ledger, "alice", passed=3)
+    nowhere = Database(f"postgresql://user@127.0.0.1:{free_port()}/records")
+    with capture_logs() as told:
+        await Scribe(nowhere, ledger, server_id="here", clock=clock).close(within_s=2)
+    (lost,) = [line for line in told if line["event"] == "records were not all written"]
+    assert (lost["ratelimit.audit.waiting"], lost["ratelimit.usage.waiting"]) == (3, 1)

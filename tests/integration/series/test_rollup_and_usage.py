@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -18,7 +19,6 @@ from ratelimit_rls.records.series import DAY, HOUR, MINUTE, metrics, rollups_due
 from ratelimit_rls.records.usage import Point, decisions, heaviest, series
 from ratelimit_rls.telemetry.histogram import added, from_text, percentile_us
 from ratelimit_rls.telemetry.ledger import Ledger
-from tests.databases import PostgresServer
 from tests.integration.series.calls import call
 from tests.integration.series.conftest import Clock
 
@@ -109,32 +109,29 @@ async def test_minutes_that_come_late_are_in_their_hour_and_day(database: Databa
     assert [row["total_requests"] for row in [*await rows(database, HOUR), *await rows(database, DAY)]] == [5, 5]
 
 
-@pytest.mark.slow
 async def test_minutes_that_come_while_their_hour_is_made_are_in_it_the_next_time(
-    postgres_server: PostgresServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On PostgreSQL: SQLite has one writer at a time."""
-    database = Database(postgres_server.url(postgres_server.new_database()))
-    await database.upgrade()
+    """Others can write meanwhile, on SQLite, too."""
     ledger = Ledger(sample=0, most_waiting=10, clock=clock)
     late = Ledger(sample=0, most_waiting=10, clock=clock)
     call(ledger, "alice", passed=2)
     call(late, "alice", passed=3)
     await Scribe(database, ledger, server_id="here", clock=clock).flush()
-    replace = rollup._replace
+    sums = rollup._sums
 
-    async def replace_and_be_late(*arguments: Any) -> None:
-        await replace(*arguments)
+    async def sums_and_be_late(*arguments: Any) -> AsyncIterator[list[dict[str, Any]]]:
+        async for some in sums(*arguments):
+            yield some
         await Scribe(database, late, server_id="there", clock=clock).flush()
 
     with monkeypatch.context() as patched:
-        patched.setattr(rollup, "_replace", replace_and_be_late)
+        patched.setattr(rollup, "_sums", sums_and_be_late)
         await roll_up(database, clock.now_s + 2 * HOUR_S)
     assert [row["total_requests"] for row in await rows(database, HOUR)] == [2]
     assert [use.total for use in await heaviest(database, "user", 0, clock.now_s + 60)] == [5]
     await roll_up(database, clock.now_s + 2 * HOUR_S)
     assert [row["total_requests"] for row in await rows(database, HOUR)] == [5]
-    await database.close()
 
 
 async def test_an_hour_that_runs_is_left_alone(database: Database, clock: Clock) -> None:
@@ -209,3 +206,15 @@ async def test_decisions_come_newest_first_in_pages(database: Database, clock: C
     for bad in ("x", "1", "1-", "-1", "9" * 50 + "-1"):
         with pytest.raises(BadRequest, match="no cursor"):
             await decisions(database, since_s, clock.now_s, before=bad)
+
+
+async def test_a_row_of_somebody_else_s_stops_no_rollup(database: Database, clock: Clock) -> None:
+    ledger = Ledger(sample=0, most_waiting=10, clock=clock)
+    call(ledger, "alice", passed=2)
+    call(ledger, "bob", passed=3)
+    await Scribe(database, ledger, server_id="here", clock=clock).flush()
+    async with database.begin() as connection:
+        await connection.execute(metrics.update().where(metrics.c.user_id == "alice").values(histogram="garbage"))
+    assert await roll_up(database, clock.now_s + 2 * HOUR_S) == 1
+    assert sorted(row["total_requests"] for row in await rows(database, HOUR)) == [2, 3]
+    assert [use.total for use in await heaviest(database, "user", 0, clock.now_s + 60)] == [3, 2]

@@ -115,9 +115,8 @@ def test_a_broken_file_is_told_and_not_used(file: SnapshotFile, damage: object, 
 
 
 def test_what_is_held_follows_what_changes() -> None:
-    held = Held()
-    held.replace(EVERYTHING)
-    assert held.accounts(42) == EVERYTHING
+    held = Held(EVERYTHING)
+    assert held.accounts() == EVERYTHING
     early = StoredRule("r3", "zeroth", "domain: c\n", 0)
     held.apply(
         Changed(
@@ -128,7 +127,8 @@ def test_what_is_held_follows_what_changes() -> None:
             {"r3": early},
         )
     )
-    now = held.accounts(43)
+    now = held.accounts()
+    assert now.sequence == 43
     assert [tier.name for tier in now.tiers] == ["gold"]
     assert [user.user_id for user in now.users] == ["bob \N{SNOWMAN}", "carl", "dora"]
     assert [key.revoked_s for key in now.keys] == [2.5, 1.0]
