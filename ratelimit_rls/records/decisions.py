@@ -42,12 +42,12 @@ LONGEST_PAUSE_S = 5.0
 
 USAGE_EVERY_S = 10.0
 FEW_CELLS = 1000
-"""Up to here, usage of the minute that runs is written before it is over, and then again."""
+"""Up to here, usage of the minute that runs is taken and written before it is over, and then again."""
 
 MOST_CELLS = 4 * MOST_LINES
 """Of usage that wait for the database; what comes after them is counted by domain and rule alone."""
 
-MOST_TOUCHED = MOST_LINES
+MOST_TOUCHED = 50_000
 """Users whose use waits to be written."""
 
 DECISIONS_WRITTEN = "ratelimit.audit.written_total"
@@ -177,6 +177,7 @@ class Scribe:
         """Write all that waits and is due. RecordsError: the rest waits on."""
         now_s = self._clock()
         is_due = not self._usage_due_s - USAGE_EVERY_S <= now_s < self._usage_due_s  # the clock may be set back
+        is_due = is_due and (self._ledger.lines <= FEW_CELLS or self._ledger.is_minute_over)
         if is_due:  # first, since nothing of it must wait in the ledger while decisions wait for the database
             await self._take_usage()
         await self._write_decisions()

@@ -31,6 +31,7 @@ from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.telemetry.traces import Traces
 from ratelimit_rls.transport.answers import AnswerOptions
+from ratelimit_rls.transport.grpc.cache import Budget
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
 from ratelimit_rls.transport.grpc.door import Door
 from ratelimit_rls.transport.grpc.ext_authz import ExtAuthzDoor
@@ -187,12 +188,8 @@ class _Doors:
 def _doors(
     settings: Settings, limiter: RateLimiter, metrics: Metrics, room: WaitingRoom, callers: Callers | None
 ) -> _Doors:
-    """Each with a cache of its own, since the same bytes mean something else to another.
-
-    Together they keep to one budget, most of it for the method that most are asked by.
-    """
-    budget_bytes = settings.rls_plan_cache_bytes
-    check_bytes, half_bytes, quota_bytes = budget_bytes // 8, budget_bytes // 16, budget_bytes // 64
+    """Each with a cache of its own, since the same bytes mean something else to another, on one budget."""
+    budget = Budget(settings.rls_plan_cache_bytes)
     answers = _answers(settings)
     refusal_log = RefusalLog(settings.rls_log_denials if logs.shows_info(settings.log_level) else 0)
     new_rls_door = partial(
@@ -204,6 +201,7 @@ def _doors(
         request_id_entry=settings.rls_request_id_entry,
         refusal_log=refusal_log,
         verifier=callers,
+        budget=budget,
     )
     limiter_domain = settings.rls_limiter_domain
     check_rate_limit = CheckRateLimitDoor(
@@ -212,12 +210,12 @@ def _doors(
         room=room,
         default_domain=limiter_domain,
         verifier=callers,
-        cache_bytes=half_bytes,
+        budget=budget,
         refusal_log=refusal_log,
     )
     metrics.watch(check_rate_limit.gauges)
     return _Doors(
-        should_rate_limit=new_rls_door(cache_bytes=budget_bytes - check_bytes - 3 * half_bytes - quota_bytes),
+        should_rate_limit=new_rls_door(),
         others={
             CHECK: ExtAuthzDoor(
                 limiter,
@@ -225,15 +223,15 @@ def _doors(
                 answers,
                 room=room,
                 default_domain=settings.rls_ext_authz_domain,
-                cache_bytes=check_bytes,
+                budget=budget,
                 refusal_log=refusal_log,
                 verifier=callers,
             ),
-            KUADRANT_CHECK: new_rls_door(purpose=Purpose.LOOK, cache_bytes=half_bytes),
-            KUADRANT_REPORT: new_rls_door(purpose=Purpose.REPORT, cache_bytes=half_bytes),
+            KUADRANT_CHECK: new_rls_door(purpose=Purpose.LOOK),
+            KUADRANT_REPORT: new_rls_door(purpose=Purpose.REPORT),
             CHECK_RATE_LIMIT: check_rate_limit,
             GET_REMAINING_QUOTA: RemainingQuotaDoor(
-                limiter, metrics, room=room, default_domain=limiter_domain, verifier=callers, cache_bytes=quota_bytes
+                limiter, metrics, room=room, default_domain=limiter_domain, verifier=callers, budget=budget
             ),
         },
     )

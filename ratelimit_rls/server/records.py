@@ -51,7 +51,11 @@ class Records:
         self.directory = Directory()
         self.stored_rules = StoredRules()
         self.api_keys = ApiKeys(self.directory, self.key_secret)
-        self.ledger = Ledger(sample=settings.rls_audit_sample, most_waiting=settings.rls_audit_buffer)
+        self.ledger = Ledger(
+            sample=settings.rls_audit_sample,
+            most_waiting=settings.rls_audit_buffer,
+            most_lines=settings.rls_usage_lines,
+        )
         self.follower = Follower(
             self.desk,
             self.database,
@@ -62,7 +66,12 @@ class Records:
         )
         server_id = f"{socket.gethostname()}-{os.getpid()}"
         self.scribe = Scribe(
-            self.database, self.ledger, server_id=server_id, region=settings.rls_region, touch=self._touch
+            self.database,
+            self.ledger,
+            server_id=server_id,
+            region=settings.rls_region,
+            touch=self._touch,
+            most_cells=4 * settings.rls_usage_lines,
         )
         self.upkeep = Upkeep(self.database, settings)
         self._rules: dict[str, StoredRule] = {}

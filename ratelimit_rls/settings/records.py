@@ -34,6 +34,9 @@ class RecordsSettings(BaseModel):
     rls_audit_buffer: Count = Field(
         100_000, description="Recorded decisions that may wait for the database; the rest is counted as dropped."
     )
+    rls_usage_lines: Count = Field(
+        10_000, gt=0, description="Callers, rules and endpoints whose usage a process tells apart in a minute."
+    )
     rls_region: str = Field("", description="Where this runs, as records tell it.")
     rls_audit_retention: Duration = Field(90 * DAY, description="For how long recorded decisions stay.")
     rls_usage_retention: Duration = Field(30 * DAY, description="For how long usage by the minute stays.")

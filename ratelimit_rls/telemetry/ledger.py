@@ -23,8 +23,9 @@ from ratelimit_rls.errors import StoreError
 from ratelimit_rls.telemetry.histogram import BUCKETS, bucket_of
 from ratelimit_rls.telemetry.rule_names import told_as
 
-MOST_LINES = 50_000
-"""Different callers, rules and endpoints that are counted apart in one minute."""
+MOST_LINES = 10_000
+"""Different callers, rules and endpoints that are counted apart in one minute, unless a ledger is told otherwise. Each
+is a row that is written; whoever calls most is there early in the minute, and among them."""
 
 OTHER = "(other)"
 """In place of the caller and the endpoint: of all that are one too many to be counted apart."""
@@ -387,11 +388,20 @@ class Ledger:
         """When the minute began that calls are counted under; to earlier ones nothing is added any more."""
         return self._minute_s
 
+    @property
+    def lines(self) -> int:
+        """Counted apart since usage was taken."""
+        return len(self._cells)
+
+    @property
+    def is_minute_over(self) -> bool:
+        """Or the clock was set back by much: in any case nothing more is added to what is counted now."""
+        return not self._minute_s - MOST_BEHIND_S <= self._clock() < self._minute_ends_s
+
     def take_usage(self) -> list[tuple[UsageKey, Counts]]:
         """What was counted since the last time."""
-        now_s = self._clock()
-        if not self._minute_s - MOST_BEHIND_S <= now_s < self._minute_ends_s:
-            self._begin_minute(now_s)
+        if self.is_minute_over:
+            self._begin_minute(self._clock())
         cells, self._cells = self._cells, {}
         self._generation = object()
         return list(cells.items())

@@ -1,8 +1,10 @@
 """Requests seen before under the rules in force, with everything that was worked out for them.
 
 Clients ask the same few questions again and again, and what a request means depends on nothing but its bytes and the
-rules. Bounded in bytes; when full, one that is drawn by lot goes. Keeping order of use would cost every hit, and going
-by age would never hit when slightly more requests than fit come round and round; the lot still hits most of them.
+rules. Bounded in bytes, which all doors have together: most doors are not asked at all, and one that is must not go
+short because of them. When full, one that is drawn by lot goes, of the door that holds most. Keeping order of use would
+cost every hit, and going by age would never hit when slightly more requests than fit come round and round; the lot
+still hits most of them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from random import randrange
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.service import Call
+
+DEFAULT_BYTES = 64 * 2**20
 
 LARGEST_MESSAGE_BYTES = 16 * 1024
 """A larger message is not kept: few are repeated, and one would drive out hundreds that are."""
@@ -33,10 +37,24 @@ class Known(NamedTuple, Generic[W]):
     request_id: bytes | None = None  # that the message itself has; such a message is not kept
 
 
-class CallCache(Generic[W]):
+class Budget:
+    """So many bytes for several caches."""
+
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._held_bytes = 0
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+        self.caches: list[CallCache[Any]] = []
+
+    def make_room(self) -> None:
+        while self.held_bytes > self.most_bytes:
+            max(self.caches, key=_held_bytes).evict()
+
+
+class CallCache(Generic[W]):
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.held_bytes = 0
+        budget.caches.append(self)
         self._known: dict[bytes, Known[W]] = {}
         self._messages: list[bytes] = []  # the same keys, where one can be drawn by its number
         self.get = self._known.get
@@ -52,23 +70,33 @@ class CallCache(Generic[W]):
         if before is None:
             self._messages.append(message)
         else:
-            self._held_bytes -= weight_bytes(message, before)
+            self._hold(-weight_bytes(message, before))
         self._known[message] = known
-        self._held_bytes += weight_bytes(message, known)
-        while self._held_bytes > self._most_bytes:
-            self._evict(randrange(len(self._messages)))
+        self._hold(weight_bytes(message, known))
+        if self._budget.held_bytes > self._budget.most_bytes:
+            self._budget.make_room()
 
-    def _evict(self, number: int) -> None:
+    def evict(self) -> None:
+        """One of those that are held, drawn by lot."""
         last = self._messages.pop()
+        number = randrange(len(self._messages) + 1)
         drawn = last
         if number < len(self._messages):
             drawn, self._messages[number] = self._messages[number], last
-        self._held_bytes -= weight_bytes(drawn, self._known.pop(drawn))
+        self._hold(-weight_bytes(drawn, self._known.pop(drawn)))
 
     def clear(self) -> None:
         self._known.clear()
         self._messages.clear()
-        self._held_bytes = 0
+        self._hold(-self.held_bytes)
+
+    def _hold(self, more_bytes: int) -> None:
+        self.held_bytes += more_bytes
+        self._budget.held_bytes += more_bytes
+
+
+def _held_bytes(cache: CallCache[Any]) -> int:
+    return cache.held_bytes
 
 
 def weight_bytes(message: bytes, known: Known[Any]) -> int:

@@ -18,7 +18,7 @@ from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.transport.answers import AnswerOptions
 from ratelimit_rls.transport.grpc.authz_decode import attributes, parse
 from ratelimit_rls.transport.grpc.authz_encode import Asked, AuthzEncoder
-from ratelimit_rls.transport.grpc.cache import CallCache, Known
+from ratelimit_rls.transport.grpc.cache import DEFAULT_BYTES, Budget, CallCache, Known
 from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 
@@ -38,13 +38,13 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         *,
         room: WaitingRoom,
         default_domain: str = "",
-        cache_bytes: int = 64 * 1024 * 1024,
+        budget: Budget | None = None,
         refusal_log: RefusalLog | None = None,
         verifier: Verifier | None = None,
     ) -> None:
         """`default_domain` is whose rules decide where Envoy names none; empty: the only one that has a mapping."""
         super().__init__(limiter, metrics, room, refusal_log, verifier)
-        self.cache: CallCache[None] = CallCache(cache_bytes)
+        self.cache: CallCache[None] = CallCache(budget or Budget(DEFAULT_BYTES))
         self._encoder = AuthzEncoder(options or AnswerOptions())
         self._default_domain = default_domain
 

@@ -17,7 +17,7 @@ from ratelimit_rls.errors import NotReady
 from ratelimit_rls.service import RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.refusals import RefusalLog
-from ratelimit_rls.transport.grpc.cache import CallCache, Known
+from ratelimit_rls.transport.grpc.cache import DEFAULT_BYTES, Budget, CallCache, Known
 from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
 from ratelimit_rls.transport.grpc.limiter_encode import check_response, quota_response
 from ratelimit_rls.transport.grpc.limiter_read import Asked, Reader, parse
@@ -41,14 +41,14 @@ class _RateLimiterDoor(LimiterDoor[None]):
         room: WaitingRoom,
         default_domain: str = "",
         verifier: Verifier | None = None,
-        cache_bytes: int = 64 * 1024 * 1024,
+        budget: Budget | None = None,
         refusal_log: RefusalLog | None = None,
         clock: Callable[[], float] = time,
     ) -> None:
         """`default_domain` is that of calls that name none; `verifier` knows whose API keys are sent. The clock is in
         seconds since the epoch."""
         super().__init__(limiter, metrics, room, refusal_log, verifier)
-        self._cache: CallCache[None] = CallCache(cache_bytes)
+        self._cache: CallCache[None] = CallCache(budget or Budget(DEFAULT_BYTES))
         self._reader = Reader(default_domain, verifier, clock)
         self._clock = clock
 

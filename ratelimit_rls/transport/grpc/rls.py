@@ -14,16 +14,13 @@ from ratelimit_rls.service import NO_LIMIT, RateLimiter
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.refusals import RefusalLog
 from ratelimit_rls.transport.answers import AnswerOptions
-from ratelimit_rls.transport.grpc.cache import CallCache, Known
+from ratelimit_rls.transport.grpc.cache import DEFAULT_BYTES, Budget, CallCache, Known
 from ratelimit_rls.transport.grpc.decode import decode
 from ratelimit_rls.transport.grpc.door import Failure
 from ratelimit_rls.transport.grpc.encode import Encoder, Wording
 from ratelimit_rls.transport.grpc.limiter_door import LimiterDoor
 from ratelimit_rls.transport.grpc.request_id import identified
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
-
-PROVED_SHARE = 8
-"""Of the cache's bytes, one part in so many is for requests that came with a credential, known without it."""
 
 
 class RlsDoor(LimiterDoor[Wording]):
@@ -36,14 +33,15 @@ class RlsDoor(LimiterDoor[Wording]):
         room: WaitingRoom,
         purpose: Purpose = Purpose.DECIDE,
         request_id_entry: str = "",
-        cache_bytes: int = 64 * 1024 * 1024,
+        budget: Budget | None = None,
         refusal_log: RefusalLog | None = None,
         verifier: Verifier | None = None,
     ) -> None:
         """`request_id_entry` is the key of descriptor entries that say which call it is, and not what to count."""
         super().__init__(limiter, metrics, room, refusal_log, verifier)
-        self.cache: CallCache[Wording] = CallCache(cache_bytes - cache_bytes // PROVED_SHARE)
-        self._proved: CallCache[None] = CallCache(cache_bytes // PROVED_SHARE)
+        budget = budget or Budget(DEFAULT_BYTES)
+        self.cache: CallCache[Wording] = CallCache(budget)
+        self._proved: CallCache[None] = CallCache(budget)  # requests that came with a credential, without it
         self._encoder = Encoder(options or AnswerOptions())
         self._purpose = purpose
         self._request_id_entry = request_id_entry

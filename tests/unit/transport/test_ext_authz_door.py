@@ -16,6 +16,7 @@ from ratelimit_rls.service import Call, RateLimiter
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.grpc.authz_decode import attributes, parse
+from ratelimit_rls.transport.grpc.cache import Budget
 from ratelimit_rls.transport.grpc.door import Failure, FailureCode, Held
 from ratelimit_rls.transport.grpc.ext_authz import ExtAuthzDoor
 from ratelimit_rls.transport.grpc.messages import CheckRequest, CheckResponse
@@ -240,7 +241,7 @@ descriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 100}}]
 
 async def test_the_cache_is_bounded() -> None:
     limiter = Limiter(RULES)
-    asked = door(limiter, cache_bytes=10_000)
+    asked = door(limiter, budget=Budget(10_000))
     for start in range(0, 500, 50):
         await ask(asked, *[message(x_user=f"user-{number}") for number in range(start, start + 50)])
     assert 0 < len(asked.cache) < 40

@@ -15,7 +15,7 @@ from ratelimit_rls.rules.snapshot import Rules
 from ratelimit_rls.service import RateLimiter
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
-from ratelimit_rls.transport.grpc.cache import LARGEST_MESSAGE_BYTES, CallCache, Known, weight_bytes
+from ratelimit_rls.transport.grpc.cache import LARGEST_MESSAGE_BYTES, Budget, CallCache, Known, weight_bytes
 from ratelimit_rls.transport.grpc.decode import decode
 from ratelimit_rls.transport.grpc.door import Answered, Failure, FailureCode
 from ratelimit_rls.transport.grpc.encode import Wording
@@ -135,7 +135,7 @@ def test_what_a_request_brought_weighs_in_the_cache(limiter: Limiter) -> None:
 def test_the_cache_stays_within_its_bytes_and_still_hits_when_more_come_round_than_fit(limiter: Limiter) -> None:
     messages = [ask(f"{i:04}") for i in range(100)]
     entries = [known(limiter, message) for message in messages]
-    cache: CallCache[Wording] = CallCache(80 * weight_bytes(messages[0], entries[0]))
+    cache: CallCache[Wording] = CallCache(Budget(80 * weight_bytes(messages[0], entries[0])))
     hits = 0
     for _ in range(50):
         for message, entry in zip(messages, entries, strict=True):
@@ -150,9 +150,24 @@ def test_the_cache_stays_within_its_bytes_and_still_hits_when_more_come_round_th
     assert cache.get(messages[0]) is entries[0]
 
 
+def test_caches_on_one_budget_give_way_to_each_other(limiter: Limiter) -> None:
+    messages = [ask(f"{i:04}") for i in range(100)]
+    entries = [known(limiter, message) for message in messages]
+    budget = Budget(60 * weight_bytes(messages[0], entries[0]))
+    first, second = (CallCache[Wording](budget) for _ in range(2))
+    for message, entry in zip(messages, entries, strict=True):
+        first.put(message, entry)
+    assert len(first) == 60, "all that there is, while nobody else asks"
+    for message, entry in zip(messages, entries, strict=True):
+        second.put(message, entry)
+    assert (len(first), len(second)) == (30, 30)
+    first.clear()
+    assert budget.held_bytes == second.held_bytes == 30 * weight_bytes(messages[0], entries[0])
+
+
 def test_the_cache_keeps_no_huge_messages(limiter: Limiter) -> None:
     message = ask("x" * LARGEST_MESSAGE_BYTES)
-    cache: CallCache[Wording] = CallCache(2**30)
+    cache: CallCache[Wording] = CallCache(Budget(2**30))
     cache.put(message, known(limiter, message))
     assert len(cache) == 0
 
