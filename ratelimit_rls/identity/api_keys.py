@@ -1,8 +1,14 @@
-"""Whose API key it is: found by its public id in the directory, compared by its digest, never kept."""
+"""Whose API key it is: found by its public id in the directory, compared by its digest, never kept.
+
+What was found is remembered by another digest, keyed with a secret of this process and quicker to make, until something
+in the directory changes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
+from secrets import token_bytes
 from typing import NamedTuple
 
 from ratelimit_rls.core.identity import Identity
@@ -16,11 +22,18 @@ class Used(NamedTuple):
     at_s: float  # the last time
 
 
+MOST_REMEMBERED = 20_000
+"""Keys whose callers are remembered: all of them are forgotten when there are more, which few minutes see."""
+
+
 class ApiKeys:
     def __init__(self, directory: Directory, key_secret: bytes) -> None:
         self._directory = directory
         self._key_secret = key_secret
         self._used: dict[str, Used] = {}
+        self._remembered: dict[bytes, tuple[Identity, float]] = {}  # who it is, and until when
+        self._remembered_by = token_bytes(32)
+        self._version = directory.version
 
     def identify(self, text: str, now_s: float) -> Identity | None:
         """None if it is nobody's, or is expired or revoked.
@@ -28,6 +41,23 @@ class ApiKeys:
         That its user is blocked does not make a key invalid: who is calling is known, and how they stand is another
         question.
         """
+        if len(text) > secrets.LENGTH:
+            return None
+        if self._version != self._directory.version or len(self._remembered) > MOST_REMEMBERED:
+            self._remembered.clear()
+            self._version = self._directory.version
+        known_by = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._remembered_by).digest()
+        found = self._remembered.get(known_by)
+        if found is None:
+            found = self._found(text, now_s)
+            if found is not None:
+                self._remembered[known_by] = found
+        if found is None or now_s >= found[1]:
+            return None
+        self._note(found[0].api_key, now_s)
+        return found[0]
+
+    def _found(self, text: str, now_s: float) -> tuple[Identity, float] | None:
         key_id = secrets.public_id(text, "rlk")
         if key_id is None:
             return None
@@ -37,11 +67,10 @@ class ApiKeys:
             return None
         if key is None or now_s >= ends_s(key):
             return None
-        self._note(key_id, now_s)
         user = self._directory.user(key.user_id)
         if user is None:
-            return Identity(key.user_id, key.tier, api_key=key_id)
-        return Identity(key.user_id, key.tier or user.tier, user.org, key_id)
+            return Identity(key.user_id, key.tier, api_key=key_id), ends_s(key)
+        return Identity(key.user_id, key.tier or user.tier, user.org, key_id), ends_s(key)
 
     def take_used(self) -> dict[str, Used]:
         """Which keys were used since this was last asked. At most as many as there are keys."""

@@ -97,6 +97,7 @@ class Directory:
         self._clock = clock
         self._index = Index()
         self._standings: WeakValueDictionary[_Key, _Held] = WeakValueDictionary()
+        self.version = 0  # another after every change: what was worked out under it does not hold any more
 
     @property
     def sequence(self) -> int:
@@ -108,11 +109,13 @@ class Directory:
 
     def load(self, accounts: Accounts | Index) -> None:
         """Everything anew, in place of what was there."""
+        self.version += 1
         self._index = accounts if isinstance(accounts, Index) else Index(accounts)
         self._forget(list(self._standings.items()))
 
     def apply(self, changed: Changed) -> None:
         """What is different. When this returns, no standing that it touches is believed any more."""
+        self.version += 1
         for name, tier in changed.tiers.items():
             self._apply_tier(name, tier)
         for key_id, key in changed.keys.items():

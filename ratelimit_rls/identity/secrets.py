@@ -23,7 +23,7 @@ ID_CHARACTERS = 12
 
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _SECRET_CHARACTERS = 43  # base64url of SECRET_BYTES without padding
-_LENGTH = len("rlk_") + ID_CHARACTERS + len("_") + _SECRET_CHARACTERS
+LENGTH = len("rlk_") + ID_CHARACTERS + len("_") + _SECRET_CHARACTERS
 _SHAPE = re.compile(f"(rlk|rla)_([a-z2-7]{{{ID_CHARACTERS}}})_[A-Za-z0-9_-]{{{_SECRET_CHARACTERS}}}")
 
 _ID = re.compile(f"[a-z2-7]{{{ID_CHARACTERS}}}")
@@ -48,7 +48,7 @@ def new_secret(kind: SecretKind) -> NewSecret:
 
 def public_id(text: str, kind: SecretKind) -> str | None:
     """The id in a key or token of that kind; None if it has not the shape of one, however long it is."""
-    if len(text) != _LENGTH:
+    if len(text) != LENGTH:
         return None
     found = _SHAPE.fullmatch(text)
     return found[2] if found is not None and found[1] == kind else None

@@ -93,3 +93,29 @@ def test_uses_that_could_not_be_written_are_counted_on() -> None:
     keys.put_back(taken)
 
     assert keys.take_used() == {MADE.public_id: Used(2, NOW + 5)}
+
+
+def test_what_is_remembered_ends_with_the_key_and_with_every_change() -> None:
+    directory = Directory(lambda: NOW)
+    key = ApiKey(MADE.public_id, digest(SECRET, MADE.text), "alice", expires_s=NOW + 5)
+    directory.load(Accounts(keys=(key,)))
+    keys = ApiKeys(directory, SECRET)
+    assert keys.identify(MADE.text, NOW) == Identity("alice", api_key=MADE.public_id)
+    directory.apply(Changed(2, users={"alice": User("alice", org="acme")}))
+    assert keys.identify(MADE.text, NOW) == Identity("alice", "", "acme", MADE.public_id)
+    assert keys.identify(MADE.text, NOW + 5) is None
+    directory.load(Accounts())
+    assert keys.identify(MADE.text, NOW) is None
+
+
+def test_keys_that_are_nobody_s_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratelimit_rls.identity.api_keys.MOST_REMEMBERED", 2)
+    made = [new_secret("rlk") for _ in range(5)]
+    directory = Directory(lambda: NOW)
+    directory.load(Accounts(keys=tuple(ApiKey(one.public_id, digest(SECRET, one.text), "alice") for one in made)))
+    keys = ApiKeys(directory, SECRET)
+    assert all(keys.identify(one.text, NOW) for one in made)
+    for _ in range(10):
+        keys.identify(new_secret("rlk").text, NOW)
+    assert len(keys._remembered) <= 3
+    assert all(one.text.encode() not in known for one in made for known in keys._remembered)
