@@ -12,6 +12,7 @@ from __future__ import annotations
 from random import randrange
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ratelimit_rls.core.model import Outline
 from ratelimit_rls.service import Call
 
 DEFAULT_BYTES = 64 * 2**20
@@ -44,6 +45,19 @@ class Budget:
         self.most_bytes = most_bytes
         self.held_bytes = 0
         self.caches: list[CallCache[Any]] = []
+        self._outlines: dict[int, int] = {}  # entries by the identity of their outline, where that weighs something
+
+    def keep_outline(self, outline: Outline) -> int:
+        """What it adds: requests of callers with the same limits of their own have one, which weighs once."""
+        entries = self._outlines.get(id(outline), 0)
+        self._outlines[id(outline)] = entries + 1
+        return 0 if entries else outline.own_bytes
+
+    def drop_outline(self, outline: Outline) -> int:
+        entries = self._outlines.pop(id(outline)) - 1
+        if entries:
+            self._outlines[id(outline)] = entries
+        return 0 if entries else outline.own_bytes
 
     def make_room(self) -> None:
         while self.held_bytes > self.most_bytes:
@@ -70,9 +84,10 @@ class CallCache(Generic[W]):
         if before is None:
             self._messages.append(message)
         else:
-            self._hold(-weight_bytes(message, before))
+            self._dropped(message, before)
         self._known[message] = known
-        self._hold(weight_bytes(message, known))
+        outline = known.call.outline
+        self._hold(weight_bytes(message, known) + (self._budget.keep_outline(outline) if outline.own_bytes else 0))
         if self._budget.held_bytes > self._budget.most_bytes:
             self._budget.make_room()
 
@@ -83,12 +98,17 @@ class CallCache(Generic[W]):
         drawn = last
         if number < len(self._messages):
             drawn, self._messages[number] = self._messages[number], last
-        self._hold(-weight_bytes(drawn, self._known.pop(drawn)))
+        self._dropped(drawn, self._known.pop(drawn))
 
     def clear(self) -> None:
+        for message, known in self._known.items():
+            self._dropped(message, known)
         self._known.clear()
         self._messages.clear()
-        self._hold(-self.held_bytes)
+
+    def _dropped(self, message: bytes, known: Known[W]) -> None:
+        outline = known.call.outline
+        self._hold(-weight_bytes(message, known) - (self._budget.drop_outline(outline) if outline.own_bytes else 0))
 
     def _hold(self, more_bytes: int) -> None:
         self.held_bytes += more_bytes
@@ -100,8 +120,9 @@ def _held_bytes(cache: CallCache[Any]) -> int:
 
 
 def weight_bytes(message: bytes, known: Known[Any]) -> int:
+    """Without its outline, which others may share."""
     outline, _, prepared, valid, line = known.call
     keys, own_bytes = (len(prepared.keys), prepared.own_bytes) if prepared is not None else (0, 0)
     copies = 1 + -(-keys // max(1, len(outline.slots)))
     bound = (_VALID_BYTES if valid is not None else 0) + (_LINE_BYTES if line is not None else 0)
-    return _ENTRY_BYTES + _KEY_BYTES * keys + bound + outline.own_bytes + own_bytes + copies * len(message)
+    return _ENTRY_BYTES + _KEY_BYTES * keys + bound + own_bytes + copies * len(message)

@@ -127,9 +127,20 @@ def known(limiter: Limiter, message: bytes) -> Known[Wording]:
 
 
 def test_what_a_request_brought_weighs_in_the_cache(limiter: Limiter) -> None:
-    """Of hits that few others have, a whole kind of request is kept with it."""
-    light, heavy = (weight_bytes(message, known(limiter, message)) for message in (ask("a"), ask("a", hits=70_000)))
+    """Of hits that few others have, a whole kind of request is kept with it, once for all that are of that kind."""
+    cache: CallCache[Wording] = CallCache(Budget(2**30))
+    grown = []
+    for message in (ask("a"), ask("b", hits=70_000), ask("c", hits=70_000), ask("d")):
+        before = cache.held_bytes
+        cache.put(message, known(limiter, message))
+        grown.append(cache.held_bytes - before)
+    light, heavy, same, again = grown
     assert heavy - light > 1_000
+    assert abs(same - light) < 20
+    assert again == light
+    for _ in range(4):
+        cache.evict()
+    assert cache.held_bytes == 0
 
 
 def test_the_cache_stays_within_its_bytes_and_still_hits_when_more_come_round_than_fit(limiter: Limiter) -> None:
