@@ -38,7 +38,8 @@ def archiving_postgres(tmp_path: Path) -> Iterator[PostgresServer]:
     server = PostgresServer()
     segments = server.directory / "wal"
     server.run("mkdir", segments)
-    settings = {"archive_mode": "on", "archive_command": f"test ! -f {segments}/%f && cp %p {segments}/%f"}
+    whole = f"test ! -f {segments}/%f && cp %p {segments}/.%f && mv {segments}/.%f {segments}/%f"
+    settings = {"archive_mode": "on", "archive_command": whole}
     for name, value in settings.items():
         server.run("sed", "-i", f"$ a {name} = '{value}'", server.directory / "data" / "postgresql.conf")
     with server:
