@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from ratelimit_rls.core.client_ip import DIRECT, ClientIp
 from ratelimit_rls.core.escapes import of_a_form, parameter_pattern, unescaped
@@ -23,8 +23,11 @@ from ratelimit_rls.core.template import Template
 MetadataPath = tuple[str, ...]
 """The namespace, then the keys that lead to the value."""
 
+FORWARDED_FOR = "x-forwarded-for"
 
-class Attributes(NamedTuple):
+
+@dataclass(slots=True)
+class Attributes:
     """One request. What is missing is empty."""
 
     method: str = ""
@@ -33,10 +36,10 @@ class Attributes(NamedTuple):
     path: str = ""  # as sent, without the query
     query: str = ""
     peer: str = ""  # the address the connection comes from; empty on a Unix socket
-    headers: Mapping[str, str] = {}  # by lower-case name
-    context: Mapping[str, str] = {}
-    metadata: Mapping[MetadataPath, str] = {}  # only what the mapping asks for
-    caller: Identity = ANONYMOUS  # as its credential proves it
+    headers: Mapping[str, str] = field(default_factory=dict)  # by lower-case name
+    context: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[MetadataPath, str] = field(default_factory=dict)  # only what the mapping asks for
+    caller: Identity = ANONYMOUS  # until a credential that is found among the others proves who it is
 
 
 def metadata_text(value: str | bool | float) -> str:
@@ -118,7 +121,7 @@ class Client:
     client_ip: ClientIp
 
     def value(self, attributes: Attributes) -> str | None:
-        return self.client_ip.of(attributes.peer, attributes.headers.get("x-forwarded-for", ""))
+        return self.client_ip.of(attributes.peer, attributes.headers.get(FORWARDED_FOR, ""))
 
 
 @dataclass(frozen=True, slots=True)

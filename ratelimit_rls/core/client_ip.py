@@ -34,6 +34,11 @@ class ClientIp:
     ipv6_prefix: int = 128  # addresses of one such network are one client
     trusted_networks: tuple[Network, ...] = ()  # where proxies are, in place of how many there are
 
+    @property
+    def is_behind_proxies(self) -> bool:
+        """Else nothing but the connection says who the client is."""
+        return bool(self.trusted_proxies or self.trusted_networks)
+
     def of(self, peer: str, forwarded_for: str) -> str | None:
         """The client's address in its one spelling; None when there is none, as on a Unix socket.
 

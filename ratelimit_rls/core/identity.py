@@ -76,4 +76,4 @@ class IdentityTerms:
     on_invalid: Otherwise = Otherwise.IP
     on_missing: Otherwise = Otherwise.IP
     blocked_status: int = BLOCKED_STATUS  # where the protocol lets us choose: ext_authz, not RLS
-    hide: bool = False  # the upstream is not shown the credential
+    hidden: tuple[str, ...] = ()  # headers with credentials that the upstream is not shown

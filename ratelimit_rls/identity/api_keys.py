@@ -26,13 +26,26 @@ MOST_REMEMBERED = 20_000
 """Keys whose callers are remembered: all of them are forgotten when there are more, which few minutes see."""
 
 
+class _Remembered:
+    """Whose a key is, and what was made of it since uses were last taken. Counting here saves a look-up a call."""
+
+    __slots__ = ("calls", "identity", "last_s", "until_s")
+
+    def __init__(self, identity: Identity, until_s: float) -> None:
+        self.identity = identity
+        self.until_s = until_s
+        self.calls = 0
+        self.last_s = 0.0
+
+
 class ApiKeys:
     def __init__(self, directory: Directory, key_secret: bytes) -> None:
         self._directory = directory
         self._key_secret = key_secret
         self._used: dict[str, Used] = {}
-        self._remembered: dict[bytes, tuple[Identity, float]] = {}  # who it is, and until when
-        self._remembered_by = token_bytes(32)
+        self._remembered: dict[bytes, _Remembered] = {}
+        self._in_use: list[_Remembered] = []  # those with calls, each once
+        self._digest = blake2b(digest_size=16, key=token_bytes(32))  # copied for each key: making one costs more
         self._version = directory.version
 
     def identify(self, text: str, now_s: float) -> Identity | None:
@@ -44,20 +57,31 @@ class ApiKeys:
         if len(text) > secrets.LENGTH:
             return None
         if self._version != self._directory.version or len(self._remembered) > MOST_REMEMBERED:
-            self._remembered.clear()
-            self._version = self._directory.version
-        known_by = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._remembered_by).digest()
+            self._forget()
+        digest = self._digest.copy()
+        digest.update(text.encode("utf-8", "surrogatepass"))
+        known_by = digest.digest()
         found = self._remembered.get(known_by)
         if found is None:
             found = self._found(text, now_s)
-            if found is not None:
-                self._remembered[known_by] = found
-        if found is None or now_s >= found[1]:
+            if found is None:
+                return None
+            self._remembered[known_by] = found
+        if now_s >= found.until_s:
             return None
-        self._note(found[0].api_key, now_s)
-        return found[0]
+        if not found.calls:
+            self._in_use.append(found)
+        found.calls += 1
+        found.last_s = now_s
+        return found.identity
 
-    def _found(self, text: str, now_s: float) -> tuple[Identity, float] | None:
+    def _forget(self) -> None:
+        """Whose keys they are, but not that they were used."""
+        self._count()
+        self._remembered.clear()
+        self._version = self._directory.version
+
+    def _found(self, text: str, now_s: float) -> _Remembered | None:
         key_id = secrets.public_id(text, "rlk")
         if key_id is None:
             return None
@@ -69,11 +93,12 @@ class ApiKeys:
             return None
         user = self._directory.user(key.user_id)
         if user is None:
-            return Identity(key.user_id, key.tier, api_key=key_id), ends_s(key)
-        return Identity(key.user_id, key.tier or user.tier, user.org, key_id), ends_s(key)
+            return _Remembered(Identity(key.user_id, key.tier, api_key=key_id), ends_s(key))
+        return _Remembered(Identity(key.user_id, key.tier or user.tier, user.org, key_id), ends_s(key))
 
     def take_used(self) -> dict[str, Used]:
         """Which keys were used since this was last asked. At most as many as there are keys."""
+        self._count()
         used, self._used = self._used, {}
         return used
 
@@ -83,6 +108,10 @@ class ApiKeys:
             since = self._used.get(key_id)
             self._used[key_id] = Used(calls, at_s) if since is None else Used(calls + since.calls, since.at_s)
 
-    def _note(self, key_id: str, now_s: float) -> None:
-        before = self._used.get(key_id)
-        self._used[key_id] = Used(1 if before is None else before.calls + 1, now_s)
+    def _count(self) -> None:
+        for one in self._in_use:
+            key_id = one.identity.api_key
+            before = self._used.get(key_id)
+            self._used[key_id] = Used(one.calls + (before.calls if before is not None else 0), one.last_s)
+            one.calls = 0
+        self._in_use.clear()

@@ -62,13 +62,24 @@ class Index:
         self._limits: dict[_Limits, _Limits] = {}  # custom ones that were loaded: equal ones are one object
         self.tiers = {tier.name: tier for tier in accounts.tiers}
         self.users = {user.user_id: user for user in self._compact(accounts.users)}
+        self.blocks = {user.user_id: user.block for user in accounts.users if user.block is not None}
         self.keys = {key.key_id: key for key in accounts.keys}
         keys_of: dict[str, list[str]] = {}
         for key in accounts.keys:
             keys_of.setdefault(key.user_id, []).append(key.key_id)
         self.keys_of = {user_id: tuple(key_ids) for user_id, key_ids in keys_of.items()}
 
-    def shared(self, user: User) -> User:
+    def put_user(self, user_id: str, user: User | None) -> None:
+        """None: there is none of that name any more."""
+        self.blocks.pop(user_id, None)
+        if user is None:
+            self.users.pop(user_id, None)
+            return
+        self.users[user_id] = self._shared(user)
+        if user.block is not None:
+            self.blocks[user_id] = user.block
+
+    def _shared(self, user: User) -> User:
         """The same user, with limits that others may have, too."""
         limits = self._limits.get(user.limits)
         return user if limits is None or limits is user.limits else replace(user, limits=limits)
@@ -121,10 +132,7 @@ class Directory:
         for key_id, key in changed.keys.items():
             self._apply_key(key_id, key)
         for user_id, user in changed.users.items():
-            if user is None:
-                self._index.users.pop(user_id, None)
-            else:
-                self._index.users[user_id] = self._index.shared(user)
+            self._index.put_user(user_id, user)
             self._forget_subject(Subject.USER, user_id)
             for key_id in self._index.keys_of.get(user_id, ()):
                 self._forget_subject(Subject.API_KEY, key_id)
@@ -145,6 +153,10 @@ class Directory:
 
     def user(self, user_id: str) -> User | None:
         return self._index.users.get(user_id)
+
+    def block(self, user_id: str) -> Block | None:
+        """Whether it has ended or not. Few have one: looking among them costs less than finding the user."""
+        return self._index.blocks.get(user_id)
 
     def tier(self, name: str) -> Tier | None:
         return self._index.tiers.get(name)

@@ -21,27 +21,28 @@ class Callers:
         self._api_keys = api_keys
         self._tokens = tokens
         self._directory = directory
-        self._outcomes: dict[tuple[CredentialKind, Outcome], int] = {
-            (kind, outcome): 0 for kind in CredentialKind for outcome in ("valid", "invalid")
-        }
+        self._of_keys: dict[Outcome, int] = {"valid": 0, "invalid": 0}
+        self._of_tokens: dict[Outcome, int] = {"valid": 0, "invalid": 0}
 
     def identify(self, kind: CredentialKind, credential: str, now_s: float) -> Identity | None:
         if kind is CredentialKind.API_KEY:
             identity = self._api_keys.identify(credential, now_s) if self._api_keys is not None else None
+            outcomes = self._of_keys
         else:
             identity = self._tokens.identify(credential, now_s) if self._tokens is not None else None
             identity = identity and self._with_record(identity)
-        self._outcomes[kind, "invalid" if identity is None else "valid"] += 1
+            outcomes = self._of_tokens
+        outcomes["invalid" if identity is None else "valid"] += 1
         return identity
 
     def block_of(self, identity: Identity, now_s: float) -> Block | None:
-        user = self._directory.user(identity.user) if self._directory is not None else None
-        block = user.block if user is not None else None
+        block = self._directory.block(identity.user) if self._directory is not None else None
         return block if block is not None and (block.until_s is None or now_s < block.until_s) else None
 
     def counts(self) -> dict[tuple[str, Outcome], int]:
         """Credentials so far, by kind (`api_key`, `jwt`) and outcome: all of them, from the start."""
-        return {(kind.value, outcome): count for (kind, outcome), count in self._outcomes.items()}
+        by_kind = {CredentialKind.API_KEY: self._of_keys, CredentialKind.JWT: self._of_tokens}
+        return {(kind.value, outcome): count for kind, told in by_kind.items() for outcome, count in told.items()}
 
     def refused_tokens(self) -> dict[str, int]:
         """Invalid tokens so far, by reason (jwt.REASONS)."""

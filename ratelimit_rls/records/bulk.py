@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Dialect, Table, Update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from ratelimit_rls.records.types import Moment
+
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy.types import TypeEngine
 
 ROWS_AT_ONCE = 50
 """In one statement. Making them ready takes one or two milliseconds, during which no call is decided."""
@@ -23,9 +26,9 @@ T = TypeVar("T")
 Row = Mapping[str, Any]
 
 
-def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for at in range(0, len(items), ROWS_AT_ONCE):
-        yield items[at : at + ROWS_AT_ONCE]
+def slices(items: Sequence[T], each: int = ROWS_AT_ONCE) -> Iterator[Sequence[T]]:
+    for at in range(0, len(items), each):
+        yield items[at : at + each]
 
 
 def insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
@@ -85,9 +88,7 @@ def _parametrised(statement: Update, dialect: Dialect) -> tuple[str, Callable[[R
     assert names is not None, "both drivers take parameters by position"
     parameters = []
     for name in names:
-        adapt = compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect)
-        # What has to be adapted are moments, most of them the same in every row.
-        parameters.append((name, None if adapt is None else lru_cache(16)(adapt)))
+        parameters.append((name, _adapter(compiled.binds[name].type, dialect)))
 
     def values(row: Row) -> tuple[Any, ...]:
         return tuple([row[name] if adapt is None else adapt(row[name]) for name, adapt in parameters])
@@ -95,9 +96,16 @@ def _parametrised(statement: Update, dialect: Dialect) -> tuple[str, Callable[[R
     return str(compiled), values
 
 
+def _adapter(of_type: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
+    """How the driver takes a value of that type; None: as it is."""
+    adapt = of_type.dialect_impl(dialect).bind_processor(dialect)
+    # Writing a moment out takes longer than all the rest of a row, and most are the same in many rows.
+    return lru_cache(16)(adapt) if adapt is not None and isinstance(of_type, Moment) else adapt
+
+
 def _values(table: Table, dialect: Dialect) -> Callable[[Row], tuple[Any, ...]]:
     """A row as the driver takes it, in the order of the columns."""
-    columns = [(column.name, column.type.dialect_impl(dialect).bind_processor(dialect)) for column in table.c]
+    columns = [(column.name, _adapter(column.type, dialect)) for column in table.c]
 
     def values(row: Row) -> tuple[Any, ...]:
         return tuple([row[name] if adapt is None else adapt(row[name]) for name, adapt in columns])

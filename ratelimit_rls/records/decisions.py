@@ -22,8 +22,8 @@ from ratelimit_rls.core.accounts import LONGEST_ID
 from ratelimit_rls.errors import RecordsError
 from ratelimit_rls.records.bulk import Bulk, insert, slices
 from ratelimit_rls.records.series import HOUR, MINUTE, SECONDS, Cell, audit_logs, metric_id, metrics, rollups_due
-from ratelimit_rls.telemetry.histogram import percentile_us, to_text
-from ratelimit_rls.telemetry.ledger import MOST_LINES, OTHER, Counts, Ledger, Recorded, UsageKey, Word
+from ratelimit_rls.telemetry.histogram import percentiles_us, to_text
+from ratelimit_rls.telemetry.ledger import MOST_LINES, OTHER, Counts, Ledger, Recorded, UsageKey
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -104,7 +104,7 @@ class Scribe:
         self._touch = touch
         self._most_cells = most_cells
         self._clock = clock
-        self._taken: deque[tuple[UsageKey, Counts]] = deque()  # from the ledger, and not yet in
+        self._taken: deque[tuple[int, UsageKey, Counts]] = deque()  # by minute; from the ledger, and not yet in
         self._usage: dict[_Minute, Counts] = {}
         self._unwritten: dict[_Minute, None] = {}  # of these, in the order they came
         self._over_s = 0  # nothing will be added to what was counted before this moment
@@ -238,7 +238,8 @@ class Scribe:
         }
 
     async def _take_usage(self) -> None:
-        self._taken += self._ledger.take_usage()
+        for minute_s, cells in self._ledger.take_usage():
+            self._taken += [(minute_s, key, counts) for key, counts in cells.items()]
         over_s = self._ledger.minute_s
         if self._ledger.turns != self._turns:
             self._turns, self._server_id = self._ledger.turns, self._new_server_id()
@@ -246,10 +247,10 @@ class Scribe:
         while self._taken:
             if len(self._taken) % CELLS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            key, counts = self._taken.popleft()
+            minute_s, key, counts = self._taken.popleft()
             self._note_use(key.user, counts, now_s)
             cell = Cell(key.domain, key.rule, key.user, key.endpoint, self._region)
-            self._keep(_Minute(key.minute_s, cell, self._server_id), counts)
+            self._keep(_Minute(minute_s, cell, self._server_id), counts)
         self._over_s = over_s
 
     def _keep(self, minute: _Minute, counts: Counts) -> None:
@@ -272,8 +273,8 @@ class Scribe:
         if not user or (user not in self._users and len(self._users) >= MOST_TOUCHED):
             return
         calls, refused, _ = self._users.get(user, (0, 0, 0.0))
-        refused += counts.of(Word.THROTTLED) + counts.of(Word.BLOCKED)
-        self._users[user] = Touched(calls + counts.total, refused, now_s)
+        sums = counts.sums
+        self._users[user] = Touched(calls + sums.total, refused + sums.throttled + sums.blocked, now_s)
 
     async def _write_usage(self, *, everything: bool = False) -> None:
         due = list(self._unwritten)
@@ -305,22 +306,25 @@ class Scribe:
             await mark_due(connection, self._database.dialect, HOUR, hours)
 
     def _usage_row(self, minute: _Minute) -> dict[str, Any]:
-        counts = self._usage[minute]
-        latencies = counts.latencies
+        cell, sums = minute.cell, self._usage[minute].sums
         return {
             "timestamp": minute.minute_s,
-            "metric_id": metric_id(MINUTE, minute.minute_s, minute.cell, minute.server_id),
+            "metric_id": metric_id(MINUTE, minute.minute_s, cell, minute.server_id),
             "granularity": MINUTE,
-            **minute.cell._asdict(),
+            "domain": cell.domain,
+            "rule_id": cell.rule_id,
+            "user_id": cell.user_id,
+            "endpoint": cell.endpoint,
+            "region": cell.region,
             "server_id": minute.server_id,
-            "total_requests": counts.total,
-            "allowed_requests": counts.of(Word.ALLOWED),
-            "throttled_requests": counts.of(Word.THROTTLED),
-            "blocked_requests": counts.of(Word.BLOCKED),
-            **percentiles(latencies),
-            "histogram": to_text(latencies),
-            "cache_hits": counts.cache_hits,
-            "cache_misses": counts.cache_misses,
+            "total_requests": sums.total,
+            "allowed_requests": sums.allowed,
+            "throttled_requests": sums.throttled,
+            "blocked_requests": sums.blocked,
+            **percentiles(sums.latencies),
+            "histogram": to_text(sums.latencies),
+            "cache_hits": sums.cache_hits,
+            "cache_misses": sums.cache_misses,
             "created_at": self._clock(),
         }
 
@@ -328,7 +332,7 @@ class Scribe:
         """They add it up: should the fate of a transaction be unknown, its calls are counted twice there."""
         if self._touch is None:
             return
-        for users in list(slices(sorted(self._users))) or [[]]:
+        for users in list(slices(sorted(self._users), ROWS_IN_A_TRANSACTION)) or [[]]:
             await self._touch({user: self._users[user] for user in users})
             for user in users:
                 del self._users[user]
@@ -342,11 +346,8 @@ def _is_of_a_row(fault: RecordsError) -> bool:
 
 
 def percentiles(latencies: Mapping[int, int]) -> dict[str, int | None]:
-    told: dict[str, int | None] = {}
-    for percent in (50, 95, 99):
-        us = percentile_us(latencies, percent)
-        told[f"latency_p{percent}_us"] = None if us is None else round(us)
-    return told
+    p50, p95, p99 = [None if us is None else round(us) for us in percentiles_us(latencies, (50, 95, 99))]
+    return {"latency_p50_us": p50, "latency_p95_us": p95, "latency_p99_us": p99}
 
 
 async def mark_due(connection: AsyncConnection, dialect: str, granularity: str, moments: Sequence[float]) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, and_, false, func, or_, select
 from ratelimit_rls.core.accounts import LONGEST_ID
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.records.series import DAY, HOUR, MINUTE, SECONDS, audit_logs, metrics, rollups_due
-from ratelimit_rls.telemetry.histogram import add, percentile_us, readable
+from ratelimit_rls.telemetry.histogram import add, percentiles_us, readable
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -128,10 +128,7 @@ async def heaviest(
                 async for some in rows.partitions():
                     for name, histogram in some:
                         add(latencies[name], readable(histogram))
-    return [
-        Use(name, *map(int, row[1:]), *(percentile_us(latencies[name], percent) for percent in (50, 95, 99)))
-        for name, row in sums.items()
-    ]
+    return [Use(name, *map(int, row[1:]), *percentiles_us(latencies[name], (50, 95, 99))) for name, row in sums.items()]
 
 
 async def series(

@@ -53,9 +53,22 @@ def _month_of_day(day_s: float) -> float:
     return datetime(day.year, day.month, 1, tzinfo=UTC).timestamp()
 
 
+@lru_cache(16)
+def _calendar(moment_s: float) -> Mapping[str, float]:
+    """Most users of a batch are told of as of the same moment."""
+    day_s, month_s = day_of(moment_s), month_of(moment_s)
+    return {
+        "day": day_s,
+        "tomorrow": day_s + timedelta(days=1).total_seconds(),
+        "month": month_s,
+        "next_month": month_of(month_s + timedelta(days=32).total_seconds()),
+    }
+
+
 async def touch_keys(connection: AsyncConnection, last_used: Mapping[str, tuple[int, float]]) -> None:
+    """When they were used last is told to the second: so many different moments would cost most of this."""
     # In one order everywhere: two processes that write the same rows wait for each other, never both.
-    each = [{"id": key_id, "count": count, "at": at_s} for key_id, (count, at_s) in sorted(last_used.items())]
+    each = [{"id": key_id, "count": count, "at": int(at_s)} for key_id, (count, at_s) in sorted(last_used.items())]
     await _TOUCH_KEY.write(connection, each)
 
 
@@ -75,10 +88,7 @@ async def count_users(connection: AsyncConnection, counted: Mapping[str, Counted
             "count": of.requests,
             "refused": of.refused,
             "at": of.last_s,
-            "day": day_of(of.last_s),
-            "tomorrow": day_of(of.last_s) + timedelta(days=1).total_seconds(),
-            "month": month_of(of.last_s),
-            "next_month": month_of(month_of(of.last_s) + timedelta(days=32).total_seconds()),
+            **_calendar(of.last_s),
         }
         for user_id, of in sorted(counted.items())
     ]

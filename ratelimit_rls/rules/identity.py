@@ -54,13 +54,14 @@ def compile_identity(node: YamlNode, found: Findings) -> IdentityTerms | None:
     hide = fields.truth("hide_credentials")
     if len(found.errors) > before:
         return None
+    known_places = tuple(place for place in places if place is not None)
     return IdentityTerms(
-        places=tuple(place for place in places if place is not None),
+        places=known_places,
         entries=tuple(entry for entry in entries if entry is not None),
         on_invalid=on_invalid or Otherwise.IP,
         on_missing=on_missing or Otherwise.IP,
         blocked_status=blocked_status or BLOCKED_STATUS,
-        hide=hide,
+        hidden=tuple(dict.fromkeys(place.header for place in known_places if place.header)) if hide else (),
     )
 
 

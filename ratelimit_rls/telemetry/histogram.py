@@ -7,7 +7,7 @@ themselves cannot be added, which is why they are never all that is kept.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 _GROWTH = 1.2
 
@@ -40,19 +40,20 @@ def add(total: dict[int, int], more: Histogram) -> None:
         total[bucket] = total.get(bucket, 0) + count
 
 
-def percentile_us(histogram: Histogram, percent: float) -> float | None:
-    """What so many per cent of all do not exceed, within a tenth; None of nothing at all."""
-    wanted = sum(histogram.values()) * percent / 100
+def percentiles_us(histogram: Histogram, percents: Sequence[float]) -> list[float | None]:
+    """What so many per cent of all do not exceed, within a tenth; None of nothing at all. The least comes first."""
+    total, passed = sum(histogram.values()), 0
+    told: list[float | None] = []
     for bucket in sorted(histogram):
-        wanted -= histogram[bucket]
-        if wanted <= 0:
-            return _VALUES_US[bucket]
-    return None
+        passed += histogram[bucket]
+        while len(told) < len(percents) and passed >= total * percents[len(told)] / 100:
+            told.append(_VALUES_US[bucket])
+    return told or [None] * len(percents)
 
 
 def to_text(histogram: Histogram) -> str:
     """For a column: `31:120 32:44`. Equal histograms have equal texts."""
-    return " ".join(f"{bucket}:{histogram[bucket]}" for bucket in sorted(histogram) if histogram[bucket])
+    return " ".join([f"{bucket}:{histogram[bucket]}" for bucket in sorted(histogram) if histogram[bucket]])
 
 
 def readable(text: str) -> dict[int, int]:

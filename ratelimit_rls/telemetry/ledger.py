@@ -120,11 +120,34 @@ class Recorded(NamedTuple):
 
 
 class UsageKey(NamedTuple):
-    minute_s: int
+    """Whose calls of one minute are counted together."""
+
     domain: str
     rule: str
     user: str
     endpoint: str
+
+
+class Sums(NamedTuple):
+    """Of calls that are counted together. Those that were not decided are in no other number than the first."""
+
+    total: int
+    allowed: int
+    throttled: int
+    blocked: int
+    cache_hits: int
+    cache_misses: int
+    latencies: dict[int, int]  # a histogram (telemetry/histogram.py)
+
+
+_ALL_OTHERS = UsageKey(OTHER, OTHER, OTHER, OTHER)
+
+
+class Usage(NamedTuple):
+    """What was counted in one minute."""
+
+    minute_s: int
+    cells: dict[UsageKey, Counts]
 
 
 class Counts:
@@ -148,38 +171,32 @@ class Counts:
     def total(self) -> int:
         return sum(self._codes.values())
 
-    def of(self, word: Word) -> int:
-        number = _WORDS.index(word)
-        return sum(count for code, count in self._codes.items() if code // _KIND // 3 == number)
-
     @property
-    def cache_hits(self) -> int:
-        return sum(count for code, count in self._codes.items() if code // _KIND % 3 == _HIT)
-
-    @property
-    def cache_misses(self) -> int:
-        return sum(count for code, count in self._codes.items() if code // _KIND % 3 == _MISS)
-
-    @property
-    def latencies(self) -> dict[int, int]:
-        """A histogram (telemetry/histogram.py)."""
-        told: dict[int, int] = {}
+    def sums(self) -> Sums:
+        words, memories = [0] * len(_WORDS), [0] * 3
+        latencies: dict[int, int] = {}
         for code, count in self._codes.items():
-            bucket = code % _KIND
+            kind, bucket = divmod(code, _KIND)
+            word, memory = divmod(kind, 3)
+            words[word] += count
+            memories[memory] += count
             if bucket != _UNTIMED:
-                told[bucket] = told.get(bucket, 0) + count
-        return told
+                latencies[bucket] = latencies.get(bucket, 0) + count
+        allowed, throttled, blocked, undecided = words
+        total = allowed + throttled + blocked + undecided
+        return Sums(total, allowed, throttled, blocked, memories[_HIT], memories[_MISS], latencies)
 
 
 class Line:
     """What the calls of one planned request are recorded under."""
 
-    __slots__ = ("_admitted", "_codes", "_generation", "_is_known", "_slot", "caller", "rule")
+    __slots__ = ("_admitted", "_codes", "_generation", "_is_known", "_key", "_slot", "caller", "rule")
 
     def __init__(self, caller: Caller, outline: Outline) -> None:
         self.caller = caller
         self._slot = next((slot for slot in outline.slots if slot.steps), None)
         self.rule = _rule(self._slot)  # of an admission
+        self._key = UsageKey(caller.domain, self.rule, caller.user, caller.endpoint)
         self._is_known = outline.domain_known  # so that it is one of few
         self._admitted = _ALLOWED_FREE if self._slot is None else _ALLOWED
         self._codes: dict[int, int] = {}  # where its calls are counted in, as long as that rule speaks for them
@@ -206,7 +223,9 @@ class Ledger:
         self._waiting: deque[Recorded] = deque()
         self._next_id = random.randrange(2**62)
         self.dropped = 0
-        self._cells: dict[UsageKey, Counts] = {}
+        self._cells: dict[UsageKey, Counts] = {}  # of this minute
+        self._past: list[Usage] = []  # of earlier ones, oldest first
+        self._past_lines = 0
         self._generation = object()
         self.turns = 0  # how often the clock was set back by much
         self._minute_s = 0
@@ -306,34 +325,38 @@ class Ledger:
 
     def _own_codes(self, line: Line) -> dict[int, int]:
         if line._generation is not self._generation:
-            line._codes, line._generation = self._codes_of(line, line.rule), self._generation
+            line._codes, line._generation = self._codes_at(line._key, line), self._generation
         return line._codes
 
     def _codes_of(self, line: Line, rule: str) -> dict[int, int]:
-        """Where calls of this line and this rule are counted in."""
-        caller = line.caller
-        key = UsageKey(self._minute_s, caller.domain, rule, caller.user, caller.endpoint)
-        cells = self._cells
-        counts = cells.get(key)
-        if counts is not None:
-            return counts._codes
-        if key not in self._seen:
-            if len(self._seen) >= self._most_lines or len(cells) >= 2 * self._most_lines:
-                key = self._shared_key(line, rule)
+        """Where calls of this line are counted in that another rule speaks for than its own."""
+        return self._codes_at(line._key._replace(rule=rule), line)
+
+    def _codes_at(self, key: UsageKey, line: Line) -> dict[int, int]:
+        counts = self._cells.get(key)
+        if counts is None and key not in self._seen:
+            if len(self._seen) >= self._most_lines or self.lines >= 2 * self._most_lines:
+                key = self._shared_key(key, line)
+                counts = self._cells.get(key)
             else:
                 self._seen.add(key)
-        return cells.setdefault(key, Counts())._codes
+        if counts is None:
+            counts = self._cells[key] = Counts()
+        return counts._codes
 
-    def _shared_key(self, line: Line, rule: str) -> UsageKey:
+    def _shared_key(self, key: UsageKey, line: Line) -> UsageKey:
         """Still by domain and rule, which the rules bound, unless nothing is taken from here any more."""
-        if len(self._cells) >= 3 * self._most_lines:
-            return UsageKey(self._minute_s, OTHER, OTHER, OTHER, OTHER)
-        domain = line.caller.domain if line._is_known else OTHER
-        return UsageKey(self._minute_s, domain, rule, OTHER, OTHER)
+        if self.lines >= 3 * self._most_lines:
+            return _ALL_OTHERS
+        return UsageKey(key.domain if line._is_known else OTHER, key.rule, OTHER, OTHER)
 
     def _begin_minute(self, now_s: float) -> None:
         """Hardly ever an earlier one: clocks are set back a little now and then. One that was far ahead is believed
         again as soon as it is right; what is counted in a minute for the second time is another count (`turns`)."""
+        if self._cells:
+            self._past.append(Usage(self._minute_s, self._cells))
+            self._past_lines += len(self._cells)
+            self._cells = {}
         minute_s = int(now_s // MINUTE_S) * MINUTE_S
         if minute_s < self._minute_s - MOST_BEHIND_S:
             self._minute_s = minute_s
@@ -391,25 +414,28 @@ class Ledger:
     @property
     def lines(self) -> int:
         """Counted apart since usage was taken."""
-        return len(self._cells)
+        return self._past_lines + len(self._cells)
 
     @property
     def is_minute_over(self) -> bool:
         """Or the clock was set back by much: in any case nothing more is added to what is counted now."""
         return not self._minute_s - MOST_BEHIND_S <= self._clock() < self._minute_ends_s
 
-    def take_usage(self) -> list[tuple[UsageKey, Counts]]:
-        """What was counted since the last time."""
+    def take_usage(self) -> list[Usage]:
+        """What was counted since the last time, oldest first."""
         if self.is_minute_over:
             self._begin_minute(self._clock())
-        cells, self._cells = self._cells, {}
+        taken = self._past
+        if self._cells:
+            taken.append(Usage(self._minute_s, self._cells))
+        self._past, self._past_lines, self._cells = [], 0, {}
         self._generation = object()
-        return list(cells.items())
+        return taken
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         yield WAITING, len(self._waiting)
         yield DROPPED, self.dropped
-        yield LINES, len(self._cells)
+        yield LINES, self.lines
 
 
 def _count(codes: dict[int, int], code: int) -> None:

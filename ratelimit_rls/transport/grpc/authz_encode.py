@@ -15,6 +15,7 @@ from time import time
 from typing import Any, NamedTuple
 
 from ratelimit_rls.core.attributes import AttributeMapping
+from ratelimit_rls.core.identity import Identity
 from ratelimit_rls.core.model import Code, Decision, Refusal
 from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.transport.answers import AnswerOptions, Answers
@@ -27,8 +28,13 @@ from ratelimit_rls.transport.metadata import has_metadata, merged, struct
 RULE_HEADER = "X-RateLimit-Rule"
 """The one response header that the upstream is told, too: which rule let the request through."""
 
-CALLER_HEADERS = ("x-ratelimit-user", "x-ratelimit-tier", "x-ratelimit-org", "x-ratelimit-api-key", "x-ratelimit-ip")
+IDENTITY_HEADERS = ("x-ratelimit-user", "x-ratelimit-tier", "x-ratelimit-org", "x-ratelimit-api-key")
+ADDRESS_HEADER = "x-ratelimit-ip"
+CALLER_HEADERS = (*IDENTITY_HEADERS, ADDRESS_HEADER)
 """What the upstream is told of a caller who was asked to prove who it is. Each is set or taken away: none is forged."""
+
+MOST_CALLERS = 20_000
+"""Of whom it is remembered how they are told of: 10 MiB, where there are so many."""
 
 PERMISSION_DENIED = 7
 UNAUTHENTICATED = 16
@@ -58,7 +64,8 @@ class Asked(NamedTuple):
     mapping: AttributeMapping | None  # None: the domain has none
     request_id: str = ""  # a body may repeat it
     is_grpc: bool = False  # the request that Envoy asks about
-    caller: tuple[str, ...] = ()  # the values of CALLER_HEADERS; none at all where nobody is asked to prove anything
+    caller: Identity | None = None  # None: nobody is asked to prove anything
+    address: str = ""  # of the caller, if it is to be told
     hidden: tuple[str, ...] = ()  # headers that the upstream is not shown
 
 
@@ -88,8 +95,9 @@ class AuthzEncoder:
         parts = [_header(_HEADERS, name, value) for name, value in told if name == RULE_HEADER]
         if not parts:
             parts.append(_removed(RULE_HEADER))
-        if asked.caller:
+        if asked.caller is not None:
             parts.append(_told_of(asked.caller, asked.hidden))
+            parts.append(_address(asked.address))
         mapping = asked.mapping
         if mapping is not None and mapping.upstream_headers:
             holes = self._answers.holes(decision)
@@ -109,12 +117,20 @@ class AuthzEncoder:
         return _field(_DYNAMIC_METADATA, said) if said else b""
 
 
+@lru_cache(MOST_CALLERS)
+def _told_of(caller: Identity, hidden: tuple[str, ...]) -> bytes:
+    """Of one caller, who calls again and again."""
+    told = zip(IDENTITY_HEADERS, caller, strict=True)
+    return b"".join([*[_told_or_removed(name, value) for name, value in told], *map(_removed, hidden)])
+
+
 @lru_cache(8192)
-def _told_of(caller: tuple[str, ...], hidden: tuple[str, ...]) -> bytes:
-    """Of one caller, who calls again and again from one place."""
-    told = zip(CALLER_HEADERS, caller, strict=True)
-    parts = [_own_header(_HEADERS, name, printable(value)) if value else _removed(name) for name, value in told]
-    return b"".join([*parts, *map(_removed, hidden)])
+def _address(address: str) -> bytes:
+    return _told_or_removed(ADDRESS_HEADER, address)
+
+
+def _told_or_removed(name: str, value: str) -> bytes:
+    return _own_header(_HEADERS, name, printable(value)) if value else _removed(name)
 
 
 def _field(tag: bytes, value: bytes) -> bytes:

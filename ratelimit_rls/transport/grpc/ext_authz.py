@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from time import time
 
-from ratelimit_rls.core.attributes import AttributeMapping, Attributes, Client
+from ratelimit_rls.core.attributes import FORWARDED_FOR, AttributeMapping, Attributes
 from ratelimit_rls.core.credentials import IP, UNKNOWN_ADDRESS, prove
-from ratelimit_rls.core.identity import ANONYMOUS, Identity, IdentityTerms, Verifier
+from ratelimit_rls.core.identity import ANONYMOUS, IdentityTerms, Verifier
 from ratelimit_rls.core.model import Decision, Descriptor, Entry, Refusal, Request
 from ratelimit_rls.errors import BadRequest, NotReady
 from ratelimit_rls.service import NO_LIMIT, Call, RateLimiter
@@ -60,10 +60,9 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         if terms is None:
             asked = Asked(mapping, request_id, is_grpc)
         else:
-            caller, refusal = prove(told, terms, self.verifier, time())
-            told = told._replace(caller=caller)
+            told.caller, refusal = prove(told, terms, self.verifier, time())
             # Of refusals, too: under the global shadow mode they pass, and what a client wrote must not pass with them.
-            asked = Asked(mapping, request_id, is_grpc, _told_upstream(caller, mapping, told), _hidden(terms))
+            asked = Asked(mapping, request_id, is_grpc, told.caller, _address(mapping, told), terms.hidden)
             if refusal is not None:
                 return Known(self._refused(domain, mapping, told, refusal), asked)
         request = mapping.request(domain, told)
@@ -77,7 +76,7 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         """Told of as what it is known to be: who is blocked, or, of others, where they come from."""
         request = mapping.request(domain, told) if told.caller is not ANONYMOUS else None
         if request is None:
-            address = Client(mapping.client_ip).value(told) or UNKNOWN_ADDRESS
+            address = _address(mapping, told) or UNKNOWN_ADDRESS
             request = Request(domain, (Descriptor((Entry(IP, address),)),))
         return self.limiter.refuse(request, refusal)
 
@@ -120,10 +119,7 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         return next(iter(mappings.items()))
 
 
-def _told_upstream(caller: Identity, mapping: AttributeMapping, told: Attributes) -> tuple[str, ...]:
-    """What the upstream is told of the caller, in the order of CALLER_HEADERS."""
-    return (*caller, Client(mapping.client_ip).value(told) or "")
-
-
-def _hidden(terms: IdentityTerms) -> tuple[str, ...]:
-    return tuple([place.header for place in terms.places if place.header]) if terms.hide else ()
+def _address(mapping: AttributeMapping, told: Attributes) -> str:
+    client_ip = mapping.client_ip
+    forwarded_for = told.headers.get(FORWARDED_FOR, "") if client_ip.is_behind_proxies else ""
+    return client_ip.of(told.peer, forwarded_for) or ""

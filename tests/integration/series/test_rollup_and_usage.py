@@ -17,7 +17,7 @@ from ratelimit_rls.records.decisions import Scribe
 from ratelimit_rls.records.rollup import roll_up
 from ratelimit_rls.records.series import DAY, HOUR, MINUTE, metrics, rollups_due
 from ratelimit_rls.records.usage import Point, decisions, heaviest, series
-from ratelimit_rls.telemetry.histogram import added, from_text, percentile_us
+from ratelimit_rls.telemetry.histogram import added, from_text, percentiles_us
 from ratelimit_rls.telemetry.ledger import Ledger
 from tests.integration.series.calls import call
 from tests.integration.series.conftest import Clock
@@ -75,7 +75,7 @@ async def test_an_hour_is_the_sum_of_its_minutes_and_a_day_of_its_hours(database
                 assert row[name] == sum(one[name] for one in members)  # type: ignore[misc]
             merged = added(from_text(str(one["histogram"])) for one in members)
             assert from_text(str(row["histogram"])) == merged
-            assert row["latency_p95_us"] == round(percentile_us(merged, 95) or 0)
+            assert row["latency_p95_us"] == round(percentiles_us(merged, [95])[0] or 0)
             assert row["server_id"] == ""
         assert sum(row["total_requests"] for row in made) == sum(  # type: ignore[misc]
             one["total_requests"]

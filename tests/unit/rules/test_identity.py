@@ -75,7 +75,7 @@ def test_everything_that_can_be_said() -> None:
             on_invalid=Otherwise.REFUSE,
             on_missing=Otherwise.IP,
             blocked_status=429,
-            hide=True,
+            hidden=("x-api-key", "authorization"),
         )
     }
 
@@ -83,7 +83,7 @@ def test_everything_that_can_be_said() -> None:
 def test_little_is_enough() -> None:
     terms = compiled(identity("credentials: [{kind: jwt, header: x-token}]")).tree.identities["api"]
     assert (terms.places[0].scheme, terms.on_invalid, terms.on_missing) == ("", Otherwise.IP, Otherwise.IP)
-    assert (terms.blocked_status, terms.hide) == (403, False)
+    assert (terms.blocked_status, terms.hidden) == (403, ())
 
 
 def test_rules_say_whose_limits_they_take() -> None:
@@ -182,7 +182,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "identity.md").read_text()
 def test_the_rules_of_the_page_load_without_a_warning() -> None:
     rules, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert compiled(rules).warnings == ()
-    assert compiled(rules).tree.identities["api"].hide
+    assert compiled(rules).tree.identities["api"].hidden
 
 
 def test_the_issuers_of_the_page_can_be_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_rls.telemetry.histogram import BUCKETS, added, bucket_of, from_text, percentile_us, to_text
+from ratelimit_rls.telemetry.histogram import BUCKETS, added, bucket_of, from_text, percentiles_us, to_text
 
 TIMES = st.floats(1, 50e6)
 HISTOGRAMS = st.dictionaries(st.integers(0, BUCKETS - 1), st.integers(1, 2**40))
@@ -18,7 +18,7 @@ def of(times_us: list[float]) -> dict[int, int]:
 
 @given(st.lists(TIMES, min_size=1), st.floats(0.1, 100))
 def test_a_percentile_is_off_by_a_tenth_at_most(times_us: list[float], percent: float) -> None:
-    told = percentile_us(of(times_us), percent)
+    (told,) = percentiles_us(of(times_us), [percent])
     assert told is not None
     # The smallest value that so many do not exceed.
     exact = next(us for rank, us in enumerate(sorted(times_us), 1) if rank >= len(times_us) * percent / 100)
@@ -44,8 +44,13 @@ def test_longer_is_never_in_a_lower_bucket(one_us: float, other_us: float) -> No
 def test_the_ends() -> None:
     assert bucket_of(0) == 0
     assert bucket_of(3600e6) == BUCKETS - 1
-    assert percentile_us({}, 95) is None
-    assert percentile_us({0: 5}, 95) == 0
+    assert percentiles_us({}, [50, 95]) == [None, None]
+    assert percentiles_us({0: 5}, [95]) == [0]
+    assert percentiles_us({3: 90, 7: 9, 9: 1}, [50, 90, 95, 99, 100]) == [
+        *percentiles_us({3: 1}, [50, 50]),
+        *percentiles_us({7: 1}, [50, 50]),
+        *percentiles_us({9: 1}, [50]),
+    ]
     assert to_text({3: 0, 2: 1}) == "2:1"
 
 

@@ -74,13 +74,16 @@ PASSED, REFUSED = told(ONE, OK), told(ONE, OVER, refused=True)
 
 
 def numbers(counts: Counts) -> tuple[int, ...]:
-    words = (counts.of(word) for word in (Word.ALLOWED, Word.THROTTLED, Word.BLOCKED))
-    return (counts.total, *words, counts.cache_hits, counts.cache_misses)
+    return counts.sums[:6]
+
+
+def taken(ledger: Ledger) -> list[tuple[int, UsageKey, Counts]]:
+    return [(minute_s, key, counts) for minute_s, cells in ledger.take_usage() for key, counts in cells.items()]
 
 
 def used(ledger: Ledger) -> dict[tuple[str, str], tuple[int, ...]]:
     """By rule and user: total, allowed, throttled, blocked, cache hits, cache misses."""
-    return {(key.rule, key.user): numbers(counts) for key, counts in ledger.take_usage()}
+    return {(key.rule, key.user): numbers(counts) for _, key, counts in taken(ledger)}
 
 
 def test_each_call_is_counted_once_under_the_rule_that_spoke(clock: Clock) -> None:
@@ -193,12 +196,12 @@ def test_the_newest_are_dropped_for_want_of_room_and_counted(clock: Clock) -> No
     ledger = new(clock, most_waiting=5)
     line = ledger.line(request_of(user="alice"), ONE)
     ledger.note([line] * 7, [REFUSED] * 7, 0.001)
-    taken = ledger.take_decisions(3)
+    oldest = ledger.take_decisions(3)
     ledger.note([line] * 2, [REFUSED] * 2, 0.001)
-    ledger.put_back(taken)
+    ledger.put_back(oldest)
     kept = ledger.take_decisions(9)
-    assert kept[:3] == taken
-    assert [one.log_id - taken[0].log_id for one in kept] == [0, 1, 2, 3, 4]
+    assert kept[:3] == oldest
+    assert [one.log_id - oldest[0].log_id for one in kept] == [0, 1, 2, 3, 4]
     assert dict(ledger.gauges()) == {WAITING: 0, DROPPED: 4, LINES: 1}
 
 
@@ -207,7 +210,7 @@ def test_minutes_are_counted_apart_and_never_go_back(clock: Clock) -> None:
     line = ledger.line(request_of(user="alice"), ONE)
     for clock.now_s in (MINUTE_S + 59.9, MINUTE_S + 60, MINUTE_S + 30.0):  # it was set back
         ledger.note([line], [PASSED], 0.001)
-    assert {key.minute_s - MINUTE_S: counts.total for key, counts in ledger.take_usage()} == {0: 1, 60: 2}
+    assert {minute_s - MINUTE_S: counts.total for minute_s, _, counts in taken(ledger)} == {0: 1, 60: 2}
     assert ledger.minute_s == MINUTE_S + 60
     clock.now_s = MINUTE_S + 120
     assert ledger.take_usage() == []
@@ -219,8 +222,8 @@ def test_what_is_taken_is_what_came_since(clock: Clock) -> None:
     line = ledger.line(request_of(user="alice"), ONE)
     for calls in (2, 3):
         ledger.note([line] * calls, [PASSED] * calls, 0.001)
-        ((key, counts),) = ledger.take_usage()
-        assert (key, counts.total) == (UsageKey(MINUTE_S, "edge", "edge.user", "alice", ""), calls)
+        ((minute_s, key, counts),) = taken(ledger)
+        assert (minute_s, key, counts.total) == (MINUTE_S, UsageKey("edge", "edge.user", "alice", ""), calls)
     assert ledger.take_usage() == []
 
 
@@ -228,13 +231,13 @@ def test_too_many_callers_are_counted_together(clock: Clock) -> None:
     ledger = new(clock, most_lines=2)
     for user in ("alice", "bob", "carol", "dave", "alice"):
         ledger.note([ledger.line(request_of(user=user), ONE)], [PASSED], 0.001)
-    assert {key.user: counts.total for key, counts in ledger.take_usage()} == {"alice": 2, "bob": 1, OTHER: 2}
+    assert {key.user: counts.total for _, key, counts in taken(ledger)} == {"alice": 2, "bob": 1, OTHER: 2}
     for user in ("carol", "alice"):  # the minute is still the same
         ledger.note([ledger.line(request_of(user=user), ONE)], [PASSED], 0.001)
-    assert {key.user: counts.total for key, counts in ledger.take_usage()} == {"alice": 1, OTHER: 1}
+    assert {key.user: counts.total for _, key, counts in taken(ledger)} == {"alice": 1, OTHER: 1}
     clock.now_s += 60
     ledger.note([ledger.line(request_of(user="carol"), ONE)], [PASSED], 0.001)
-    assert [key.user for key, _ in ledger.take_usage()] == ["carol"]
+    assert [key.user for _, key, _ in taken(ledger)] == ["carol"]
 
 
 def test_memory_is_bounded_even_if_nobody_takes(clock: Clock) -> None:
@@ -244,8 +247,8 @@ def test_memory_is_bounded_even_if_nobody_takes(clock: Clock) -> None:
         unknown = Outline(f"domain {number}", False, (), (NONE,))
         ledger.note([ledger.line(request_of(user=f"u{number}"), unknown)], [told(unknown)], 0.001)
         ledger.note([ledger.line(request_of(user=f"u{number}"), ONE)], [PASSED], 0.001)
-    counted = ledger.take_usage()
-    assert sum(counts.total for _, counts in counted) == 600
+    counted = taken(ledger)
+    assert sum(counts.total for _, _, counts in counted) == 600
     assert len(counted) <= 30 + 300 * 7 / 60 + 1
 
 
@@ -254,10 +257,10 @@ def test_times_are_in_their_buckets(clock: Clock) -> None:
     line = ledger.line(request_of(user="alice"), ONE)
     ledger.note([line, line], [PASSED, REFUSED], 0.0005)
     ledger.note([line], [PASSED], 0.02)
-    ((_, counts),) = ledger.take_usage()
-    assert counts.latencies == {bucket_of(500): 2, bucket_of(20_000): 1}
+    ((_, _, counts),) = taken(ledger)
+    assert counts.sums.latencies == {bucket_of(500): 2, bucket_of(20_000): 1}
     counts.add(counts)
-    assert counts.latencies == {bucket_of(500): 4, bucket_of(20_000): 2}
+    assert counts.sums.latencies == {bucket_of(500): 4, bucket_of(20_000): 2}
     counts.clear()
     assert counts.total == 0
 
