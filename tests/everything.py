@@ -13,7 +13,7 @@ from pathlib import Path
 
 SLOW = "(slow or e2e) and not chaos"
 BESIDE = ["tests/e2e", "tests/packaging", "tests/integration/server", "tests/integration/transport"]
-BESIDE += sorted(map(str, Path("tests/integration").glob("test_*.py")))
+BESIDE += sorted({*map(str, Path("tests/integration").glob("test_*.py"))} - {"tests/integration/test_once.py"})
 """About half of the slow ones, by the time they take."""
 
 SOAK = "tests/chaos/test_fault_soak.py"

@@ -66,9 +66,8 @@ def _calendar(moment_s: float) -> Mapping[str, float]:
 
 
 async def touch_keys(connection: AsyncConnection, last_used: Mapping[str, tuple[int, float]]) -> None:
-    """When they were used last is told to the second: so many different moments would cost most of this."""
     # In one order everywhere: two processes that write the same rows wait for each other, never both.
-    each = [{"id": key_id, "count": count, "at": int(at_s)} for key_id, (count, at_s) in sorted(last_used.items())]
+    each = [{"id": key_id, "count": count, "at": at_s} for key_id, (count, at_s) in sorted(last_used.items())]
     await _TOUCH_KEY.write(connection, each)
 
 

@@ -145,4 +145,4 @@ def test_every_store_answers_as_the_textbook(algorithm: Algorithm, stores: dict[
 def test_every_store_answers_as_the_textbook_over_thousands_of_traces(
     algorithm: Algorithm, stores: dict[str, StoreUnderTest]
 ) -> None:
-    check(algorithm, stores, 1000)
+    check(algorithm, stores, 700)

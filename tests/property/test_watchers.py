@@ -83,4 +83,4 @@ def test_every_store_watches_as_the_textbook(stores: dict[str, StoreUnderTest]) 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_store_watches_as_the_textbook_over_hundreds_of_traces(stores: dict[str, StoreUnderTest]) -> None:
-    check(stores, 600)
+    check(stores, 400)

@@ -866,9 +866,9 @@ def test_every_answer_is_the_plain_stores() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_answer_is_the_plain_stores_over_hundreds_of_traces() -> None:
-    told_again = check(800)
+    told_again = check(500)
     print(f"{told_again} refusals told again")
-    assert told_again > 500
+    assert told_again > 300
 
 
 @pytest.mark.parametrize("seed", range(10))
