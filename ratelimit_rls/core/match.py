@@ -6,6 +6,8 @@ reconsidered (reference behaviour, both). So a descriptor longer or shorter than
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ratelimit_rls.core.model import Descriptor, Entry, Limit, Match, Request, Rule
 from ratelimit_rls.core.tree import Node, Tree, find
 
@@ -17,31 +19,41 @@ def match(tree: Tree, request: Request) -> tuple[Match, ...]:
     root = tree.domains.get(request.domain)
     if root is None:
         return (NO_MATCH,) * len(request.descriptors)
-    return tuple(match_descriptor(root, descriptor) for descriptor in request.descriptors)
+    return tuple([match_descriptor(root, descriptor) for descriptor in request.descriptors])
 
 
 def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     if descriptor.limit is not None:
         return _match_override(root, descriptor)
-    walked: list[tuple[Entry, Node, bool]] = []
-    node, plain = root, True
+    node, is_plain = root, True
     for entry in descriptor.entries:
         child, is_one_of_many = find(node, entry)
         if child is None:
             return NO_MATCH
-        walked.append((entry, child, is_one_of_many))
-        plain = plain and not is_one_of_many and not child.value_to_metric
+        if is_one_of_many or child.value_to_metric:
+            is_plain = False
         node = child
     rule = node.rule
     if rule is None:
         return NO_MATCH
-    if plain and not rule.detailed_metric:  # as most are, and the rest of the work is for the others
+    if is_plain and not rule.detailed_metric:  # as most are, and the rest of the work is for the others
         return Match(rule, descriptor.entries, rule.path)
+    walked = list(_walked(root, descriptor))
     entries = tuple(
         Entry(entry.key, child.shared_value or child.key) if is_one_of_many and child.share_threshold else entry
         for entry, child, is_one_of_many in walked
     )
     return Match(rule, entries, _metric_path(root.key, rule, walked))
+
+
+def _walked(root: Node, descriptor: Descriptor) -> Iterator[tuple[Entry, Node, bool]]:
+    """The way to a rule that is known to be there."""
+    node = root
+    for entry in descriptor.entries:
+        child, is_one_of_many = find(node, entry)
+        assert child is not None
+        yield entry, child, is_one_of_many
+        node = child
 
 
 def _match_override(root: Node, descriptor: Descriptor) -> Match:

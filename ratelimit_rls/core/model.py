@@ -10,7 +10,7 @@ value, limit, unit, hits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -287,7 +287,7 @@ class Refusal:
     slot: int = 0  # the number of the descriptor by which it came
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outline:
     """All of a plan but whose counters it moves: shared by every request that meets the same rules with the same hits.
 
@@ -307,6 +307,8 @@ class Outline:
     can_wait: bool = False  # an answer may have to be held
     on_store_failure: OnStoreFailure = OnStoreFailure.ERROR
     refusal: Refusal | None = None  # then there are no steps
+    # What was prepared, by what prepares it. Never another's: an outline made from this one begins with nothing.
+    made_of_it: dict[object, Any] = field(default_factory=dict, repr=False, init=False)
 
 
 class Plan(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.keys import ShardBy, encode_tag, storage_key, watcher_key
+from ratelimit_rls.core.keys import ShardBy, encode_tag, ending_of, storage_key
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt, Watcher
 
 # The machine may be busy: how long an example takes says nothing here.
@@ -25,7 +25,7 @@ states = limits | watchers
 
 
 def key(tag: bytes, state: Limit | Watcher) -> bytes:
-    return storage_key("", tag, state) if isinstance(state, Limit) else watcher_key("", tag, state)
+    return storage_key(b"", tag, ending_of(state))
 
 
 def kind(state: Limit | Watcher) -> object:

@@ -66,7 +66,7 @@ class RlsDoor(LimiterDoor[Wording]):
         return ready
 
     def read(self, message: bytes) -> Known[Wording]:
-        request = decode(message)._replace(purpose=self._purpose)
+        request = decode(message, self._purpose)
         request, refusal, had_credential = self._resolved(request)
         if refusal is not None:
             call = self.limiter.refuse(request, refusal)

@@ -6,14 +6,14 @@ import pytest
 
 from ratelimit_rls.cli.key_match import parse_pattern, scanned
 from ratelimit_rls.core.key_text import KeyText, parse_key
-from ratelimit_rls.core.keys import encode_tag, storage_key
+from ratelimit_rls.core.keys import encode_tag, ending_of, storage_key
 from ratelimit_rls.core.model import Entry, Limit, Unit
 
 LIMIT = Limit(10, Unit.MINUTE)
 
 
 def key_of(*entries: tuple[str, str]) -> bytes:
-    return storage_key("p:", encode_tag("edge", [Entry(*entry) for entry in entries]), LIMIT)
+    return storage_key(b"p:", encode_tag("edge", [Entry(*entry) for entry in entries]), ending_of(LIMIT))
 
 
 def text_of(*entries: tuple[str, str]) -> KeyText:

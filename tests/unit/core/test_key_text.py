@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ratelimit_rls.core.key_text import parse_key
-from ratelimit_rls.core.keys import ShardBy, encode_tag, storage_key, watcher_key
+from ratelimit_rls.core.keys import ShardBy, encode_tag, ending_of, storage_key
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt
 
 GCRA = Limit(10, Unit.MINUTE, Algorithm.GCRA, burst=5)
@@ -26,10 +26,10 @@ ENTRIES = [
 def test_whose_state_it_is(domain: str, entries: tuple[Entry, ...], shard_by: ShardBy) -> None:
     tag = encode_tag(domain, entries, shard_by)
     states = {
-        "gcra:60": storage_key("p:", tag, GCRA),
-        "fixed_window:month@Europe/Berlin": storage_key("p:", tag, BERLIN),
-        "penalty": watcher_key("p:", tag, Penalty(1, 1, (1,))),
-        "warning": watcher_key("p:", tag, WarnAt(800)),
+        "gcra:60": storage_key(b"p:", tag, ending_of(GCRA)),
+        "fixed_window:month@Europe/Berlin": storage_key(b"p:", tag, ending_of(BERLIN)),
+        "penalty": storage_key(b"p:", tag, ending_of(Penalty(1, 1, (1,)))),
+        "warning": storage_key(b"p:", tag, ending_of(WarnAt(800))),
     }
     for state, key in states.items():
         for prefix in ("p:", None):
@@ -40,7 +40,7 @@ def test_whose_state_it_is(domain: str, entries: tuple[Entry, ...], shard_by: Sh
 @pytest.mark.parametrize("shard_by", ShardBy)
 def test_of_a_long_one_the_beginning_is_known(shard_by: ShardBy) -> None:
     tag = encode_tag("edge", [Entry("plan", "free"), Entry("user", "x" * 600)], shard_by)
-    text = parse_key(storage_key("", tag, GCRA).decode(), "")
+    text = parse_key(storage_key(b"", tag, ending_of(GCRA)).decode(), "")
     assert text is not None
     assert text.is_cut
     assert (text.domain, text.entries[0]) == ("edge", ("plan", "free"))

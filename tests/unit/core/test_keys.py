@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 import pytest
 
-from ratelimit_rls.core.keys import LONGEST_TAG_BYTES, ShardBy, encode_tag, storage_key, watcher_key
+from ratelimit_rls.core.keys import LONGEST_TAG_BYTES, ShardBy, encode_tag, ending_of, storage_key
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt
 
 # The domain, the entries, the tag of each form.
@@ -90,13 +90,13 @@ def test_no_value_costs_more_than_to_run_over_it(unit: str, shard_by: ShardBy) -
 
 
 def test_the_key_names_the_algorithm_and_the_window_but_not_the_limit() -> None:
-    one = storage_key("", b"{t}", Limit(5, Unit.HOUR, Algorithm.GCRA, 9))
+    one = storage_key(b"", b"{t}", ending_of(Limit(5, Unit.HOUR, Algorithm.GCRA, 9)))
 
     assert one == b"rl:{t}:gcra:3600"
-    assert storage_key("", b"{t}", Limit(6, Unit.HOUR, Algorithm.GCRA, 1)) == one
-    assert storage_key("p:", b"{t}/k=", Limit(5, Unit.HOUR)) == b"p:rl:{t}/k=:fixed_window:3600"
+    assert storage_key(b"", b"{t}", ending_of(Limit(6, Unit.HOUR, Algorithm.GCRA, 1))) == one
+    assert storage_key(b"p:", b"{t}/k=", ending_of(Limit(5, Unit.HOUR))) == b"p:rl:{t}/k=:fixed_window:3600"
 
 
 def test_watchers_stand_beside_the_counters() -> None:
-    assert watcher_key("p:", b"{t}", Penalty(1, 1, (1,))) == b"p:rl:{t}:penalty"
-    assert watcher_key("", b"{t}/k=", WarnAt(800)) == b"rl:{t}/k=:warning"
+    assert storage_key(b"p:", b"{t}", ending_of(Penalty(1, 1, (1,)))) == b"p:rl:{t}:penalty"
+    assert storage_key(b"", b"{t}/k=", ending_of(WarnAt(800))) == b"rl:{t}/k=:warning"
