@@ -21,8 +21,8 @@ QUICK_S, QUICK_KEYS = 0.3, 2_000
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--seconds", type=float, help="length of one measurement (default: 3)")
-    parser.add_argument("--repeats", type=int, help="rounds over all scenarios (default: 3)")
+    parser.add_argument("--seconds", type=float, help="length of one measurement (default: 1)")
+    parser.add_argument("--repeats", type=int, help="rounds over all scenarios (default: 7)")
     parser.add_argument("--quick", action="store_true", help="three scenarios, one short round, few keys: does it run?")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="these scenarios; a pattern, repeatable"
@@ -44,7 +44,7 @@ def plan(chosen: argparse.Namespace) -> Plan:
     if chosen.peer is not None and not os.access(chosen.peer, os.X_OK):
         raise SystemExit(f"--peer {chosen.peer}: not a program; build envoyproxy/ratelimit's src/service_cmd first")
     quick = Plan(wanted, chosen.seconds or QUICK_S, chosen.repeats or 1, QUICK_KEYS, peer=chosen.peer)
-    return quick if chosen.quick else Plan(wanted, chosen.seconds or 3.0, chosen.repeats or 3, peer=chosen.peer)
+    return quick if chosen.quick else Plan(wanted, chosen.seconds or 1.0, chosen.repeats or 7, peer=chosen.peer)
 
 
 def progress(text: str) -> None:
@@ -63,16 +63,17 @@ def main() -> None:
     gc.disable()  # a collection of the load would stand in the figures as a pause of the service
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-            results = Bench(todo, Path(directory), progress).run()
+            bench = Bench(todo, Path(directory), progress)
+            results = bench.run()
     except (LoadError, StartError) as error:
         progress("")
         raise SystemExit(f"no figures: {error}") from error
     progress("")
     print(report.table(results))
     print("\n" + report.reading(results))
-    print("\n" + "\n".join(report.verdicts(results)))
+    print("\n" + "\n".join([*report.verdicts(results), *report.starts(bench.starts)]))
     path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")
-    report.write_json(path, todo, results)
+    report.write_json(path, todo, results, bench.starts)
     print(f"\nAll of it: {path}")
 
 

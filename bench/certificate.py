@@ -21,10 +21,12 @@ class Certificate:
     certificate: Path
     key: Path
 
-    def client(self) -> ssl.SSLContext:
-        """A caller that trusts this certificate and speaks HTTP/2."""
+    def client(self, *, shows_it: bool = False) -> ssl.SSLContext:
+        """A caller that trusts this certificate and speaks HTTP/2; `shows_it`: it has no other to show."""
         context = ssl.create_default_context(cafile=str(self.certificate))
         context.set_alpn_protocols(["h2"])
+        if shows_it:
+            context.load_cert_chain(self.certificate, self.key)
         return context
 
 

@@ -29,21 +29,34 @@ class LoadError(Exception):
     """The load could not be kept up: the figures of this run would mean nothing."""
 
 
+Address = tuple[str, int] | str
+"""A host and port, or the path of a Unix socket."""
+
+
+def connected(address: Address) -> socket.socket:
+    if isinstance(address, str):
+        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            plain.connect(address)
+        except OSError:
+            plain.close()
+            raise
+        return plain
+    plain = socket.create_connection(address, timeout=10)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return plain
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server listens, a host and port or a Unix socket, and what it is asked."""
+    """Where a server listens and what it is asked."""
 
-    address: tuple[str, int] | str
+    address: Address
     tls: ssl.SSLContext | None = None
     method: wire.Method = wire.SHOULD_RATE_LIMIT
 
     def connect(self) -> socket.socket:
-        if isinstance(self.address, str):
-            plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            plain.connect(self.address)
-            return plain
-        plain = socket.create_connection(self.address, timeout=10)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain = connected(self.address)
         if self.tls is None:
             return plain
         secured = self.tls.wrap_socket(plain, server_hostname="localhost")

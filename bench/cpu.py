@@ -1,6 +1,6 @@
-"""CPU time as the kernel counts it: of a process with all its threads, and of a whole core.
+"""CPU time as the kernel counts it: of a process with all its threads, and of a whole core; and memory.
 
-Counted in clock ticks (10 ms), so a stretch of one second is good to a hundredth.
+Processes are counted in nanoseconds, cores in clock ticks (10 ms).
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT = 3, 4  # fields of a core's line in /proc/stat
-_PARENT, _USER, _SYSTEM = 1, 11, 12  # fields of /proc/<pid>/stat, counted after the name, which may hold anything
+_PARENT = 1  # a field of /proc/<pid>/stat, counted after the name, which may hold anything
 
 
 def process_s(pid: int) -> float:
-    """User and system time of the process, all threads."""
-    fields = _stat(pid)
-    return (int(fields[_USER]) + int(fields[_SYSTEM])) * TICK_S
+    """User and system time of the process, all threads that are still there: none of ours ends under load."""
+    total_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            total_ns += int((thread / "schedstat").read_text().split()[0])
+    return total_ns / 1e9
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def family(pid: int) -> list[int]:
@@ -56,6 +63,7 @@ class Reading:
     load_s: float
     service_core_s: float
     load_core_s: float
+    workers_s: tuple[float, ...]  # of the service, where it has several processes
 
     def __sub__(self, earlier: Reading) -> Reading:
         return Reading(
@@ -64,15 +72,18 @@ class Reading:
             self.load_s - earlier.load_s,
             self.service_core_s - earlier.service_core_s,
             self.load_core_s - earlier.load_core_s,
+            tuple(now - then for now, then in zip(self.workers_s, earlier.workers_s, strict=True)),
         )
 
 
 def read(service: list[int], redis: int | None, service_core: int, load_core: int) -> Reading:
-    """Read everything now; the load is this process."""
+    """Read everything now; the load is this process. Of several processes of the service, the first started them."""
+    used_s = [process_s(pid) for pid in service]
     return Reading(
-        service_s=sum(map(process_s, service)),
+        service_s=sum(used_s),
         redis_s=process_s(redis) if redis is not None else 0.0,
         load_s=process_s(os.getpid()),
         service_core_s=core_busy_s(service_core),
         load_core_s=core_busy_s(load_core),
+        workers_s=tuple(used_s[1:]),
     )

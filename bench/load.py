@@ -34,13 +34,14 @@ class Load:
     def __init__(
         self,
         target: Target,
-        calls: Sequence[bytes],
+        calls: Sequence[bytes] | Iterator[bytes],
         in_flight: int = 128,
         connections: int = 4,
         *,
         some_are_refused: bool = False,
     ) -> None:
-        self._calls: Iterator[bytes] = cycle(calls)
+        """A sequence of calls is sent again and again, an iterator must not end."""
+        self._calls = calls if isinstance(calls, Iterator) else cycle(calls)
         self._some_are_refused = some_are_refused
         self._each = max(1, in_flight // connections)
         self._poll = select.epoll()

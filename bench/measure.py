@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from redis import Redis
 from bench import callers, certificate, cpu, wire, workload
 from bench.connection import LoadError, Target
 from bench.load import Load, Tally
-from bench.scenarios import Asked, Scenario, Server
-from bench.servers import LOOPBACK, Servers
+from bench.scenarios import Asked, Scenario, Server, Way
+from bench.servers import Servers, free_port
 from ratelimit_rls.transport.grpc.messages import CheckResponse, RateLimitResponse
 
 SERVICE_CORE, LOAD_CORE = 0, 1
 SETTLE_S = 0.3
 TOO_MANY_REQUESTS = 429
+FIRST_NEW = 10**9  # beyond every number that is sent again and again
 REFUSED_WITHIN = 0.01
 """Of all calls: how far the refused ones may be from the share that the rules mean."""
 
@@ -34,7 +36,6 @@ class Plan:
     repeats: int
     most_keys: int = workload.MANY_KEYS
     in_flight: int = 128
-    connections: int = 4
     peer: Path | None = None
 
 
@@ -52,14 +53,24 @@ class Measurement:
     others_on_service_core: float
     others_on_load_core: float
     redis_commands: Mapping[str, float] = field(default_factory=dict)  # by name, per call; those within scripts, too
+    least_worker: float = 1.0  # of what all workers used, the part of the one that used least
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Of a server: how long from exec until it took a connection, and what it holds before the first call."""
+
+    took_s: float
+    resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     """A server that answers."""
 
-    family: list[int]
+    pid: int
     target: Target
+    start: Start
 
 
 class Bench:
@@ -68,13 +79,15 @@ class Bench:
         self._progress = progress
         self._certificate = certificate.make(directory)
         self._directory = directory
-        workload.write_rules(directory / "rules")
-        callers.write_rules(directory / "rules", of_database=False)
-        callers.write_rules(directory / "rules-of-database", of_database=True)
         self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
         self._redis: tuple[int, str] | None = None
         self._running: dict[Scenario, Running] = {}
         self._calls: dict[tuple[Asked, int, int], list[bytes]] = {}
+        self._new = count()  # of requests that were never sent before
+
+    @property
+    def starts(self) -> dict[Scenario, Start]:
+        return {scenario: running.start for scenario, running in self._running.items()}
 
     def run(self) -> dict[Scenario, list[Measurement]]:
         """Every measurement of every scenario, in the order of the rounds."""
@@ -96,25 +109,25 @@ class Bench:
             raise LoadError(f"{scenario.name}: {error}\n{self._servers.log(scenario.name)}") from error
 
     def _measure(self, scenario: Scenario) -> Measurement:
-        calls = self._requests(scenario)
         is_new = scenario not in self._running
         running = self._start(scenario)
+        calls = self._requests(scenario)
+        family = cpu.family(running.pid)  # now: workers may have come since it listens
         redis_pid = self._redis[0] if self._redis and scenario.uses_redis else None
         refused = scenario.some_are_refused
-        with Load(
-            running.target, calls, self._plan.in_flight, self._plan.connections, some_are_refused=refused
-        ) as load:
+        with Load(running.target, calls, self._plan.in_flight, scenario.connections, some_are_refused=refused) as load:
             # A service that was just started has seen every request once before it is measured: every counter exists,
             # and what is kept per request is kept, as far as the service's cache reaches.
-            load.run(SETTLE_S, at_least_calls=len(calls) if is_new and not scenario.echoes else 0)
+            warms_up = is_new and not scenario.echoes and isinstance(calls, Sequence)
+            load.run(SETTLE_S, at_least_calls=len(calls) if warms_up and isinstance(calls, Sequence) else 0)
             commands_before = self._redis_commands(scenario)
-            before = cpu.read(running.family, redis_pid, SERVICE_CORE, LOAD_CORE)
+            before = cpu.read(family, redis_pid, SERVICE_CORE, LOAD_CORE)
             tally = load.run(self._plan.seconds)
-            spent = cpu.read(running.family, redis_pid, SERVICE_CORE, LOAD_CORE) - before
+            spent = cpu.read(family, redis_pid, SERVICE_CORE, LOAD_CORE) - before
             commands = self._redis_commands(scenario) - commands_before
             load.drain()
             _check(scenario, load.samples)
-        share = callers.REFUSED_SHARE if refused else 0
+        share = 1 if scenario.all_are_refused else callers.REFUSED_SHARE if refused else 0
         if abs(tally.refused / tally.calls - share) > REFUSED_WITHIN:
             raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
         return _measurement(tally, spent, commands)
@@ -128,7 +141,10 @@ class Bench:
         ran = {name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in told.items()}
         return Counter({name: calls for name, calls in ran.items() if name not in OUR_COMMANDS})
 
-    def _requests(self, scenario: Scenario) -> list[bytes]:
+    def _requests(self, scenario: Scenario) -> Sequence[bytes] | Iterator[bytes]:
+        if scenario.new:
+            numbers = map(FIRST_NEW.__add__, self._new)
+            return (wire.data(workload.request(number, scenario.descriptors)) for number in numbers)
         keys = self._keys(scenario)
         shape = (scenario.asked, scenario.descriptors, keys)
         if shape not in self._calls:
@@ -143,12 +159,6 @@ class Bench:
     def _keys(self, scenario: Scenario) -> int:
         return min(scenario.keys, self._plan.most_keys)
 
-    def _database(self, scenario: Scenario) -> str:
-        """A SQLite file in which every caller of the scenario is known."""
-        url = f"sqlite:///{self._directory / scenario.name}.db"
-        callers.fill_now(url, self._keys(scenario))
-        return url
-
     def _start(self, scenario: Scenario) -> Running:
         """The scenario's server: one process for each, so that no scenario works with what another left behind."""
         if scenario in self._running:
@@ -156,21 +166,52 @@ class Bench:
         if scenario.uses_redis and self._redis is None:
             self._redis = self._servers.redis()
         redis = self._redis[1] if self._redis and scenario.uses_redis else None
-        tls = self._certificate if scenario.tls else None
+        rules = self._rules(scenario)
         if scenario.echoes:
-            pid, port = self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
+            tls = self._certificate if scenario.way is Way.TLS else None
+            started = self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
         elif scenario.server is Server.PEER:
             assert self._plan.peer is not None
             assert redis is not None
-            pid, port = self._servers.peer(scenario.name, self._plan.peer, redis)
-        elif scenario.records:
-            pid, port = self._servers.service_with_records(scenario.name, redis, self._database(scenario))
+            started = self._servers.peer(scenario.name, self._plan.peer, rules, redis)
         else:
-            pid, port = self._servers.service(scenario.name, redis, tls)
+            started = self._servers.service(scenario.name, rules, redis, self._variables(scenario))
+        has_tls, shows_it = scenario.way in (Way.TLS, Way.MTLS), scenario.way is Way.MTLS
         method = wire.CHECK if scenario.asked is Asked.CHECKS else wire.SHOULD_RATE_LIMIT
-        target = Target((LOOPBACK, port), tls.client() if tls else None, method)
-        self._running[scenario] = Running(cpu.family(pid), target)
+        target = Target(started.address, self._certificate.client(shows_it=shows_it) if has_tls else None, method)
+        resident_bytes = sum(map(cpu.resident_bytes, cpu.family(started.pid)))
+        self._running[scenario] = Running(started.pid, target, Start(started.took_s, resident_bytes))
         return self._running[scenario]
+
+    def _rules(self, scenario: Scenario) -> Path:
+        """Where the scenario's rules are, apart from all others: the reference must be able to read its own."""
+        if scenario.asked is Asked.DESCRIPTORS:
+            root = self._directory / f"rules {scenario.rules.name}"
+            workload.write_rules(root, scenario.rules)
+        else:
+            root = self._directory / f"rules of callers, {scenario.records}"
+            callers.write_rules(root, of_database=scenario.records)
+        return root
+
+    def _variables(self, scenario: Scenario) -> dict[str, str]:
+        """What the scenario asks of the service, beside what every rate limiter is told."""
+        told: dict[str, str] = {}
+        if scenario.workers > 1:
+            told["RLS_WORKERS"] = str(scenario.workers)
+        if scenario.way is Way.UNIX:
+            told["GRPC_UDS"] = str(self._directory / "grpc.sock")
+        if scenario.way in (Way.TLS, Way.MTLS):
+            told["GRPC_SERVER_USE_TLS"] = "true"
+            told["GRPC_SERVER_TLS_CERT"] = str(self._certificate.certificate)
+            told["GRPC_SERVER_TLS_KEY"] = str(self._certificate.key)
+        if scenario.way is Way.MTLS:
+            told["GRPC_CLIENT_TLS_CACERT"] = str(self._certificate.certificate)
+        if scenario.records:
+            told["RLS_DATABASE_URL"] = f"sqlite:///{self._directory / scenario.name}.db"
+            told["RLS_KEY_SECRET"] = callers.KEY_SECRET
+            told["RLS_ADMIN_PORT"] = str(free_port())
+            callers.fill_now(told["RLS_DATABASE_URL"], self._keys(scenario))
+        return told
 
 
 OUR_COMMANDS = ("info", "hello", "client|setinfo")
@@ -189,6 +230,8 @@ def _check(scenario: Scenario, samples: list[bytes]) -> None:
         answer = RateLimitResponse.FromString(sample)
         if scenario.some_are_refused and answer.overall_code == RateLimitResponse.OVER_LIMIT:
             continue
+        if scenario.all_are_refused:
+            raise LoadError(f"expected to be refused, got:\n{answer}")
         codes = [status.code for status in answer.statuses]
         if answer.overall_code != RateLimitResponse.OK or codes != [RateLimitResponse.OK] * scenario.descriptors:
             raise LoadError(f"expected OK for {scenario.descriptors} descriptors, got:\n{answer}")
@@ -221,4 +264,5 @@ def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str]) -> Me
         others_on_service_core=max(0.0, spent.service_core_s - spent.service_s) / seconds,
         others_on_load_core=max(0.0, spent.load_core_s - spent.load_s - spent.redis_s) / seconds,
         redis_commands={name: number / calls for name, number in sorted(commands.items()) if number},
+        least_worker=min(spent.workers_s) / sum(spent.workers_s) if len(spent.workers_s) > 1 else 1.0,
     )

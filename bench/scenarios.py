@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from bench.workload import MANY_KEYS
+from bench.workload import AS_THE_REFERENCE, LONGEST_LOG, MANY_KEYS, PLENTY, RuleSet
 
 
 class Server(StrEnum):
@@ -27,6 +27,15 @@ class Asked(StrEnum):
     CHECKS = "checks"  # the same callers through ext_authz, by a header or by their API keys
 
 
+class Way(StrEnum):
+    """How callers reach the server. The value is a part of the scenario's name."""
+
+    PLAIN = ""
+    TLS = "tls"
+    MTLS = "mtls"  # callers show a certificate, too
+    UNIX = "unix"
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One server, one load."""
@@ -34,13 +43,25 @@ class Scenario:
     server: Server
     descriptors: int = 2
     keys: int = MANY_KEYS
-    tls: bool = False
+    way: Way = Way.PLAIN
     asked: Asked = Asked.DESCRIPTORS
     records: bool = False  # with a database, which knows every caller and takes the record
+    rules: RuleSet = AS_THE_REFERENCE
+    new: bool = False  # no request comes twice
+    workers: int = 1
+
+    @property
+    def all_are_refused(self) -> bool:
+        return self.rules.most == 1
 
     @property
     def some_are_refused(self) -> bool:
-        return self.asked is not Asked.DESCRIPTORS
+        return self.all_are_refused or self.asked is not Asked.DESCRIPTORS
+
+    @property
+    def connections(self) -> int:
+        """Several workers share a port, and the kernel spreads connections over them by chance."""
+        return 4 if self.workers == 1 else 16
 
     @property
     def echoes(self) -> bool:
@@ -52,9 +73,10 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        shape = "" if self.echoes else f"-{self.descriptors}"
-        load = ("-hot" if self.keys == 1 else "") + (f"-{self.asked}" if self.asked else "")
-        return self.server + shape + load + ("-tls" if self.tls else "") + ("-records" if self.records else "")
+        parts = [self.server, "" if self.echoes else str(self.descriptors), "hot" if self.keys == 1 else ""]
+        parts += [self.asked, self.rules.name, "new" if self.new else "", self.way, "records" if self.records else ""]
+        parts += [f"{self.workers}-workers" if self.workers > 1 else ""]
+        return "-".join(part for part in parts if part)
 
 
 ECHO = Scenario(Server.ECHO_NATIVE)  # what every cost is compared with
@@ -66,17 +88,34 @@ CHECKS = Scenario(
 )  # as many as the door's share of the cache has room for
 DESCRIPTORS = (1, 2, 5)
 
+FIXED_WINDOW = replace(REDIS_2, rules=RuleSet(charge="admitted"))
+"""What the other algorithms are compared with: all of ours charge whom they admit."""
+
+ALGORITHMS = [
+    replace(REDIS_2, rules=RuleSet(algorithm, "admitted", LONGEST_LOG if algorithm == "sliding_log" else PLENTY))
+    for algorithm in ("sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra")
+]
+ALL_REFUSED = replace(REDIS_2, keys=10_000, rules=RuleSet(most=1))  # as many as are remembered by default
+LEASED = Scenario(Server.REDIS, 1, keys=1, rules=RuleSet(charge="admitted", lease="100ms"))
+MANY_RULES = [replace(REDIS_2, rules=RuleSet(others=others)) for others in (10, 10_000, 100_000)]
+NEVER_SEEN = replace(REDIS_2, new=True)
+TWO_WORKERS = replace(REDIS_2, workers=2)
+
 
 def every(peer: bool) -> list[Scenario]:
     """All scenarios, in the order of the table."""
-    echoes = [Scenario(server, tls=tls) for server in (Server.ECHO_NATIVE, Server.ECHO_GRPCIO) for tls in (False, True)]
-    return (
-        echoes
-        + _decisions(Server.EMBEDDED, tls=True)
-        + _decisions(Server.REDIS, tls=True)
-        + [replace(one, records=records) for one in (CALLERS, CHECKS) for records in (False, True)]
-        + (_decisions(Server.PEER, tls=False) if peer else [])
-    )
+    both = (Way.PLAIN, Way.TLS)
+    return [
+        *(Scenario(server, way=way) for server in (Server.ECHO_NATIVE, Server.ECHO_GRPCIO) for way in both),
+        *_decisions(Server.EMBEDDED),
+        replace(EMBEDDED_2, way=Way.TLS),
+        *_decisions(Server.REDIS),
+        *(replace(REDIS_2, way=way) for way in (Way.TLS, Way.MTLS, Way.UNIX)),
+        *(FIXED_WINDOW, *ALGORITHMS),
+        *(ALL_REFUSED, LEASED, *MANY_RULES, NEVER_SEEN, TWO_WORKERS),
+        *(replace(one, records=records) for one in (CALLERS, CHECKS) for records in (False, True)),
+        *(_decisions(Server.PEER) if peer else []),
+    ]
 
 
 def quick(peer: bool) -> list[Scenario]:
@@ -89,7 +128,6 @@ def chosen(scenarios: list[Scenario], patterns: list[str]) -> list[Scenario]:
     return [one for one in scenarios if not patterns or any(fnmatchcase(one.name, pattern) for pattern in patterns)]
 
 
-def _decisions(server: Server, tls: bool) -> list[Scenario]:
+def _decisions(server: Server) -> list[Scenario]:
     spread = [Scenario(server, descriptors) for descriptors in DESCRIPTORS]
-    hot = [Scenario(server, descriptors, keys=1) for descriptors in DESCRIPTORS]
-    return spread + hot + ([Scenario(server, tls=True)] if tls else [])
+    return spread + [Scenario(server, descriptors, keys=1) for descriptors in DESCRIPTORS]

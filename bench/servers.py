@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
-from bench import callers
 from bench.certificate import Certificate
+from bench.connection import Address, connected
 from bench.workload import SUBDIRECTORY
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +27,13 @@ LOOPBACK = "127.0.0.1"
 
 class StartError(Exception):
     """A process of the run did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    pid: int
+    address: Address
+    took_s: float  # from exec until it took a connection
 
 
 class Servers:
@@ -47,11 +54,12 @@ class Servers:
         binary = redis_binary()
         command = [binary, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
         process = self._start("redis", command, {}, self._load_core)
-        self._until_it_listens("redis", process, port)
+        self._until_it_listens("redis", process, (LOOPBACK, port))
         return process.pid, f"{LOOPBACK}:{port}"
 
-    def echo(self, name: str, transport: str, tls: Certificate | None) -> tuple[int, int]:
-        """A bare echo; its process and port."""
+    def echo(self, name: str, transport: str, tls: Certificate | None) -> Started:
+        """A bare echo."""
+        begun_s = time.monotonic()
         files = [str(tls.certificate), str(tls.key)] if tls else []
         command = [sys.executable, "-m", "bench.echo", transport, *files]
         process = self._start(name, command, {}, self._service_core, stdout=subprocess.PIPE)
@@ -59,43 +67,26 @@ class Servers:
         line = process.stdout.readline()
         if not line:
             raise StartError(f"{name} did not start:\n{self.log(name)}")
-        return process.pid, int(line)
+        return Started(process.pid, (LOOPBACK, int(line)), time.monotonic() - begun_s)
 
-    def service(self, name: str, redis: str | None, tls: Certificate | None) -> tuple[int, int]:
-        """The service, set up with nothing but variables; its process and gRPC port."""
-        command = [sys.executable, "-m", "ratelimit_rls", "serve"]
-        return self._rate_limiter(name, command, redis, tls)
+    def service(self, name: str, rules: Path, redis: str | None, more: Mapping[str, str]) -> Started:
+        """The service, set up with nothing but variables."""
+        return self._rate_limiter(name, [sys.executable, "-m", "ratelimit_rls", "serve"], rules, redis, more)
 
-    def service_with_records(self, name: str, redis: str | None, database: str) -> tuple[int, int]:
-        """The service with a database, under the rules that ask it; all else as it is by default."""
-        command = [sys.executable, "-m", "ratelimit_rls", "serve"]
-        more = {
-            "RLS_DATABASE_URL": database,
-            "RLS_KEY_SECRET": callers.KEY_SECRET,
-            "RLS_ADMIN_PORT": str(free_port()),
-            "RUNTIME_ROOT": str(self._directory / "rules-of-database"),
-        }
-        return self._rate_limiter(name, command, redis, None, more)
-
-    def peer(self, name: str, binary: Path, redis: str) -> tuple[int, int]:
-        """envoyproxy/ratelimit with the same variables, rules and Redis; its process and gRPC port."""
+    def peer(self, name: str, binary: Path, rules: Path, redis: str) -> Started:
+        """envoyproxy/ratelimit with the same variables, rules and Redis."""
         # Its counters would otherwise go to the log as JSON; ours are kept either way.
-        return self._rate_limiter(name, [str(binary)], redis, None, {"DISABLE_STATS": "true"})
+        return self._rate_limiter(name, [str(binary)], rules, redis, {"DISABLE_STATS": "true"})
 
     def _rate_limiter(
-        self,
-        name: str,
-        command: Sequence[str],
-        redis: str | None,
-        tls: Certificate | None,
-        more: Mapping[str, str] = MappingProxyType({}),
-    ) -> tuple[int, int]:
+        self, name: str, command: Sequence[str], rules: Path, redis: str | None, more: Mapping[str, str]
+    ) -> Started:
         port = free_port()
         variables = {
             "GRPC_PORT": str(port),
             "PORT": str(free_port()),
             "DEBUG_PORT": str(free_port()),
-            "RUNTIME_ROOT": str(self._directory / "rules"),
+            "RUNTIME_ROOT": str(rules),
             "RUNTIME_SUBDIRECTORY": SUBDIRECTORY,
             "RUNTIME_WATCH_ROOT": "false",
             "USE_STATSD": "false",
@@ -104,15 +95,11 @@ class Servers:
         }
         if redis is not None:
             variables |= {"REDIS_URL": redis, "REDIS_SOCKET_TYPE": "tcp"}
-        if tls is not None:
-            variables |= {
-                "GRPC_SERVER_USE_TLS": "true",
-                "GRPC_SERVER_TLS_CERT": str(tls.certificate),
-                "GRPC_SERVER_TLS_KEY": str(tls.key),
-            }
+        address = variables.get("GRPC_UDS") or (LOOPBACK, port)
+        begun_s = time.monotonic()
         process = self._start(name, command, variables, self._service_core)
-        self._until_it_listens(name, process, port)
-        return process.pid, port
+        self._until_it_listens(name, process, address)
+        return Started(process.pid, address, time.monotonic() - begun_s)
 
     def _start(
         self,
@@ -137,12 +124,12 @@ class Servers:
         self._running.callback(_end, process)
         return process
 
-    def _until_it_listens(self, name: str, process: subprocess.Popen[bytes], port: int) -> None:
+    def _until_it_listens(self, name: str, process: subprocess.Popen[bytes], address: Address) -> None:
         give_up = time.monotonic() + START_S
         while time.monotonic() < give_up and process.poll() is None:
-            with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1):
+            with suppress(OSError), connected(address):
                 return
-            time.sleep(0.02)
+            time.sleep(0.01)
         why = f"ended with {process.returncode}" if process.poll() is not None else f"did not listen in {START_S:g} s"
         raise StartError(f"{name} {why}:\n{self.log(name)}")
 
