@@ -22,8 +22,8 @@ import grpc
 
 from bench import callers, cpu
 from bench.connection import Target
+from bench.cpu import resident_bytes
 from bench.load import Load
-from bench.soak import resident_bytes
 from bench.workload import TENANTS
 from ratelimit_rls.core.accounts import Accounts, Override, User
 from ratelimit_rls.core.model import Limit, Unit

@@ -25,7 +25,9 @@ def process_s(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Memory of a process and those it started, as the kernel counts it."""
+    pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in family(pid)]
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def family(pid: int) -> list[int]:
@@ -63,7 +65,7 @@ class Reading:
     load_s: float
     service_core_s: float
     load_core_s: float
-    workers_s: tuple[float, ...]  # of the service, where it has several processes
+    each_s: tuple[float, ...]  # of the service's processes
 
     def __sub__(self, earlier: Reading) -> Reading:
         return Reading(
@@ -72,18 +74,18 @@ class Reading:
             self.load_s - earlier.load_s,
             self.service_core_s - earlier.service_core_s,
             self.load_core_s - earlier.load_core_s,
-            tuple(now - then for now, then in zip(self.workers_s, earlier.workers_s, strict=True)),
+            tuple(now - then for now, then in zip(self.each_s, earlier.each_s, strict=True)),
         )
 
 
 def read(service: list[int], redis: int | None, service_core: int, load_core: int) -> Reading:
-    """Read everything now; the load is this process. Of several processes of the service, the first started them."""
-    used_s = [process_s(pid) for pid in service]
+    """Read everything now; the load is this process."""
+    each_s = tuple(map(process_s, service))
     return Reading(
-        service_s=sum(used_s),
+        service_s=sum(each_s),
         redis_s=process_s(redis) if redis is not None else 0.0,
         load_s=process_s(os.getpid()),
         service_core_s=core_busy_s(service_core),
         load_core_s=core_busy_s(load_core),
-        workers_s=tuple(used_s[1:]),
+        each_s=each_s,
     )

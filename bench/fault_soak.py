@@ -32,9 +32,9 @@ from typing import NamedTuple, Self
 import grpc
 
 from bench import mixed_load
+from bench.cpu import resident_bytes
 from bench.faults import Fault, Faults
 from bench.mixed_load import KINDS, WINDOW_S, Called, Kind, MixedLoad, Outcome
-from bench.soak import resident_bytes
 from ratelimit_rls.core.model import Code, OnStoreFailure
 from tests.launched import Watched
 from tests.redis_servers import RedisCluster

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -113,12 +115,28 @@ class Bench:
         running = self._start(scenario)
         calls = self._requests(scenario)
         family = cpu.family(running.pid)  # now: workers may have come since it listens
+        _signal(family, signal.SIGCONT)
+        try:
+            return self._measure_running(scenario, running, calls, family, is_new=is_new)
+        finally:
+            # Forty idle servers take a tenth of their core, and one with records writes what another is charged for.
+            _signal(family, signal.SIGSTOP)
+
+    def _measure_running(
+        self,
+        scenario: Scenario,
+        running: Running,
+        calls: Sequence[bytes] | Iterator[bytes],
+        family: list[int],
+        *,
+        is_new: bool,
+    ) -> Measurement:
         redis_pid = self._redis[0] if self._redis and scenario.uses_redis else None
         refused = scenario.some_are_refused
         with Load(running.target, calls, self._plan.in_flight, scenario.connections, some_are_refused=refused) as load:
             # A service that was just started has seen every request once before it is measured: every counter exists,
             # and what is kept per request is kept, as far as the service's cache reaches.
-            warms_up = is_new and not scenario.echoes and isinstance(calls, Sequence)
+            warms_up = is_new and not scenario.echoes
             load.run(SETTLE_S, at_least_calls=len(calls) if warms_up and isinstance(calls, Sequence) else 0)
             commands_before = self._redis_commands(scenario)
             before = cpu.read(family, redis_pid, SERVICE_CORE, LOAD_CORE)
@@ -130,7 +148,7 @@ class Bench:
         share = 1 if scenario.all_are_refused else callers.REFUSED_SHARE if refused else 0
         if abs(tally.refused / tally.calls - share) > REFUSED_WITHIN:
             raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
-        return _measurement(tally, spent, commands)
+        return _measurement(tally, spent, commands, scenario.workers)
 
     def _redis_commands(self, scenario: Scenario) -> Counter[str]:
         """How often Redis ran each command so far."""
@@ -179,8 +197,8 @@ class Bench:
         has_tls, shows_it = scenario.way in (Way.TLS, Way.MTLS), scenario.way is Way.MTLS
         method = wire.CHECK if scenario.asked is Asked.CHECKS else wire.SHOULD_RATE_LIMIT
         target = Target(started.address, self._certificate.client(shows_it=shows_it) if has_tls else None, method)
-        resident_bytes = sum(map(cpu.resident_bytes, cpu.family(started.pid)))
-        self._running[scenario] = Running(started.pid, target, Start(started.took_s, resident_bytes))
+        start = Start(started.took_s, cpu.resident_bytes(started.pid))
+        self._running[scenario] = Running(started.pid, target, start)
         return self._running[scenario]
 
     def _rules(self, scenario: Scenario) -> Path:
@@ -247,7 +265,13 @@ def _look_at_check(answer: Any) -> None:
         raise LoadError(f"expected a decision about a limit, got:\n{answer}")
 
 
-def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str]) -> Measurement:
+def _signal(family: list[int], number: signal.Signals) -> None:
+    for pid in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str], workers: int) -> Measurement:
     calls, seconds = tally.calls, tally.seconds
 
     def us_per_call(cpu_s: float) -> float:
@@ -264,5 +288,5 @@ def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str]) -> Me
         others_on_service_core=max(0.0, spent.service_core_s - spent.service_s) / seconds,
         others_on_load_core=max(0.0, spent.load_core_s - spent.load_s - spent.redis_s) / seconds,
         redis_commands={name: number / calls for name, number in sorted(commands.items()) if number},
-        least_worker=min(spent.workers_s) / sum(spent.workers_s) if len(spent.workers_s) > 1 else 1.0,
+        least_worker=sorted(spent.each_s)[-workers] / spent.service_s,
     )

@@ -95,7 +95,9 @@ ALGORITHMS = [
     replace(REDIS_2, rules=RuleSet(algorithm, "admitted", LONGEST_LOG if algorithm == "sliding_log" else PLENTY))
     for algorithm in ("sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra")
 ]
-ALL_REFUSED = replace(REDIS_2, keys=10_000, rules=RuleSet(most=1))  # as many as are remembered by default
+ALL_REFUSED = replace(REDIS_2, keys=10_000, rules=RuleSet(charge="admitted", most=1))
+"""As many keys as are remembered by default, and a refusal that costs nothing: one that is charged cannot be."""
+
 LEASED = Scenario(Server.REDIS, 1, keys=1, rules=RuleSet(charge="admitted", lease="100ms"))
 MANY_RULES = [replace(REDIS_2, rules=RuleSet(others=others)) for others in (10, 10_000, 100_000)]
 NEVER_SEEN = replace(REDIS_2, new=True)

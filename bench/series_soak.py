@@ -17,7 +17,7 @@ from typing import NamedTuple
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.soak import resident_bytes
+from bench.cpu import resident_bytes
 from ratelimit_rls.telemetry.metrics import MOST_PATHS
 from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest
 from tests.client import get

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
-from bench.soak import resident_bytes
+from bench.cpu import resident_bytes
 
 LINES = 10_000_000
 CALLERS = 1_000_000

@@ -14,8 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import cpu, workload
+from bench import workload
 from bench.connection import LoadError, Target
+from bench.cpu import resident_bytes
 from bench.load import Load
 from tests.servers import RedisServer, Service
 
@@ -41,12 +42,6 @@ class Record:
     @property
     def well(self) -> bool:
         return not self.errors and self.growth <= MOST_GROWTH
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory of a process and those it started, as the kernel counts it."""
-    pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in cpu.family(pid)]
-    return sum(pages) * 4096
 
 
 def soak(name: str, service: Service, calls: Sequence[bytes], minutes: int, minute_s: float) -> Record:

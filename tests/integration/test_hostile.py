@@ -20,8 +20,8 @@ import pytest
 
 from bench import wire
 from bench.connection import Target
+from bench.cpu import resident_bytes
 from bench.load import Load
-from bench.soak import resident_bytes
 from ratelimit_rls.core.model import Code
 from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
 from tests.launched import HIT, ROOMY, Watched
