@@ -71,9 +71,10 @@ def main() -> None:
     progress("")
     print(report.table(results))
     print("\n" + report.reading(results))
-    print("\n" + "\n".join([*report.verdicts(results), *report.starts(bench.starts)]))
+    told = [*report.verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts)]
+    print("\n" + "\n".join(told))
     path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")
-    report.write_json(path, todo, results, bench.starts)
+    report.write_json(path, todo, results, bench)
     print(f"\nAll of it: {path}")
 
 

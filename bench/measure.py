@@ -7,9 +7,10 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from redis import Redis
@@ -17,7 +18,8 @@ from redis import Redis
 from bench import callers, certificate, cpu, wire, workload
 from bench.connection import LoadError, Target
 from bench.load import Load, Tally
-from bench.scenarios import Asked, Scenario, Server, Way
+from bench.pace import Latencies, Paced
+from bench.scenarios import REDIS_2, Asked, Scenario, Server, Way
 from bench.servers import Servers, free_port
 from ratelimit_rls.transport.grpc.messages import CheckResponse, RateLimitResponse
 
@@ -86,6 +88,7 @@ class Bench:
         self._running: dict[Scenario, Running] = {}
         self._calls: dict[tuple[Asked, int, int], list[bytes]] = {}
         self._new = count()  # of requests that were never sent before
+        self.latencies: dict[Scenario, Latencies] = {}  # when everything else is measured
 
     @property
     def starts(self) -> dict[Scenario, Start]:
@@ -100,9 +103,26 @@ class Bench:
                 for scenario in self._plan.scenarios:
                     self._progress(f"round {round_number} of {self._plan.repeats}: {scenario.name}")
                     results[scenario].append(self._measure_or_say_why(scenario))
+            self._measure_latencies(results)
         finally:
             self._servers.close()
         return results
+
+    def _measure_latencies(self, results: Mapping[Scenario, Sequence[Measurement]]) -> None:
+        """Of ours and, if it is there, the reference, at the same pace: half of what the slower of them can do."""
+        both = [scenario for scenario in (REDIS_2, replace(REDIS_2, server=Server.PEER)) if scenario in results]
+        if not both:
+            return
+        per_s = min(median(one.calls_per_s for one in results[scenario]) for scenario in both) / 2
+        for scenario in both:
+            self._progress(f"latencies at {per_s:,.0f} calls a second: {scenario.name}")
+            family, calls = cpu.family(self._running[scenario].pid), self._requests(scenario)
+            assert isinstance(calls, Sequence)
+            _signal(family, signal.SIGCONT)
+            with Paced(self._running[scenario].target, calls, scenario.connections) as load:
+                load.run(per_s, SETTLE_S)
+                self.latencies[scenario] = load.run(per_s, self._plan.seconds * self._plan.repeats)
+            _signal(family, signal.SIGSTOP)
 
     def _measure_or_say_why(self, scenario: Scenario) -> Measurement:
         try:

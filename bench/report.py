@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from bench.measure import LOAD_CORE, SERVICE_CORE, Measurement, Plan, Start
+from bench.measure import LOAD_CORE, SERVICE_CORE, Bench, Measurement, Plan, Start
+from bench.pace import Latencies
 from bench.scenarios import (
     ALGORITHMS,
     ALL_REFUSED,
@@ -167,6 +168,15 @@ def _verdict(results: Results, target: Target) -> list[str]:
     return [f"{target.label}: {_spread(measured, '.2f')} (at most {target.at_most:.3g}: {word})"]
 
 
+def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
+    """Counted from when calls were due, at a pace that every one of these servers can keep."""
+    return [
+        f"{scenario.name} at {one.per_s:,.0f} calls/s: p50 {one.p50_us / 1e3:.2f} ms, p99 {one.p99_us / 1e3:.2f},"
+        f" p99.9 {one.p99_9_us / 1e3:.2f}; {one.late_share:.1%} of the calls were sent late by the load itself"
+        for scenario, one in of.items()
+    ]
+
+
 def starts(of: Mapping[Scenario, Start]) -> list[str]:
     """How long servers took to start, and what they held before the first call."""
     told = [scenario for scenario in (REDIS_2, EMBEDDED_2, *MANY_RULES) if scenario in of]
@@ -215,7 +225,7 @@ def _beside(measured: float, goal: float | None, *, is_least: bool) -> str:
     return f" (at {'least' if is_least else 'most'} {goal:g}: {'met' if is_met else 'MISSED'})"
 
 
-def write_json(path: Path, plan: Plan, results: Results, of_starts: Mapping[Scenario, Start]) -> None:
+def write_json(path: Path, plan: Plan, results: Results, bench: Bench) -> None:
     """Everything that was measured, and on what."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
@@ -224,7 +234,8 @@ def write_json(path: Path, plan: Plan, results: Results, of_starts: Mapping[Scen
         "load": {"in_flight": plan.in_flight, "most_keys": plan.most_keys},
         "seconds": plan.seconds,
         "scenarios": {scenario.name: [asdict(one) for one in rounds] for scenario, rounds in results.items()},
-        "starts": {scenario.name: asdict(start) for scenario, start in of_starts.items()},
+        "latencies": {scenario.name: asdict(one) for scenario, one in bench.latencies.items()},
+        "starts": {scenario.name: asdict(start) for scenario, start in bench.starts.items()},
         "verdicts": verdicts(results),
     }
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
