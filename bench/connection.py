@@ -6,6 +6,7 @@ trailers, which are known after the first few. Everything else a server may say 
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
@@ -73,7 +74,7 @@ class Connection:
         self.reads = 0
         self.samples: list[bytes] = []  # messages of some answers, for a reader with real protobuf
         self.wants_samples = 0
-        self.watched_for_room = False
+        self._watched_for_room = False
         self._blocks = Blocks()
         self._rest = b""
         self._unsent = b""
@@ -153,6 +154,12 @@ class Connection:
     def blocked(self) -> bool:
         """The socket took less than it was given; the next `ask` hands over the rest."""
         return bool(self._unsent)
+
+    def watch_for_room(self, poll: select.epoll) -> None:
+        """Have `poll` tell, too, when the socket takes more, for as long as something waits for that."""
+        if self.blocked != self._watched_for_room:
+            self._watched_for_room = self.blocked
+            poll.modify(self.socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.blocked else 0))
 
     def close(self) -> None:
         self.socket.close()

@@ -103,10 +103,7 @@ class Load:
 
     def _top_up(self, connection: Connection) -> None:
         self._sent += connection.ask(self._each - connection.in_flight, self._calls)
-        if connection.blocked != connection.watched_for_room:
-            connection.watched_for_room = connection.blocked
-            room = select.EPOLLOUT if connection.blocked else 0
-            self._poll.modify(connection.socket.fileno(), select.EPOLLIN | room)
+        connection.watch_for_room(self._poll)
 
     def _reads(self) -> int:
         return sum(connection.reads for connection in self._connections.values())

@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -116,13 +116,12 @@ class Bench:
         per_s = min(median(one.calls_per_s for one in results[scenario]) for scenario in both) / 2
         for scenario in both:
             self._progress(f"latencies at {per_s:,.0f} calls a second: {scenario.name}")
-            family, calls = cpu.family(self._running[scenario].pid), self._requests(scenario)
+            calls = self._requests(scenario)
             assert isinstance(calls, Sequence)
-            _signal(family, signal.SIGCONT)
-            with Paced(self._running[scenario].target, calls, scenario.connections) as load:
+            running = self._running[scenario]
+            with _awake(running.pid), Paced(running.target, calls, scenario.connections) as load:
                 load.run(per_s, SETTLE_S)
                 self.latencies[scenario] = load.run(per_s, self._plan.seconds * self._plan.repeats)
-            _signal(family, signal.SIGSTOP)
 
     def _measure_or_say_why(self, scenario: Scenario) -> Measurement:
         try:
@@ -134,26 +133,12 @@ class Bench:
         is_new = scenario not in self._running
         running = self._start(scenario)
         calls = self._requests(scenario)
-        family = cpu.family(running.pid)  # now: workers may have come since it listens
-        _signal(family, signal.SIGCONT)
-        try:
-            return self._measure_running(scenario, running, calls, family, is_new=is_new)
-        finally:
-            # Forty idle servers take a tenth of their core, and one with records writes what another is charged for.
-            _signal(family, signal.SIGSTOP)
-
-    def _measure_running(
-        self,
-        scenario: Scenario,
-        running: Running,
-        calls: Sequence[bytes] | Iterator[bytes],
-        family: list[int],
-        *,
-        is_new: bool,
-    ) -> Measurement:
         redis_pid = self._redis[0] if self._redis and scenario.uses_redis else None
         refused = scenario.some_are_refused
-        with Load(running.target, calls, self._plan.in_flight, scenario.connections, some_are_refused=refused) as load:
+        with (
+            _awake(running.pid) as family,
+            Load(running.target, calls, self._plan.in_flight, scenario.connections, some_are_refused=refused) as load,
+        ):
             # A service that was just started has seen every request once before it is measured: every counter exists,
             # and what is kept per request is kept, as far as the service's cache reaches.
             warms_up = is_new and not scenario.echoes
@@ -204,16 +189,15 @@ class Bench:
         if scenario.uses_redis and self._redis is None:
             self._redis = self._servers.redis()
         redis = self._redis[1] if self._redis and scenario.uses_redis else None
-        rules = self._rules(scenario)
         if scenario.echoes:
             tls = self._certificate if scenario.way is Way.TLS else None
             started = self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
         elif scenario.server is Server.PEER:
             assert self._plan.peer is not None
             assert redis is not None
-            started = self._servers.peer(scenario.name, self._plan.peer, rules, redis)
+            started = self._servers.peer(scenario.name, self._plan.peer, self._rules(scenario), redis)
         else:
-            started = self._servers.service(scenario.name, rules, redis, self._variables(scenario))
+            started = self._servers.service(scenario.name, self._rules(scenario), redis, self._variables(scenario))
         has_tls, shows_it = scenario.way in (Way.TLS, Way.MTLS), scenario.way is Way.MTLS
         method = wire.CHECK if scenario.asked is Asked.CHECKS else wire.SHOULD_RATE_LIMIT
         target = Target(started.address, self._certificate.client(shows_it=shows_it) if has_tls else None, method)
@@ -283,6 +267,20 @@ def _look_at_check(answer: Any) -> None:
         return
     if answer.denied_response.status.code != TOO_MANY_REQUESTS:
         raise LoadError(f"expected a decision about a limit, got:\n{answer}")
+
+
+@contextmanager
+def _awake(pid: int) -> Iterator[list[int]]:
+    """The server with all its processes, stopped before and after.
+
+    Forty idle servers take a tenth of their core, and one with records writes what another is charged for.
+    """
+    family = cpu.family(pid)  # now: workers may have come since it listens
+    _signal(family, signal.SIGCONT)
+    try:
+        yield family
+    finally:
+        _signal(family, signal.SIGSTOP)
 
 
 def _signal(family: list[int], number: signal.Signals) -> None:

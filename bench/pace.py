@@ -144,7 +144,7 @@ class Paced:
                     no_room_until = time.perf_counter()
                     break
                 connection.ask(1, self._calls, due)
-                self._watch(connection)
+                connection.watch_for_room(self._poll)
                 late += time.perf_counter() - max(due, no_room_until) > LATE_S
                 sent += 1
             else:
@@ -168,18 +168,12 @@ class Paced:
             answered += connection.receive()
             if connection.blocked:
                 connection.ask(0, self._calls)
-            self._watch(connection)
+            connection.watch_for_room(self._poll)
         now = time.perf_counter()
         if answered or (until is not None and not self._in_flight()):
             self._quiet_since = now
         elif now - self._quiet_since > STALL_S:
             raise LoadError(f"no answer for {STALL_S:g} s with {self._in_flight()} calls in flight")
-
-    def _watch(self, connection: PacedConnection) -> None:
-        if connection.blocked != connection.watched_for_room:
-            connection.watched_for_room = connection.blocked
-            room = select.EPOLLOUT if connection.blocked else 0
-            self._poll.modify(connection.socket.fileno(), select.EPOLLIN | room)
 
     def _in_flight(self) -> int:
         return sum(connection.in_flight for connection in self._connections.values())

@@ -23,8 +23,6 @@ from ratelimit_rls.core.template import Template
 MetadataPath = tuple[str, ...]
 """The namespace, then the keys that lead to the value."""
 
-FORWARDED_FOR = "x-forwarded-for"
-
 
 @dataclass(slots=True)
 class Attributes:
@@ -40,6 +38,12 @@ class Attributes:
     context: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[MetadataPath, str] = field(default_factory=dict)  # only what the mapping asks for
     caller: Identity = ANONYMOUS  # until a credential that is found among the others proves who it is
+
+
+def client_address(client_ip: ClientIp, attributes: Attributes) -> str | None:
+    """Where a request comes from. What proxies say of it is looked for only where one is trusted."""
+    forwarded_for = attributes.headers.get("x-forwarded-for", "") if client_ip.is_behind_proxies else ""
+    return client_ip.of(attributes.peer, forwarded_for)
 
 
 def metadata_text(value: str | bool | float) -> str:
@@ -121,7 +125,7 @@ class Client:
     client_ip: ClientIp
 
     def value(self, attributes: Attributes) -> str | None:
-        return self.client_ip.of(attributes.peer, attributes.headers.get(FORWARDED_FOR, ""))
+        return client_address(self.client_ip, attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ class CallerId:
     def value(self, attributes: Attributes) -> str | None:
         if attributes.caller.user:
             return f"user:{attributes.caller.user}"
-        address = Client(self.client_ip).value(attributes)
+        address = client_address(self.client_ip, attributes)
         return None if address is None else f"ip:{address}"
 
 
@@ -155,7 +159,7 @@ class AnonymousIp:
     client_ip: ClientIp
 
     def value(self, attributes: Attributes) -> str | None:
-        return None if attributes.caller.user else Client(self.client_ip).value(attributes)
+        return None if attributes.caller.user else client_address(self.client_ip, attributes)
 
 
 @dataclass(frozen=True, slots=True)

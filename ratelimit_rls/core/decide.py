@@ -125,7 +125,7 @@ def _metered(slot: Slot, readings: tuple[Reading, ...]) -> Status:
     if retry_us == 0 or retry_us < -1:
         remaining = 0 if left < 0 else left if left < UNLIMITED_REMAINING else UNLIMITED_REMAINING
         # What most calls are told, in the order of Status: by names it takes twice as long, half a microsecond.
-        told = (_OK, step, remaining, -(-reset_us // 1_000_000), slot, reading, readings, None, 0, None)
+        told = (_OK, step, remaining, _seconds(reset_us), slot, reading, readings, None, 0, None)
         return _tuple(Status, told)
     # Envoy turns duration_until_reset of a refusal into Retry-After, so a refusal tells when to come back; a request
     # that can never be admitted is told when the limit is whole again.

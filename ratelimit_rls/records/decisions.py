@@ -22,8 +22,9 @@ from ratelimit_rls.core.accounts import LONGEST_ID
 from ratelimit_rls.errors import RecordsError
 from ratelimit_rls.records.bulk import Bulk, insert, slices
 from ratelimit_rls.records.series import HOUR, MINUTE, SECONDS, Cell, audit_logs, metric_id, metrics, rollups_due
+from ratelimit_rls.telemetry.counts import OTHER, Counts, UsageKey
 from ratelimit_rls.telemetry.histogram import percentiles_us, to_text
-from ratelimit_rls.telemetry.ledger import MOST_LINES, OTHER, Counts, Ledger, Recorded, UsageKey
+from ratelimit_rls.telemetry.ledger import MOST_LINES, Ledger, Recorded
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

@@ -15,20 +15,32 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from ratelimit_rls.core.model import Code, Decision, Outline, Request, Slot, Status
 from ratelimit_rls.errors import StoreError
-from ratelimit_rls.telemetry.histogram import BUCKETS, bucket_of
+from ratelimit_rls.telemetry.counts import (
+    ALL_OTHERS,
+    ALLOWED,
+    ALLOWED_FREE,
+    ALLOWED_HIT,
+    BLOCKED,
+    OTHER,
+    THROTTLED,
+    THROTTLED_HIT,
+    UNDECIDED,
+    UNTIMED,
+    Counts,
+    Usage,
+    UsageKey,
+    Word,
+)
+from ratelimit_rls.telemetry.histogram import bucket_of
 from ratelimit_rls.telemetry.rule_names import told_as
 
 MOST_LINES = 10_000
 """Different callers, rules and endpoints that are counted apart in one minute, unless a ledger is told otherwise. Each
 is a row that is written; whoever calls most is there early in the minute, and among them."""
-
-OTHER = "(other)"
-"""In place of the caller and the endpoint: of all that are one too many to be counted apart."""
 
 MINUTE_S = 60
 
@@ -61,37 +73,6 @@ _LONGEST_RULE = 500
 _KEY_ID = re.compile(r"(?:rlk_)?([a-z2-7]{12})(?:_[A-Za-z0-9_-]{43})?")
 
 
-class Word(Enum):
-    """What became of a call. The value is what records call it."""
-
-    ALLOWED = "allowed"
-    THROTTLED = "throttled"
-    BLOCKED = "blocked"  # by who calls, not by how often
-    UNDECIDED = "undecided"  # the store did not say, nor do the rules; counted, but no decision to be recorded
-
-
-_WORDS = tuple(Word)
-_MISS, _HIT, _NO_LIMIT = range(3)
-"""Whether a refusal that was remembered answered; where no limit applies, none could."""
-
-_UNTIMED = BUCKETS
-_KIND = BUCKETS + 1
-"""A call is counted under one number: its word, what the memory of refusals had to do with it, and its bucket.
-
-An admitted call with a limit has the smallest ones, which Python does not make anew.
-"""
-
-
-def _code(word: Word, memory: int) -> int:
-    return (_WORDS.index(word) * 3 + memory) * _KIND
-
-
-_ALLOWED, _ALLOWED_HIT, _ALLOWED_FREE = (_code(Word.ALLOWED, memory) for memory in (_MISS, _HIT, _NO_LIMIT))
-_THROTTLED, _THROTTLED_HIT = _code(Word.THROTTLED, _MISS), _code(Word.THROTTLED, _HIT)
-_BLOCKED = _code(Word.BLOCKED, _NO_LIMIT)
-_UNDECIDED = _code(Word.UNDECIDED, _MISS)
-
-
 class Caller(NamedTuple):
     """As far as descriptors tell it; what they do not is empty. Fit to be stored: no credential, nothing long."""
 
@@ -119,74 +100,6 @@ class Recorded(NamedTuple):
     reason: str = ""  # of a refusal that no limit decided
 
 
-class UsageKey(NamedTuple):
-    """Whose calls of one minute are counted together."""
-
-    domain: str
-    rule: str
-    user: str
-    endpoint: str
-
-
-class Sums(NamedTuple):
-    """Of calls that are counted together. Those that were not decided are in no other number than the first."""
-
-    total: int
-    allowed: int
-    throttled: int
-    blocked: int
-    cache_hits: int
-    cache_misses: int
-    latencies: dict[int, int]  # a histogram (telemetry/histogram.py)
-
-
-_ALL_OTHERS = UsageKey(OTHER, OTHER, OTHER, OTHER)
-
-
-class Usage(NamedTuple):
-    """What was counted in one minute."""
-
-    minute_s: int
-    cells: dict[UsageKey, Counts]
-
-
-class Counts:
-    """Of calls that are counted together."""
-
-    __slots__ = ("_codes",)
-
-    def __init__(self) -> None:
-        self._codes: dict[int, int] = {}
-
-    def add(self, other: Counts) -> None:
-        mine = self._codes
-        for code, count in other._codes.items():
-            mine[code] = mine.get(code, 0) + count
-
-    def clear(self) -> None:
-        """What it takes, too: lines that are not used for long may still hold it."""
-        self._codes.clear()
-
-    @property
-    def total(self) -> int:
-        return sum(self._codes.values())
-
-    @property
-    def sums(self) -> Sums:
-        words, memories = [0] * len(_WORDS), [0] * 3
-        latencies: dict[int, int] = {}
-        for code, count in self._codes.items():
-            kind, bucket = divmod(code, _KIND)
-            word, memory = divmod(kind, 3)
-            words[word] += count
-            memories[memory] += count
-            if bucket != _UNTIMED:
-                latencies[bucket] = latencies.get(bucket, 0) + count
-        allowed, throttled, blocked, undecided = words
-        total = allowed + throttled + blocked + undecided
-        return Sums(total, allowed, throttled, blocked, memories[_HIT], memories[_MISS], latencies)
-
-
 class Line:
     """What the calls of one planned request are recorded under."""
 
@@ -198,7 +111,7 @@ class Line:
         self.rule = _rule(self._slot)  # of an admission
         self._key = UsageKey(caller.domain, self.rule, caller.user, caller.endpoint)
         self._is_known = outline.domain_known  # so that it is one of few
-        self._admitted = _ALLOWED_FREE if self._slot is None else _ALLOWED
+        self._admitted = ALLOWED_FREE if self._slot is None else ALLOWED
         self._codes: dict[int, int] = {}  # where its calls are counted in, as long as that rule speaks for them
         self._generation: object = None  # this generation of counters; any other: look for the counter anew
 
@@ -287,7 +200,7 @@ class Ledger:
         now_s = self._clock()
         if not self._minute_s - MOST_BEHIND_S <= now_s < self._minute_ends_s:
             self._begin_minute(now_s)
-        _count(self._codes_of(line, ""), _BLOCKED + _UNTIMED)
+        _count(self._codes_of(line, ""), BLOCKED + UNTIMED)
         if self._has_room():
             reason = _fit(reason, _LONGEST_DOMAIN)
             self._waiting.append(
@@ -299,10 +212,10 @@ class Ledger:
     ) -> None:
         """A call that was not simply admitted, or the first of its line in a while."""
         if isinstance(decision, StoreError):
-            _count(self._own_codes(line), _UNDECIDED + bucket)
+            _count(self._own_codes(line), UNDECIDED + bucket)
         elif decision.code is Code.OK:
             # Under the global shadow mode a refusal that was remembered passes.
-            _count(self._own_codes(line), (_ALLOWED_HIT if decision.remembered else line._admitted) + bucket)
+            _count(self._own_codes(line), (ALLOWED_HIT if decision.remembered else line._admitted) + bucket)
             if decision.outline.shadow_mode:
                 line._generation = None
         else:
@@ -311,9 +224,9 @@ class Ledger:
     def _note_refused(self, line: Line, decision: Decision, now_s: float, latency_us: int, bucket: int) -> None:
         refusal = decision.outline.refusal
         if refusal is not None:
-            code, status = _BLOCKED, decision.statuses[refusal.slot]
+            code, status = BLOCKED, decision.statuses[refusal.slot]
         else:
-            code, status = _THROTTLED_HIT if decision.remembered else _THROTTLED, _refusing(decision)
+            code, status = THROTTLED_HIT if decision.remembered else THROTTLED, _refusing(decision)
         if status.slot is line._slot:
             rule, codes = line.rule, self._own_codes(line)
         else:
@@ -342,12 +255,12 @@ class Ledger:
                 self._seen.add(key)
         if counts is None:
             counts = self._cells[key] = Counts()
-        return counts._codes
+        return counts.codes
 
     def _shared_key(self, key: UsageKey, line: Line) -> UsageKey:
         """Still by domain and rule, which the rules bound, unless nothing is taken from here any more."""
         if self.lines >= 3 * self._most_lines:
-            return _ALL_OTHERS
+            return ALL_OTHERS
         return UsageKey(key.domain if line._is_known else OTHER, key.rule, OTHER, OTHER)
 
     def _begin_minute(self, now_s: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from time import time
 
-from ratelimit_rls.core.attributes import FORWARDED_FOR, AttributeMapping, Attributes
+from ratelimit_rls.core.attributes import AttributeMapping, Attributes, client_address
 from ratelimit_rls.core.credentials import IP, UNKNOWN_ADDRESS, prove
 from ratelimit_rls.core.identity import ANONYMOUS, IdentityTerms, Verifier
 from ratelimit_rls.core.model import Decision, Descriptor, Entry, Refusal, Request
@@ -61,8 +61,9 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
             asked = Asked(mapping, request_id, is_grpc)
         else:
             told.caller, refusal = prove(told, terms, self.verifier, time())
+            address = client_address(mapping.client_ip, told) or ""
             # Of refusals, too: under the global shadow mode they pass, and what a client wrote must not pass with them.
-            asked = Asked(mapping, request_id, is_grpc, told.caller, _address(mapping, told), terms.hidden)
+            asked = Asked(mapping, request_id, is_grpc, told.caller, address, terms.hidden)
             if refusal is not None:
                 return Known(self._refused(domain, mapping, told, refusal), asked)
         request = mapping.request(domain, told)
@@ -76,7 +77,7 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
         """Told of as what it is known to be: who is blocked, or, of others, where they come from."""
         request = mapping.request(domain, told) if told.caller is not ANONYMOUS else None
         if request is None:
-            address = _address(mapping, told) or UNKNOWN_ADDRESS
+            address = client_address(mapping.client_ip, told) or UNKNOWN_ADDRESS
             request = Request(domain, (Descriptor((Entry(IP, address),)),))
         return self.limiter.refuse(request, refusal)
 
@@ -117,9 +118,3 @@ class ExtAuthzDoor(LimiterDoor[Asked]):
                 "filter's context_extensions, or in RLS_EXT_AUTHZ_DOMAIN"
             )
         return next(iter(mappings.items()))
-
-
-def _address(mapping: AttributeMapping, told: Attributes) -> str:
-    client_ip = mapping.client_ip
-    forwarded_for = told.headers.get(FORWARDED_FOR, "") if client_ip.is_behind_proxies else ""
-    return client_ip.of(told.peer, forwarded_for) or ""

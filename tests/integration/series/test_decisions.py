@@ -14,7 +14,8 @@ from ratelimit_rls.records.database import Database
 from ratelimit_rls.records.decisions import Scribe, Touched
 from ratelimit_rls.records.series import audit_logs, metrics, rollups_due
 from ratelimit_rls.records.usage import decisions, heaviest
-from ratelimit_rls.telemetry.ledger import OTHER, Caller, Ledger, Recorded, Word
+from ratelimit_rls.telemetry.counts import OTHER, Word
+from ratelimit_rls.telemetry.ledger import Caller, Ledger, Recorded
 from tests.databases import PostgresServer
 from tests.integration.series.calls import call
 from tests.integration.series.conftest import Clock

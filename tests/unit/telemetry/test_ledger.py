@@ -26,8 +26,9 @@ from ratelimit_rls.core.model import (
 )
 from ratelimit_rls.core.style import Deny
 from ratelimit_rls.errors import StoreError, StoreTimeout
+from ratelimit_rls.telemetry.counts import OTHER, Counts, UsageKey, Word
 from ratelimit_rls.telemetry.histogram import bucket_of
-from ratelimit_rls.telemetry.ledger import DROPPED, LINES, OTHER, WAITING, Caller, Counts, Ledger, Line, UsageKey, Word
+from ratelimit_rls.telemetry.ledger import DROPPED, LINES, WAITING, Caller, Ledger, Line
 
 HERE = Position("rules.yaml", 1, 1)
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
