@@ -40,10 +40,10 @@ def test_a_missed_target_is_said_aloud() -> None:
 
 def test_ours_is_divided_by_theirs() -> None:
     theirs = [replace(ONE, service_us=100, redis_us=40, calls_per_s=10_000)]
-    ours = [replace(ONE, service_us=50, redis_us=10, calls_per_s=20_000)]
+    ours = [replace(ONE, service_us=50, redis_us=10, calls_per_s=30_000)]
     lines = report.verdicts({REDIS_2: ours, Scenario(Server.PEER): theirs})
     assert lines == [
-        "redis-2 ÷ peer-2: calls/s 2.00 (at least 2: met), service µs 0.50 (at most 0.45: MISSED), "
+        "redis-2 ÷ peer-2: calls/s 3.00 (at least 2: met), service µs 0.50 (at most 0.45: MISSED), "
         "Redis µs 0.25 (at most 0.6: met)"
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import ip_network
 
 import pytest
 
@@ -53,6 +54,8 @@ ORDERS = PathTemplate.parse("/users/{id}/orders")
         (Host(), "shop.example:8443"),
         (Path(), "/users/J%C3%B6rg%2F7/orders"),
         (Client(ClientIp()), "192.0.2.1"),
+        (Client(ClientIp(trusted_proxies=1)), "6.6.6.6"),
+        (Client(ClientIp(trusted_networks=(ip_network("192.0.2.0/24"),))), "6.6.6.6"),
         (Header("x-api"), "v2"),
         (Header("x-none"), None),
         (QueryParameter("page"), "2"),

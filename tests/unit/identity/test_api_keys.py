@@ -95,6 +95,16 @@ def test_uses_that_could_not_be_written_are_counted_on() -> None:
     assert keys.take_used() == {MADE.public_id: Used(2, NOW + 5)}
 
 
+def test_uses_outlive_what_is_remembered_of_a_key_and_are_told_to_the_second() -> None:
+    directory = Directory(lambda: NOW)
+    directory.load(Accounts(keys=(ApiKey(MADE.public_id, digest(SECRET, MADE.text), "alice"),)))
+    keys = ApiKeys(directory, SECRET)
+    keys.identify(MADE.text, NOW)
+    directory.apply(Changed(2, users={"alice": User("alice")}))
+    keys.identify(MADE.text, NOW + 5.75)
+    assert keys.take_used() == {MADE.public_id: Used(2, NOW + 5)}
+
+
 def test_what_is_remembered_ends_with_the_key_and_with_every_change() -> None:
     directory = Directory(lambda: NOW)
     key = ApiKey(MADE.public_id, digest(SECRET, MADE.text), "alice", expires_s=NOW + 5)

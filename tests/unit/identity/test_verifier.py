@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.accounts import Accounts, ApiKey, Block, User
+from ratelimit_rls.core.accounts import Accounts, ApiKey, Block, Changed, User
 from ratelimit_rls.core.identity import CredentialKind, Identity, Verifier
 from ratelimit_rls.identity.api_keys import ApiKeys
 from ratelimit_rls.identity.directory import Directory
@@ -53,6 +53,15 @@ def test_a_block_is_one_until_it_ends() -> None:
     assert blocked == {"ann": True, "bob": True, "carol": False, "dan": False}
     assert callers.block_of(Identity("ann"), NOW + 5) is None
     assert Callers(None, None).block_of(Identity("ann"), NOW) is None
+
+
+def test_a_block_comes_and_goes_with_changes_of_its_user() -> None:
+    directory = Directory()
+    directory.load(Accounts(users=(User("ann"), User("bob", block=Block()), User("carol", block=Block()))))
+    directory.apply(Changed(2, users={"ann": User("ann", block=Block()), "bob": User("bob"), "carol": None}))
+    callers = Callers(None, None, directory)
+    blocked = [user for user in ("ann", "bob", "carol") if callers.block_of(Identity(user), NOW) is not None]
+    assert blocked == ["ann"]
 
 
 async def test_a_kind_that_nobody_is_there_for_is_invalid() -> None:
