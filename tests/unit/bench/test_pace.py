@@ -236,14 +236,14 @@ def test_a_connection_that_ends_gives_no_figures(tmp_path: Path, way: int, said:
             sockets.append(super().connect())
             return sockets[-1]
 
-    # Before the last call: what ends the load is the end of this call's way out, or of its answer's way back.
-    calls = Eventful(requests(300), at=PRIMING + 99, happens=lambda: sockets[0].shutdown(way))
+    # Before the only call: what ends the load is the end of this call's way out, or of its answer's way back.
+    calls = Eventful(requests(300), at=PRIMING, happens=lambda: sockets[0].shutdown(way))
     with (
         front(tmp_path / "grpc.sock") as target,
         Paced(Kept(target.address), calls, connections=1) as load,
         pytest.raises(LoadError, match=said),
     ):
-        load.run(1_000, 0.1)
+        load.run(1_000, 0.001)
 
 
 def test_a_percentile_is_a_value_that_so_many_do_not_exceed() -> None:
