@@ -8,7 +8,6 @@ the same descriptor chooses limits for those whom nobody knows, and is no part o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from ratelimit_rls.core.model import Descriptor, Limit, Match, Refusal, Request, Rule, Subject
@@ -72,5 +71,5 @@ class Callers:
         if variant is None:
             if len(self._variants) >= MOST_VARIANTS:
                 self._variants.clear()
-            variant = self._variants[key] = replace(rule, limits=limits)
+            variant = self._variants[key] = rule._replace(limits=limits)
         return variant

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ratelimit_rls.core.attributes import AttributeMapping
 from ratelimit_rls.core.identity import IdentityTerms
@@ -29,6 +30,8 @@ from ratelimit_rls.core.pattern import Pattern, parse_address
 from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 
 WILDCARD = "*"
+
+_NO_CHILDREN: Mapping[Any, Any] = {}  # one for all leaves, which nearly all nodes of large rules are
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,7 @@ class Glob:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One descriptor of the rules; the root of a domain is a Node too, with the domain's name as its key."""
 
     key: str
@@ -75,10 +77,10 @@ class Node:
     deny: Deny | None = None  # likewise
     on_store_failure: OnStoreFailure | None = None  # likewise
     shard_by: ShardBy = ShardBy.DESCRIPTOR  # of a domain
-    exact: Mapping[tuple[str, str], Node] = field(default_factory=dict)
+    exact: Mapping[tuple[str, str], Node] = _NO_CHILDREN
     wildcards: tuple[Wildcard, ...] = ()  # in file order
-    patterns: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # by key, in the order they are tried
-    by_key: Mapping[str, Node] = field(default_factory=dict)
+    patterns: Mapping[str, tuple[Node, ...]] = _NO_CHILDREN  # by key, in the order they are tried
+    by_key: Mapping[str, Node] = _NO_CHILDREN
 
     @property
     def label(self) -> str:

@@ -8,8 +8,10 @@ Either everything compiles or nothing does.
 
 from __future__ import annotations
 
+import gc
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ratelimit_rls.core.attributes import AttributeMapping
@@ -51,6 +53,20 @@ class Compiled:
         return len(self.sources)
 
 
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Rules that are being read are a growing heap without cycles: to walk over it again and again is a quarter of all
+    the time it takes. The collector rests for the whole process, in which calls make no cycles either."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_collector_at_rest()
 def compile_documents(
     files: Mapping[str, bytes] | Sequence[Source], *, merge_domains: bool = False, default_admitted: bool = False
 ) -> Compiled:
@@ -271,7 +287,7 @@ def _build(domain: _Domain, default: Charge) -> Node:
     for part in domain.parts:
         for document in part.document.descriptors:
             add_descriptor(level, domain.name, document, part.origin, inherited)
-    return level.node(
+    root = Node(
         domain.name,
         position=domain.position,
         style=domain.style,
@@ -279,3 +295,4 @@ def _build(domain: _Domain, default: Charge) -> Node:
         on_store_failure=domain.on_store_failure,
         shard_by=domain.shard_by or ShardBy.DESCRIPTOR,
     )
+    return level.under(root)

@@ -11,7 +11,6 @@ reference's). Where one of the two is a stored rule's:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from ratelimit_rls.core.model import Position, Rule
 from ratelimit_rls.core.pattern import Pattern
@@ -65,8 +64,8 @@ class Level:
         if WILDCARD in one.key or WILDCARD in one.value:
             self.wildcards.append(one)
 
-    def node(self, key: str, **others: Any) -> Node:
-        """The node above this level."""
+    def under(self, node: Node) -> Node:
+        """The node with this level below it."""
         exact = {pair: one.node() for pair, one in self.exact.items()}
         by_key = {key: one.node() for key, one in self.by_key.items()}
         patterns = {
@@ -78,7 +77,7 @@ class Level:
             else Wildcard(Glob.of(one.key), None, by_key[one.key])
             for one in self.wildcards
         )
-        return Node(key, exact=exact, wildcards=wildcards, patterns=patterns, by_key=by_key, **others)
+        return node._replace(exact=exact, wildcards=wildcards, patterns=patterns, by_key=by_key)
 
 
 @dataclass(slots=True)
@@ -94,21 +93,22 @@ class _Growing:
     document: DescriptorDocument  # the one that says what is said of it
     origin: Origin  # whose document that is
     inherited: Inherited  # by what is below it
-    below: Level = field(default_factory=Level)
-    described: list[tuple[Origin, Position]] = field(default_factory=list)  # by all of these, the strongest first
-    overrode: list[Position] = field(default_factory=list)
+    described: list[tuple[Origin, Position]]  # by all of these, the strongest first
+    below: Level | None = None
+    overrode: tuple[Position, ...] = ()
 
     def node(self) -> Node:
-        return self.below.node(
+        node = Node(
             self.key,
-            value=self.value,
-            pattern=self.pattern,
-            rule=self.rule,
-            share_threshold=self.share_threshold,
-            value_to_metric=self.value_to_metric,
-            position=self.described[0][1],  # so that it stands where it is tried; its rule has its own place
-            overrode=tuple(self.overrode),
+            self.value,
+            self.pattern,
+            self.rule,
+            self.share_threshold,
+            self.value_to_metric,
+            self.described[0][1],  # so that it stands where it is tried; its rule has its own place
+            self.overrode,
         )
+        return node if self.below is None else self.below.under(node)
 
     def join(self, path: str, document: DescriptorDocument, origin: Origin) -> bool:
         """Whether `document` is one with this; if not, it is left out, and it is told why."""
@@ -125,7 +125,7 @@ class _Growing:
                 found.error(document.position, offences.duplicate_of_priority(path, at))
             else:
                 found.warn(document.position, OVERRIDDEN, offences.overridden(path, at))
-                self.overrode.append(document.position)
+                self.overrode = (*self.overrode, document.position)
             return False
         self._compare(path, document, origin)
         return True
@@ -175,16 +175,21 @@ def add_descriptor(
     is_way = joined is not None and _only_leads(document)
     inherited = joined.inherited if joined is not None and is_way else inherited.below(document, found)
     rule = compile_rule(path, document, found, inherited)
-    one = joined or _Growing(
-        key, value, pattern, share_threshold, is_on(document.value_to_metric), rule, document, origin, inherited
-    )
-    one.described.append((origin, document.position))
-    if joined is not None and not is_way:
-        one.rule, one.document, one.origin, one.inherited = rule, document, origin, inherited
+    described = (origin, document.position)
+    if joined is None:
+        told = is_on(document.value_to_metric)
+        one = _Growing(key, value, pattern, share_threshold, told, rule, document, origin, inherited, [described])
+    else:
+        one = joined
+        one.described.append(described)
+        if not is_way:
+            one.rule, one.document, one.origin, one.inherited = rule, document, origin, inherited
     if first is None and key:
         level.add(one)
-    for child in document.descriptors:  # of what is left out, too: what is wrong with it is told all the same
-        add_descriptor(one.below, path, child, origin, inherited)
+    if document.descriptors:
+        below = one.below = one.below or Level()
+        for child in document.descriptors:  # of what is left out, too: what is wrong with it is told all the same
+            add_descriptor(below, path, child, origin, inherited)
 
 
 def _only_leads(document: DescriptorDocument) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Position
 from ratelimit_rls.rules import grammar, offences
@@ -15,14 +16,25 @@ from ratelimit_rls.rules.scalars import Kind
 
 T = TypeVar("T")
 
+_new_of = attrgetter(*grammar.NEW_LIMIT_KEYS)
+_NOTHING_NEW = (None,) * len(grammar.NEW_LIMIT_KEYS)
 
-@dataclass(frozen=True, slots=True)
-class Written(Generic[T]):
+
+class Written(NamedTuple, Generic[T]):
     value: T
-    position: Position
+    file: str
+    line: int
+    column: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.file, self.line, self.column)
 
 
-@dataclass(frozen=True, slots=True)
+# The documents are not frozen: of large rules there are hundreds of thousands, and that would triple what one costs.
+
+
+@dataclass(slots=True)
 class RateLimitDocument:
     position: Position
     unit: Written[str] | None = None
@@ -40,10 +52,10 @@ class RateLimitDocument:
 
     @property
     def uses_new_key(self) -> bool:
-        return any(getattr(self, key) is not None for key in grammar.NEW_LIMIT_KEYS)
+        return _new_of(self) != _NOTHING_NEW
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MatchDocument:
     position: Position
     cidr: Written[str] | None = None
@@ -58,7 +70,7 @@ class MatchDocument:
         return [(way, written) for way, written in ways if written is not None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DescriptorDocument:
     position: Position
     key: Written[str] | None = None
@@ -94,7 +106,7 @@ class DescriptorDocument:
         return (self.rate_limit,) if self.rate_limit is not None else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Document:
     position: Position
     domain: Written[str] | None = None
@@ -122,7 +134,7 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
     return Document(
         position=found.position(root),
         domain=fields.text("domain"),
-        descriptors=fields.maps("descriptors", "[]config.YamlDescriptor", _read_descriptor),
+        descriptors=_read_descriptors(fields, "descriptors"),
         charge=fields.text("charge"),
         on_store_failure=fields.text("on_store_failure"),
         shard_by=fields.text("shard_by"),
@@ -136,49 +148,27 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
 
 def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
     fields = _Fields(node.fields(), found)
-    return DescriptorDocument(
-        position=found.position(node),
-        key=fields.text("key"),
-        value=fields.text("value"),
-        match=_read_match(fields, found),
-        rate_limit=_read_rate_limit(fields, found),
-        limits=_read_limits(fields, found),
-        limits_of=fields.text("limits_of"),
-        descriptors=fields.maps("descriptors", "[]config.YamlDescriptor", _read_descriptor),
-        charge=fields.text("charge"),
-        action=fields.text("action"),
-        max_delay=fields.text("max_delay"),
-        warn_at=fields.node("warn_at"),
-        penalty=fields.node("penalty"),
-        hot=fields.node("hot"),
-        on_store_failure=fields.text("on_store_failure"),
-        answer=fields.node("answer"),
-        deny=fields.node("deny"),
-        enabled=fields.truth("enabled"),
-        shadow_mode=fields.truth("shadow_mode"),
-        quota_mode=fields.truth("quota_mode"),
-        detailed_metric=fields.truth("detailed_metric"),
-        value_to_metric=fields.truth("value_to_metric"),
-        share_threshold=fields.truth("share_threshold"),
-        metadata=_read_metadata(fields, found),
-        is_broken=fields.is_broken,
-    )
+    written = fields.read(_OF_DESCRIPTOR)
+    return DescriptorDocument(found.position(node), **written, is_broken=fields.is_broken)
 
 
-def _read_rate_limit(outer: _Fields, found: Findings) -> RateLimitDocument | None:
-    node = outer.joined("rate_limit", "config.YamlRateLimit", "it is a mapping with 'unit' and 'requests_per_unit'")
-    return None if node is None else _read_limit(node, found)
+def _read_rate_limit(outer: _Fields, key: str) -> RateLimitDocument | None:
+    node = outer.joined(key, "config.YamlRateLimit", "it is a mapping with 'unit' and 'requests_per_unit'")
+    return None if node is None else _read_limit(node, outer.found)
 
 
-def _read_limits(outer: _Fields, found: Findings) -> Written[tuple[RateLimitDocument, ...]] | None:
-    at = outer.position("limits")
-    return None if at is None else Written(outer.maps("limits", "[]config.YamlRateLimit", _read_limit), at)
+def _read_limits(outer: _Fields, key: str) -> Written[tuple[RateLimitDocument, ...]] | None:
+    at = outer.node(key)
+    if at is None:
+        return None
+    return Written(outer.maps(key, "[]config.YamlRateLimit", _read_limit), at.file, at.line, at.column)
 
 
-def _read_match(outer: _Fields, found: Findings) -> MatchDocument | None:
-    node = outer.joined("match", "match", "it is a mapping with one of 'cidr', 'prefix' and 'regex'")
+def _read_match(outer: _Fields, key: str) -> MatchDocument | None:
+    node = outer.joined(key, "match", "it is a mapping with one of 'cidr', 'prefix' and 'regex'")
     if node is None:
         return None
+    found = outer.found
     fields = _Fields(node.fields(), found)
     return MatchDocument(
         position=found.position(node),
@@ -191,36 +181,32 @@ def _read_match(outer: _Fields, found: Findings) -> MatchDocument | None:
 
 def _read_limit(node: YamlMap, found: Findings) -> RateLimitDocument:
     fields = _Fields(node.fields(), found)
-    return RateLimitDocument(
-        position=found.position(node),
-        unit=fields.text("unit"),
-        requests_per_unit=fields.count("requests_per_unit"),
-        unlimited=fields.truth("unlimited"),
-        name=fields.text("name"),
-        replaces=fields.maps("replaces", "[]config.yamlReplaces", _read_replaced),
-        algorithm=fields.text("algorithm"),
-        burst=fields.count("burst"),
-        unit_multiplier=fields.count("unit_multiplier"),
-        calendar=fields.truth("calendar"),
-        timezone=fields.text("timezone"),
-        is_broken=fields.is_broken,
-    )
+    written = fields.read(_OF_LIMIT)
+    return RateLimitDocument(found.position(node), **written, is_broken=fields.is_broken)
+
+
+def _read_descriptors(outer: _Fields, key: str) -> tuple[DescriptorDocument, ...]:
+    return outer.maps(key, "[]config.YamlDescriptor", _read_descriptor)
+
+
+def _read_replaces(outer: _Fields, key: str) -> tuple[Written[str], ...]:
+    return outer.maps(key, "[]config.yamlReplaces", _read_replaced)
 
 
 def _read_replaced(node: YamlMap, found: Findings) -> Written[str]:
-    return _Fields(node.fields(), found).text("name") or Written("", found.position(node))
+    return _Fields(node.fields(), found).text("name") or Written("", found.file, node.line, node.column)
 
 
-def _read_metadata(outer: _Fields, found: Findings) -> Written[dict[str, Any]] | None:
-    node = outer.joined("metadata", "map[string]interface {}", "it is a mapping")
+def _read_metadata(outer: _Fields, key: str) -> Written[dict[str, Any]] | None:
+    node = outer.joined(key, "map[string]interface {}", "it is a mapping")
     if node is None:
         return None
     try:
         plain = _plain_map(node)
     except _NotPlain as error:
-        found.error(error.node, offences.bad_metadata(str(error)))
+        outer.found.error(error.node, offences.bad_metadata(str(error)))
         return None
-    return Written(plain, found.position(node)) if plain else None
+    return Written(plain, outer.found.file, node.line, node.column) if plain else None
 
 
 class _NotPlain(Exception):
@@ -253,12 +239,19 @@ class _Fields:
     """The values of one mapping by key, read as what they should be. Null is the same as absent."""
 
     def __init__(self, fields: Iterable[tuple[YamlNode, YamlNode]], found: Findings) -> None:
-        self._found = found
-        self._values: dict[str, list[YamlNode]] = {}
+        self.found = found
+        self._values: dict[str, YamlNode] = {}  # the last of each
+        self._earlier: dict[str, list[YamlNode]] = {}
         self.is_broken = False
         for key, value in fields:
-            if isinstance(key, YamlScalar) and key.kind is Kind.STRING:
-                self._values.setdefault(key.text, []).append(value)
+            if isinstance(key, YamlScalar) and isinstance(key.value, str):
+                if key.text in self._values:
+                    self._earlier.setdefault(key.text, []).append(self._values[key.text])
+                self._values[key.text] = value
+
+    def read(self, readers: Mapping[str, Callable[[_Fields, str], object]]) -> dict[str, Any]:
+        """By key, all that is written and has a reader: of dozens of keys, a mapping has a few."""
+        return {key: readers[key](self, key) for key in self._values if key in readers}
 
     def text(self, key: str) -> Written[str] | None:
         node = self._last(key)
@@ -268,7 +261,7 @@ class _Fields:
             if grammar.is_unusable(node):
                 self.is_broken = True  # reported by the grammar
                 return None
-            return Written(node.text, self._found.position(node))
+            return Written(node.text, self.found.file, node.line, node.column)
         self.refuse(node, "string", offences.TEXT)
         return None
 
@@ -277,7 +270,7 @@ class _Fields:
         if node is None:
             return None
         if isinstance(node, YamlScalar) and isinstance(node.value, bool):
-            return Written(node.value, self._found.position(node))
+            return Written(node.value, self.found.file, node.line, node.column)
         self.refuse(node, "bool", offences.TRUTH)
         return None
 
@@ -288,19 +281,14 @@ class _Fields:
         if isinstance(node, YamlScalar) and node.kind is Kind.INT:
             assert isinstance(node.value, int)
             if 0 <= node.value <= MAX_REQUESTS_PER_UNIT:
-                return Written(node.value, self._found.position(node))
+                return Written(node.value, self.found.file, node.line, node.column)
         self.refuse(node, "uint32", offences.COUNT)
         return None
 
     def node(self, key: str) -> Written[YamlNode] | None:
         """As it stands there, for whoever reads it: taken whole, never laid over one that was merged."""
         node = self._last(key)
-        return None if node is None else Written(node, self._found.position(node))
-
-    def position(self, key: str) -> Position | None:
-        """Where the value of `key` stands, if it has one."""
-        node = self._last(key)
-        return None if node is None else self._found.position(node)
+        return None if node is None else Written(node, self.found.file, node.line, node.column)
 
     def maps(self, key: str, go_type: str, read: Callable[[YamlMap, Findings], T]) -> tuple[T, ...]:
         node = self._last(key)
@@ -309,24 +297,23 @@ class _Fields:
         if not isinstance(node, YamlList):
             self.refuse(node, go_type, "it is a list of mappings")
             return ()
-        return tuple(read(item, self._found) for item in node.items if isinstance(item, YamlMap))
+        return tuple(read(item, self.found) for item in node.items if isinstance(item, YamlMap))
 
     def joined(self, key: str, go_type: str, wanted: str) -> YamlMap | None:
         """The mapping under `key`, laid over those written for it before (the reference's dialect).
 
         So `<<: *base` followed by `rate_limit: {requests_per_unit: 5}` keeps the base's unit.
         """
-        pairs: list[tuple[YamlNode, YamlNode]] = []
-        last: YamlMap | None = None
-        for node in self._values.get(key, ()):
+        joined: YamlMap | None = None
+        last = self._values.get(key)
+        for node in (*self._earlier.get(key, ()), *(() if last is None else (last,))):
             if is_null(node):
-                pairs, last = [], None
+                joined = None
             elif isinstance(node, YamlMap):
-                pairs.extend(node.pairs)
-                last = node
+                joined = node if joined is None else YamlMap(node.line, node.column, (*joined.pairs, *node.pairs))
             else:
-                self.refuse(node, go_type, wanted, is_last=node is self._values[key][-1])
-        return last and YamlMap(last.line, last.column, tuple(pairs))
+                self.refuse(node, go_type, wanted, is_last=node is last)
+        return joined
 
     def refuse(self, node: YamlNode, go_type: str, wanted: str, is_last: bool = True) -> None:
         self.is_broken = True
@@ -335,8 +322,47 @@ class _Fields:
         if is_last and grammar.is_refused(node) and not go_type.startswith("map["):
             return
         text = node.text if isinstance(node, YamlScalar) else None
-        self._found.error(node, offences.wrong_type(node.line, tag(node), text, go_type, wanted))
+        self.found.error(node, offences.wrong_type(node.line, tag(node), text, go_type, wanted))
 
     def _last(self, key: str) -> YamlNode | None:
-        values = self._values.get(key)
-        return None if not values or is_null(values[-1]) else values[-1]
+        node = self._values.get(key)
+        return None if isinstance(node, YamlScalar) and node.value is None else node
+
+
+_OF_DESCRIPTOR: Mapping[str, Callable[[_Fields, str], object]] = {
+    "key": _Fields.text,
+    "value": _Fields.text,
+    "match": _read_match,
+    "rate_limit": _read_rate_limit,
+    "limits": _read_limits,
+    "limits_of": _Fields.text,
+    "descriptors": _read_descriptors,
+    "charge": _Fields.text,
+    "action": _Fields.text,
+    "max_delay": _Fields.text,
+    "warn_at": _Fields.node,
+    "penalty": _Fields.node,
+    "hot": _Fields.node,
+    "on_store_failure": _Fields.text,
+    "answer": _Fields.node,
+    "deny": _Fields.node,
+    "enabled": _Fields.truth,
+    "shadow_mode": _Fields.truth,
+    "quota_mode": _Fields.truth,
+    "detailed_metric": _Fields.truth,
+    "value_to_metric": _Fields.truth,
+    "share_threshold": _Fields.truth,
+    "metadata": _read_metadata,
+}
+_OF_LIMIT: Mapping[str, Callable[[_Fields, str], object]] = {
+    "unit": _Fields.text,
+    "requests_per_unit": _Fields.count,
+    "unlimited": _Fields.truth,
+    "name": _Fields.text,
+    "replaces": _read_replaces,
+    "algorithm": _Fields.text,
+    "burst": _Fields.count,
+    "unit_multiplier": _Fields.count,
+    "calendar": _Fields.truth,
+    "timezone": _Fields.text,
+}

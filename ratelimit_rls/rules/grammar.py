@@ -118,7 +118,21 @@ _PLACE_WORDS = {
 def check(node: YamlMap, place: str, found: Findings) -> None:
     """Report every key that is unknown, misplaced or written twice, and every value that no place takes."""
     keys = PLACES.get(place, {})
-    _check_written_twice(node, found)
+    values = {key.text: value for key, value in node.fields() if isinstance(key, YamlScalar)}
+    if len(values) != len(node.pairs) or not values.keys() <= keys.keys():
+        _check_written_twice(node, found)
+        values = _known_values(node, place, keys, found)
+    for name, value in values.items():
+        if name in _NOT_LOOKED_INTO:
+            continue
+        if isinstance(value, YamlScalar):
+            if is_unusable(value):
+                found.error(value, offences.unusable_scalar(value.text))
+        else:
+            _check_collection(name, value, keys.get(name, LEAF), found)
+
+
+def _known_values(node: YamlMap, place: str, keys: Mapping[str, str], found: Findings) -> dict[str, YamlNode]:
     values: dict[str, YamlNode] = {}
     for key, value in node.fields():
         if not isinstance(key, YamlScalar) or key.kind is not Kind.STRING:
@@ -130,15 +144,13 @@ def check(node: YamlMap, place: str, found: Findings) -> None:
         if place in PLACES and key.text not in keys:
             found.warn(key, "misplaced", offences.misplaced(key.text, _right_place(key.text)))
         values[key.text] = value
-    for name, value in values.items():
-        if name not in _NOT_LOOKED_INTO:
-            _check_value(name, value, keys.get(name, LEAF), found)
+    return values
 
 
-def _check_value(name: str, value: YamlNode, place: str, found: Findings) -> None:
+def _check_collection(name: str, value: YamlList | YamlMap, place: str, found: Findings) -> None:
     if isinstance(value, YamlMap):
         check(value, place, found)
-    elif isinstance(value, YamlList):
+    else:
         example = _LIST_EXAMPLES.get(name)
         is_told = False
         for element in value.items:
@@ -147,8 +159,6 @@ def _check_value(name: str, value: YamlNode, place: str, found: Findings) -> Non
             elif example or not is_told:  # where no list belongs, it is told once
                 found.error(element, offences.list_of_other_than_maps(excerpt(element), example))
                 is_told = True
-    elif is_unusable(value):
-        found.error(value, offences.unusable_scalar(value.text))
 
 
 def is_refused(node: YamlNode) -> bool:
@@ -165,10 +175,8 @@ def is_unknown(key: YamlNode) -> bool:
 
 def is_unusable(scalar: YamlScalar) -> bool:
     """Whether the reference has no place for such a scalar outside metadata."""
-    if scalar.kind is Kind.INT:
-        assert isinstance(scalar.value, int)
-        return scalar.value > MAX_INT64
-    return scalar.kind is Kind.FLOAT
+    value = scalar.value
+    return isinstance(value, float) or (isinstance(value, int) and value > MAX_INT64)
 
 
 def _check_written_twice(node: YamlMap, found: Findings) -> None:

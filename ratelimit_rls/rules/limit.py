@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 from zoneinfo import ZoneInfoNotFoundError
 
@@ -12,6 +13,8 @@ from ratelimit_rls.rules.document import DescriptorDocument, RateLimitDocument
 from ratelimit_rls.rules.grammar import Findings
 
 _UNITS = {unit.name: unit for unit in Unit if unit is not Unit.UNKNOWN}
+
+_shared = lru_cache(1024)(Limit)  # of large rules, most are equal
 
 
 def compile_limits(document: DescriptorDocument, found: Findings, *, is_queue: bool = False) -> tuple[Limit, ...]:
@@ -31,9 +34,10 @@ def compile_limits(document: DescriptorDocument, found: Findings, *, is_queue: b
         limit = _compile_limit(written, default, found)
         if limit is None:
             continue
-        if (limit.algorithm, limit.window) in seen:
-            found.error(written.position, offences.same_window_twice(limit))
-        seen.add((limit.algorithm, limit.window))
+        if document.limits is not None:
+            if (limit.algorithm, limit.window) in seen:
+                found.error(written.position, offences.same_window_twice(limit))
+            seen.add((limit.algorithm, limit.window))
         limits.append(limit)
     if document.limits is not None and not document.limits.value:
         found.error(document.limits.position, offences.no_limits())
@@ -70,7 +74,6 @@ def _compile_limit(written: RateLimitDocument, default: _Default, found: Finding
     if unit is None or algorithm is None or written.is_broken:
         return None
     requests_per_unit = written.requests_per_unit.value if written.requests_per_unit else 0
-    at = written.requests_per_unit.position if written.requests_per_unit else written.position
     if written.burst and not algorithm.has_burst:
         found.error(written.burst.position, offences.burst_without_bucket(algorithm))
     elif written.burst and requests_per_unit == 0:
@@ -81,13 +84,13 @@ def _compile_limit(written: RateLimitDocument, default: _Default, found: Finding
         # Whatever the algorithm, every hit is over: none of them has to know how to divide by it.
         algorithm = Algorithm.FIXED_WINDOW
     if algorithm is Algorithm.SLIDING_LOG and requests_per_unit > offences.LONGEST_SLIDING_LOG:
-        found.error(at, offences.log_too_long(requests_per_unit))
+        found.error((written.requests_per_unit or written).position, offences.log_too_long(requests_per_unit))
     burst = 0
     if algorithm.has_burst:
         burst = written.burst.value if written.burst else default.burst or requests_per_unit
     timezone = _timezone(written, unit, algorithm, multiplier, found)
-    limit = Limit(requests_per_unit, unit, algorithm, burst, name, multiplier, timezone)
-    if burst * limit.window_us > offences.LONGEST_FILL_US * requests_per_unit:
+    limit = _shared(requests_per_unit, unit, algorithm, burst, name, multiplier, timezone)
+    if burst and burst * limit.window_us > offences.LONGEST_FILL_US * requests_per_unit:
         found.error((written.burst or written.unit_multiplier or written).position, offences.fills_too_slowly(limit))
     return limit
 
@@ -96,13 +99,12 @@ def _unit(written: RateLimitDocument, found: Findings) -> Unit | None:
     """None when unlimited, and after an error."""
     text = written.unit.value if written.unit else ""
     unit = _UNITS.get(text.upper())
-    position = written.unit.position if written.unit else written.position
     if is_unlimited(written):
         if unit is not None:
-            found.error(position, offences.unit_when_unlimited())
+            found.error((written.unit or written).position, offences.unit_when_unlimited())
         return None
     if unit is None and (written.unit or not written.is_broken):
-        found.error(position, offences.invalid_unit(text))
+        found.error((written.unit or written).position, offences.invalid_unit(text))
     return unit
 
 

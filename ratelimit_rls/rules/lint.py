@@ -44,18 +44,22 @@ def lint(
         yield from _unreachable(root)
         if targeted:
             yield from _hidden(root, targeted)
-    documents = tuple(documents)
-    names: dict[str, set[str]] = {}
-    for document in documents:
-        known = names.setdefault(_domain(document), set())
-        known.update(limit.name.value for limit in _limits(document) if limit.name)
     for domain, written in mappings.items():
         yield from _mapped_to_nothing(domain, written, tree)
+    names: dict[str, set[str]] = {}
+    replacing: list[tuple[str, RateLimitDocument]] = []
     for document in documents:
+        domain = document.domain.value if document.domain else ""
+        known = names.setdefault(domain, set())
         for descriptor in _descriptors(document):
-            yield from _without_effect(descriptor)
-            yield from _refusing_everything(descriptor)
-            yield from _replacing_nobody(descriptor, names[_domain(document)])
+            limits = descriptor.rate_limits
+            known.update([limit.name.value for limit in limits if limit.name])
+            replacing.extend([(domain, limit) for limit in limits if limit.replaces])
+            yield from _without_effect(descriptor, limits)
+            if not _is_allowed(descriptor):
+                yield from _refusing_everything(limits)
+    for domain, limit in replacing:
+        yield from _replacing_nobody(limit, names[domain])
 
 
 def _unreachable(root: Node) -> Iterator[Problem]:
@@ -147,8 +151,8 @@ def _named(node: Node) -> str:
     return f"key '{node.key}' value '{node.shared_value}'" if node.shared_value else f"key '{node.key}'"
 
 
-def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
-    if not descriptor.rate_limits and descriptor.limits_of is None:
+def _without_effect(descriptor: DescriptorDocument, limits: Sequence[RateLimitDocument]) -> Iterator[Problem]:
+    if not limits and descriptor.limits_of is None:
         for key in _NEEDS_LIMIT:
             written = getattr(descriptor, key)
             if written is not None and written.value:
@@ -161,11 +165,11 @@ def _without_effect(descriptor: DescriptorDocument) -> Iterator[Problem]:
     failure = descriptor.on_store_failure
     if failure is not None and not any(map(_is_counted, _and_below(descriptor))):
         yield _warning(failure.position, "no-effect", offences.no_effect_without_store("on_store_failure"))
-    if _is_allowed(descriptor) and any(not is_unlimited(limit) for limit in descriptor.rate_limits):
+    if _is_allowed(descriptor) and any(not is_unlimited(limit) for limit in limits):
         for name, limited in (("rate_limit", descriptor.rate_limit), ("limits", descriptor.limits)):
             if limited is not None:
                 yield _warning(limited.position, "no-effect", offences.limit_beside_allow(name))
-    for limit in descriptor.rate_limits:
+    for limit in limits:
         if is_unlimited(limit):
             for key in _NEEDS_COUNTER:
                 written = getattr(limit, key)
@@ -179,17 +183,15 @@ def _is_counted(descriptor: DescriptorDocument) -> bool:
 
 
 def _allows_everything(descriptor: DescriptorDocument) -> bool:
-    return _is_allowed(descriptor) or any(is_unlimited(limit) for limit in descriptor.rate_limits)
+    return _is_allowed(descriptor) or any(map(is_unlimited, descriptor.rate_limits))
 
 
 def _is_allowed(descriptor: DescriptorDocument) -> bool:
     return descriptor.action is not None and descriptor.action.value == Action.ALLOW.value
 
 
-def _refusing_everything(descriptor: DescriptorDocument) -> Iterator[Problem]:
-    if _is_allowed(descriptor):
-        return
-    for limit in descriptor.rate_limits:
+def _refusing_everything(limits: Iterable[RateLimitDocument]) -> Iterator[Problem]:
+    for limit in limits:
         if is_unlimited(limit):
             continue
         if limit.requests_per_unit is None:
@@ -198,11 +200,10 @@ def _refusing_everything(descriptor: DescriptorDocument) -> Iterator[Problem]:
             yield _warning(limit.requests_per_unit.position, "zero-limit", offences.refuses_everything(is_written=True))
 
 
-def _replacing_nobody(descriptor: DescriptorDocument, names: set[str]) -> Iterator[Problem]:
-    for limit in descriptor.rate_limits:
-        for replaced in limit.replaces:
-            if replaced.value not in names:
-                yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
+def _replacing_nobody(limit: RateLimitDocument, names: Collection[str]) -> Iterator[Problem]:
+    for replaced in limit.replaces:
+        if replaced.value not in names:
+            yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
 
 
 def _mapped_to_nothing(domain: str, written: Written[YamlNode], tree: Tree) -> Iterator[Problem]:
@@ -237,14 +238,6 @@ def _children_met(node: Node, entry: MappedEntry) -> Iterator[Node]:
     yield from node.patterns.get(entry.key, ())
     yield from (wildcard.node for wildcard in node.wildcards if wildcard.key.matches(entry.key))
     yield from (child for (key, _), child in node.exact.items() if key == entry.key)
-
-
-def _domain(document: Document) -> str:
-    return document.domain.value if document.domain else ""
-
-
-def _limits(document: Document) -> Iterator[RateLimitDocument]:
-    return (limit for descriptor in _descriptors(document) for limit in descriptor.rate_limits)
 
 
 def _descriptors(document: Document) -> Iterator[DescriptorDocument]:

@@ -21,6 +21,7 @@ from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.node import MERGE_KEY, YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.rules.parts import second_line
+from ratelimit_rls.rules.plain import read_plain
 from ratelimit_rls.rules.scalars import Kind, Value, resolve
 
 MOST_BYTES = 16 * 2**20
@@ -39,7 +40,8 @@ _SCALAR_TAGS = frozenset(kind.value for kind in Kind)
 _COLLECTION_TAGS = (None, "!", _TAG_PREFIX + "map", _TAG_PREFIX + "seq")
 
 # libyaml where it was compiled in, PyYAML's own parser otherwise: the same events at the same places.
-FASTEST_PARSER: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Parser = type[yaml.SafeLoader] | type[yaml.CSafeLoader]
+FASTEST_PARSER: Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 LAST_RANK = 2**31
@@ -61,11 +63,19 @@ class Source:
         return self.targeting is not None
 
 
-def load(source: Source, parser: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = FASTEST_PARSER) -> YamlNode | None:
-    """The first document, None where there is none; raises RulesError if it cannot be read."""
+def load(source: Source, parser: Parser | None = None) -> YamlNode | None:
+    """The first document, None where there is none; raises RulesError if it cannot be read.
+
+    With a `parser`, that reads all of it; otherwise the fastest, and what is plain is not for a parser.
+    """
     if len(source.content) > MOST_BYTES:
         raise _refusal(source, 1, 1, offences.too_large(MOST_BYTES))
     text = _decode(source)
+    plain = None if parser else read_plain(text, source.lines_above, MOST_NODES)
+    return _parse(source, text, parser or FASTEST_PARSER) if plain is None else plain
+
+
+def _parse(source: Source, text: str, parser: Parser) -> YamlNode | None:
     try:
         return _Composer(source).compose(yaml.parse(text, Loader=parser))
     except yaml.MarkedYAMLError as error:
@@ -164,8 +174,8 @@ class _Composer:
         if isinstance(done.event, yaml.SequenceStartEvent):
             node = YamlList(line, column, tuple(done.children))
         else:
-            node = YamlMap(line, column, tuple(zip(done.children[::2], done.children[1::2], strict=True)))
-            self._check_merges(node)
+            pairs = tuple(zip(done.children[::2], done.children[1::2], strict=True))
+            node = YamlMap(line, column, pairs, may_merge=self._has_merge(pairs))
         self._add(done.event, node, done.size, done.depth)
 
     def _alias(self, event: yaml.AliasEvent) -> None:
@@ -237,12 +247,16 @@ class _Composer:
         except (binascii.Error, UnicodeDecodeError) as error:
             raise self._refuse(event, offences.bad_base64()) from error
 
-    def _check_merges(self, node: YamlMap) -> None:
-        for key, value in node.pairs:
+    def _has_merge(self, pairs: Iterable[tuple[YamlNode, YamlNode]]) -> bool:
+        """Each of which merges what can be merged."""
+        has_merge = False
+        for key, value in pairs:
             if isinstance(key, YamlScalar) and key.is_merge_key:
+                has_merge = True
                 merged = value.items if isinstance(value, YamlList) else (value,)
                 if not all(isinstance(item, YamlMap) for item in merged):
                     raise RulesError([Problem(self._source.name, value.line, value.column, offences.bad_merge())])
+        return has_merge
 
     def _refuse(self, event: yaml.Event, message: str) -> RulesError:
         return RulesError([Problem(self._source.name, *self._mark(event), message)])

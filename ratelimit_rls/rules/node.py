@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ratelimit_rls.rules.scalars import Kind, Value
@@ -11,7 +10,10 @@ from ratelimit_rls.rules.scalars import Kind, Value
 MERGE_KEY = "<<"
 
 
-class YamlScalar(NamedTuple):  # a tuple because there are hundreds of thousands of them in large rules
+# Tuples because there are hundreds of thousands of them in large rules.
+
+
+class YamlScalar(NamedTuple):
     line: int
     column: int
     text: str  # as written: what a place for text takes
@@ -20,25 +22,27 @@ class YamlScalar(NamedTuple):  # a tuple because there are hundreds of thousands
     is_merge_key: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class YamlList:
+class YamlList(NamedTuple):
     line: int
     column: int
     items: tuple[YamlNode, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class YamlMap:
+class YamlMap(NamedTuple):
     line: int
     column: int
     pairs: tuple[tuple[YamlNode, YamlNode], ...]
+    may_merge: bool = True  # False: no key is `<<`, and nobody has to look
 
-    def fields(self) -> Iterator[tuple[YamlNode, YamlNode]]:
+    def fields(self) -> Iterable[tuple[YamlNode, YamlNode]]:
         """Every key with its value, `<<` replaced by what it merges, so that of equal keys the last one counts.
 
         A merge takes effect where it stands: one written after a key overrides it (the reference's dialect; YAML's
         own text would let the key win). In a list of merges the earlier map wins.
         """
+        return self._merged() if self.may_merge else self.pairs
+
+    def _merged(self) -> Iterator[tuple[YamlNode, YamlNode]]:
         for key, value in self.pairs:
             if not (isinstance(key, YamlScalar) and key.is_merge_key):
                 yield key, value
@@ -54,7 +58,7 @@ YamlNode = YamlScalar | YamlList | YamlMap
 
 
 def is_null(node: YamlNode) -> bool:
-    return isinstance(node, YamlScalar) and node.kind is Kind.NULL
+    return isinstance(node, YamlScalar) and node.value is None
 
 
 def tag(node: YamlNode) -> str:

@@ -77,7 +77,7 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
     return Rule(
         path=path,
         limits=limits,
-        replaces=frozenset(replaced.value for limit in written for replaced in limit.replaces),
+        replaces=frozenset([replaced.value for limit in written for replaced in limit.replaces]),
         charge=charge or inherited.charge or (Charge.ADMITTED if is_ours else inherited.default_charge),
         shadow_mode=is_on(document.shadow_mode) or action is Action.LOG_ONLY,
         quota_mode=is_on(document.quota_mode),

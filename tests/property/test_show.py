@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,7 +100,7 @@ def levels(draw: st.DrawFn, depth: int = 3) -> list[dict[str, Any]]:
 def meaning(tree: Tree) -> list[object]:
     """Apart from where it stands."""
     (root,) = tree.domains.values()
-    return [root.on_store_failure, root.shard_by, *(replace(rule, position=None) for rule in tree.rules())]
+    return [root.on_store_failure, root.shard_by, *(rule._replace(position=None) for rule in tree.rules())]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +79,7 @@ def without_places(tree: Tree) -> list[object]:
         for root in tree.domains.values()
     ]
     rules = [
-        replace(rule, position=None, charge=rule.charge if rule.limits else Charge.ALWAYS) for rule in tree.rules()
+        rule._replace(position=None, charge=rule.charge if rule.limits else Charge.ALWAYS) for rule in tree.rules()
     ]
     return [*of_domains, *rules]
 

@@ -1,0 +1,151 @@
+"""Plain YAML is read as the parser reads it, and what is more than plain is left to it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules.load import FASTEST_PARSER, Source, load
+from ratelimit_rls.rules.node import YamlNode
+from ratelimit_rls.rules.plain import DEEPEST, read_plain
+
+LINES_ABOVE = 3
+PLENTY = 1_000_000
+
+BLOCKS = """\
+domain: edge  # who: everybody
+descriptors:
+  - key: plan
+    value: "free # of charge: 'really'"
+    rate_limit: {unit: day, requests_per_unit: 5}   # a day
+    descriptors:
+    - key: user
+      rate_limit:
+        unit: minute
+
+        requests_per_unit: 10
+  # more of them — and a comment in any script
+  - {key: path, value: /v1/*, limits: [{unit: day, x: 1}, { unit: 'hour' , y: 0x10 }], deny: {}, none: []}
+  - key:   a
+    list:
+          - one  two
+          - [a, b c, "d", [e], {f: g}]
+    time: 10:30
+    path: /a/{id}/[x],y
+"""
+LISTS = "---\na: b\nc:\n- d: e\n  f: g:h\n- i: yes\n-   j\nk: l\n"
+SCALARS = "a: ~\nb: null\nyes: 1_000\nc: .5\nd: 0o17\ne: 1e3\nf: \"\"\ng: ''\nh: on\ni: .nan\nj: +5\nk: a'b\"c\\d\n"
+ITEMS = '- a: 1\n  b: 2\n- c\n- {}\n- []\n- "x"\n'
+
+BEYOND = {
+    "nothing": "",
+    "only a comment": "# a\n",
+    "a scalar": "a\n",
+    "brackets alone": "{a: b}\n",
+    "an anchor": "a: &b c\n",
+    "an alias": "a: *b\n",
+    "a tag": "a: !!str b\n",
+    "a merge": "a: {<<: b}\n",
+    "an escape": 'a: "b\\n"\n',
+    "a doubled quote": "a: 'b''c'\n",
+    "a block of text": "a: |\n  b\n",
+    "nothing for a value": "a:\nb: c\n",
+    "nothing for the last value": "a:\n",
+    "nothing in a list": "a:\n- \n",
+    "a value that goes on": "a: b\n  c\n",
+    "brackets that go on": "a: {b: c,\n  d: e}\n",
+    "a comma before the end": "a: [b, ]\n",
+    "a key alone": "a: {b, c: d}\n",
+    "a pair in a list": "a: [b: c]\n",
+    "a colon within brackets": "a: {b: c:d}\n",
+    "a question mark within brackets": "a: {b: c?d}\n",  # of which parsers think differently
+    "brackets in disorder": "a: [b}\n",
+    "something behind brackets": "a: {b: c} d\n",
+    "a comment too near": "a: {b: c}# d\n",
+    "a colon and a space in a value": "a: b: c\n",
+    "a list in a list": "- - a\n",
+    "a key that is quoted": '"a": b\n',
+    "a deeper key": "a: b\n  c: d\n",
+    "a key between": "a:\n    b: c\n  d: e\n",
+    "a key to the left of all": "  a: b\nc: d\n",
+    "a key in a list": "- a\nb: c\n",
+    "an item in a map": "a: b\n- c\n",
+    "a tab": "a:\tb\n",
+    "a carriage return": "a: b\r\n",
+    "a break of another kind": "a: b\u2028c\n",
+    "a second document": "a: b\n---\nc: d\n",
+    "the end of the document": "a: b\n...\n",
+    "a directive": "%YAML 1.1\n---\na: b\n",
+    "a long key": f"{'a' * 101}: b\n",
+    "too many brackets": f"a: {'[' * (DEEPEST + 1)}{']' * (DEEPEST + 1)}\n",
+    "too deep": "".join(f"{' ' * depth}a:\n" for depth in range(DEEPEST + 2)) + " " * (DEEPEST + 2) + "a: b\n",
+}
+
+EDITS = [
+    *" \n:-,{}[]#'\"&*!|>%@`?<~.ab1_/\t\\=+$^()é\u2028",
+    *("\n  ", "\n- ", ": ", " #", "  ", "- ", "---\n", "...\n", "\n\n", "{a: b}", "[a]", "<<: ", "null"),
+]
+
+
+def parsed(text: str) -> YamlNode | str | None:
+    """What the parser makes of it; the words of its refusal, if it is one."""
+    try:
+        return load(Source("f", text.encode(), lines_above=LINES_ABOVE), FASTEST_PARSER)
+    except RulesError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("text", [BLOCKS, LISTS, SCALARS, ITEMS], ids=["blocks", "lists", "scalars", "items"])
+def test_plain_text_is_read_as_the_parser_reads_it(text: str) -> None:
+    plain = read_plain(text, LINES_ABOVE, PLENTY)
+    assert plain is not None
+    assert plain == parsed(text)
+
+
+@pytest.mark.parametrize("text", BEYOND.values(), ids=BEYOND.keys())
+def test_what_is_more_than_plain_is_left_to_the_parser(text: str) -> None:
+    assert read_plain(text, 0, PLENTY) is None
+
+
+def test_as_many_nodes_are_read_as_may_be() -> None:
+    text = "a: b\nc: [d, {e: f}]\n"
+    assert read_plain(text, 0, 9) == load(Source("f", text.encode()), FASTEST_PARSER)
+    assert read_plain(text, 0, 8) is None
+    assert read_plain("a: b\n\n\n", 0, 3) is not None
+    assert read_plain("a: b\n\n\n\n", 0, 3) is None
+
+
+def test_rules_that_come_with_it_are_plain() -> None:
+    texts = [path.read_text() for path in Path("descriptors").rglob("*.yaml")]
+    plain = {text: node for text in texts if (node := read_plain(text, LINES_ABOVE, PLENTY)) is not None}
+    assert plain
+    assert plain == {text: parsed(text) for text in plain}
+
+
+def test_whatever_is_changed_in_a_text_nothing_is_read_otherwise() -> None:
+    random_ = random.Random(1)
+    were_plain = 0
+    for _ in range(6_000):
+        text = edited(list(random_.choice([BLOCKS, LISTS, ITEMS])), random_)
+        plain = read_plain(text, LINES_ABOVE, PLENTY)
+        if plain is not None:
+            were_plain += 1
+            assert plain == parsed(text), text
+    assert were_plain > 500
+
+
+def edited(text: list[str], random_: random.Random) -> str:
+    for _ in range(random_.choice((1, 1, 1, 2, 3))):
+        at = random_.randrange(len(text) + 1)
+        way = random_.random()
+        if way < 0.75:  # put in, or in place of what is there
+            text[at : at + (way > 0.45)] = [random_.choice(EDITS)]
+        elif way < 0.9:
+            del text[at : at + random_.choice((1, 1, 2, 4, 8))]
+        else:
+            start = random_.randrange(len(text) + 1)
+            text[at:at] = text[start : start + random_.randrange(1, 30)]
+    return "".join(text)
