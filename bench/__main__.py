@@ -12,7 +12,8 @@ from pathlib import Path
 
 from bench import report, scenarios
 from bench.connection import LoadError
-from bench.measure import LOAD_CORE, SERVICE_CORE, Bench, Plan
+from bench.fleet import LOAD_CORE, SERVICE_CORE
+from bench.measure import Bench, Plan
 from bench.servers import StartError
 
 OUT = Path(__file__).parent / "out"

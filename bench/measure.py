@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,20 +16,22 @@ from typing import Any
 
 from redis import Redis
 
-from bench import callers, certificate, cpu, wire, workload
-from bench.connection import LoadError, Target
+from bench import callers, cpu, wire, workload
+from bench.collector import taken
+from bench.connection import LoadError
+from bench.fleet import LOAD_CORE, SERVICE_CORE, TRACED_SHARE, Fleet, RunningRedis, Start
 from bench.load import Load, Tally
 from bench.pace import Latencies, Paced
-from bench.scenarios import REDIS_2, Asked, Scenario, Server, Way
-from bench.servers import Servers, free_port
+from bench.scenarios import REDIS_2, Asked, Scenario, Server
 from ratelimit_rls.transport.grpc.messages import CheckResponse, RateLimitResponse
 
-SERVICE_CORE, LOAD_CORE = 0, 1
 SETTLE_S = 0.3
 TOO_MANY_REQUESTS = 429
 FIRST_NEW = 10**9  # beyond every number that is sent again and again
 REFUSED_WITHIN = 0.01
 """Of all calls: how far the refused ones may be from the share that the rules mean."""
+
+TOLD_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,39 +63,19 @@ class Measurement:
     least_worker: float = 1.0  # of what all workers used, the part of the one that used least
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Of a server: how long from exec until it took a connection, and what it holds before the first call."""
-
-    took_s: float
-    resident_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A server that answers."""
-
-    pid: int
-    target: Target
-    start: Start
-
-
 class Bench:
     def __init__(self, plan: Plan, directory: Path, progress: Callable[[str], None]) -> None:
         self._plan = plan
         self._progress = progress
-        self._certificate = certificate.make(directory)
-        self._directory = directory
-        self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
-        self._redis: tuple[int, str] | None = None
-        self._running: dict[Scenario, Running] = {}
+        self._fleet = Fleet(directory, plan.most_keys, plan.peer)
         self._calls: dict[tuple[Asked, int, int], list[bytes]] = {}
+        self._asked: Counter[Scenario] = Counter()  # calls so far
         self._new = count()  # of requests that were never sent before
         self.latencies: dict[Scenario, Latencies] = {}  # when everything else is measured
 
     @property
     def starts(self) -> dict[Scenario, Start]:
-        return {scenario: running.start for scenario, running in self._running.items()}
+        return self._fleet.starts
 
     def run(self) -> dict[Scenario, list[Measurement]]:
         """Every measurement of every scenario, in the order of the rounds."""
@@ -105,7 +88,7 @@ class Bench:
                     results[scenario].append(self._measure_or_say_why(scenario))
             self._measure_latencies(results)
         finally:
-            self._servers.close()
+            self._fleet.close()
         return results
 
     def _measure_latencies(self, results: Mapping[Scenario, Sequence[Measurement]]) -> None:
@@ -118,7 +101,7 @@ class Bench:
             self._progress(f"latencies at {per_s:,.0f} calls a second: {scenario.name}")
             calls = self._requests(scenario)
             assert isinstance(calls, Sequence)
-            running = self._running[scenario]
+            running = self._fleet.running(scenario)
             with _awake(running.pid), Paced(running.target, calls, scenario.connections) as load:
                 load.run(per_s, SETTLE_S)
                 self.latencies[scenario] = load.run(per_s, self._plan.seconds * self._plan.repeats)
@@ -127,13 +110,14 @@ class Bench:
         try:
             return self._measure(scenario)
         except (LoadError, OSError) as error:
-            raise LoadError(f"{scenario.name}: {error}\n{self._servers.log(scenario.name)}") from error
+            raise LoadError(f"{scenario.name}: {error}\n{self._fleet.log(scenario)}") from error
 
     def _measure(self, scenario: Scenario) -> Measurement:
-        is_new = scenario not in self._running
-        running = self._start(scenario)
+        is_new = scenario not in self._fleet
+        running = self._fleet.running(scenario)
         calls = self._requests(scenario)
-        redis_pid = self._redis[0] if self._redis and scenario.uses_redis else None
+        redis = self._fleet.redis(scenario)
+        redis_pid = redis.pid if redis else None
         refused = scenario.some_are_refused
         with (
             _awake(running.pid) as family,
@@ -143,32 +127,25 @@ class Bench:
             # and what is kept per request is kept, as far as the service's cache reaches.
             warms_up = is_new and not scenario.echoes
             load.run(SETTLE_S, at_least_calls=len(calls) if warms_up and isinstance(calls, Sequence) else 0)
-            commands_before = self._redis_commands(scenario)
+            commands_before = _commands_of(redis)
             before = cpu.read(family, redis_pid, SERVICE_CORE, LOAD_CORE)
             tally = load.run(self._plan.seconds)
             spent = cpu.read(family, redis_pid, SERVICE_CORE, LOAD_CORE) - before
-            commands = self._redis_commands(scenario) - commands_before
-            load.drain()
+            commands = _commands_of(redis) - commands_before
+            self._asked[scenario] += load.drain()
             _check(scenario, load.samples)
+            if running.collector is not None:
+                _check_told(running.collector, self._asked[scenario])
         share = 1 if scenario.all_are_refused else callers.REFUSED_SHARE if refused else 0
         if abs(tally.refused / tally.calls - share) > REFUSED_WITHIN:
             raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
         return _measurement(tally, spent, commands, scenario.workers)
 
-    def _redis_commands(self, scenario: Scenario) -> Counter[str]:
-        """How often Redis ran each command so far."""
-        if self._redis is None or not scenario.uses_redis:
-            return Counter()
-        with Redis.from_url(f"redis://{self._redis[1]}") as client:
-            told = client.info("commandstats")
-        ran = {name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in told.items()}
-        return Counter({name: calls for name, calls in ran.items() if name not in OUR_COMMANDS})
-
     def _requests(self, scenario: Scenario) -> Sequence[bytes] | Iterator[bytes]:
         if scenario.new:
             numbers = map(FIRST_NEW.__add__, self._new)
             return (wire.data(workload.request(number, scenario.descriptors)) for number in numbers)
-        keys = self._keys(scenario)
+        keys = self._fleet.keys(scenario)
         shape = (scenario.asked, scenario.descriptors, keys)
         if shape not in self._calls:
             if scenario.asked is Asked.CALLERS:
@@ -179,65 +156,19 @@ class Bench:
                 self._calls[shape] = workload.requests(scenario.descriptors, keys)
         return self._calls[shape]
 
-    def _keys(self, scenario: Scenario) -> int:
-        return min(scenario.keys, self._plan.most_keys)
-
-    def _start(self, scenario: Scenario) -> Running:
-        """The scenario's server: one process for each, so that no scenario works with what another left behind."""
-        if scenario in self._running:
-            return self._running[scenario]
-        if scenario.uses_redis and self._redis is None:
-            self._redis = self._servers.redis()
-        redis = self._redis[1] if self._redis and scenario.uses_redis else None
-        if scenario.echoes:
-            tls = self._certificate if scenario.way is Way.TLS else None
-            started = self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
-        elif scenario.server is Server.PEER:
-            assert self._plan.peer is not None
-            assert redis is not None
-            started = self._servers.peer(scenario.name, self._plan.peer, self._rules(scenario), redis)
-        else:
-            started = self._servers.service(scenario.name, self._rules(scenario), redis, self._variables(scenario))
-        has_tls, shows_it = scenario.way in (Way.TLS, Way.MTLS), scenario.way is Way.MTLS
-        method = wire.CHECK if scenario.asked is Asked.CHECKS else wire.SHOULD_RATE_LIMIT
-        target = Target(started.address, self._certificate.client(shows_it=shows_it) if has_tls else None, method)
-        start = Start(started.took_s, cpu.resident_bytes(started.pid))
-        self._running[scenario] = Running(started.pid, target, start)
-        return self._running[scenario]
-
-    def _rules(self, scenario: Scenario) -> Path:
-        """Where the scenario's rules are, apart from all others: the reference must be able to read its own."""
-        if scenario.asked is Asked.DESCRIPTORS:
-            root = self._directory / f"rules {scenario.rules.name}"
-            workload.write_rules(root, scenario.rules)
-        else:
-            root = self._directory / f"rules of callers, {scenario.records}"
-            callers.write_rules(root, of_database=scenario.records)
-        return root
-
-    def _variables(self, scenario: Scenario) -> dict[str, str]:
-        """What the scenario asks of the service, beside what every rate limiter is told."""
-        told: dict[str, str] = {}
-        if scenario.workers > 1:
-            told["RLS_WORKERS"] = str(scenario.workers)
-        if scenario.way is Way.UNIX:
-            told["GRPC_UDS"] = str(self._directory / "grpc.sock")
-        if scenario.way in (Way.TLS, Way.MTLS):
-            told["GRPC_SERVER_USE_TLS"] = "true"
-            told["GRPC_SERVER_TLS_CERT"] = str(self._certificate.certificate)
-            told["GRPC_SERVER_TLS_KEY"] = str(self._certificate.key)
-        if scenario.way is Way.MTLS:
-            told["GRPC_CLIENT_TLS_CACERT"] = str(self._certificate.certificate)
-        if scenario.records:
-            told["RLS_DATABASE_URL"] = f"sqlite:///{self._directory / scenario.name}.db"
-            told["RLS_KEY_SECRET"] = callers.KEY_SECRET
-            told["RLS_ADMIN_PORT"] = str(free_port())
-            callers.fill_now(told["RLS_DATABASE_URL"], self._keys(scenario))
-        return told
-
 
 OUR_COMMANDS = ("info", "hello", "client|setinfo")
 """Of whoever looks at Redis."""
+
+
+def _commands_of(redis: RunningRedis | None) -> Counter[str]:
+    """How often Redis ran each command so far."""
+    if redis is None:
+        return Counter()
+    with Redis.from_url(f"redis://{redis.address}") as client:
+        told = client.info("commandstats")
+    ran = {name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in told.items()}
+    return Counter({name: calls for name, calls in ran.items() if name not in OUR_COMMANDS})
 
 
 def _check(scenario: Scenario, samples: list[bytes]) -> None:
@@ -259,6 +190,17 @@ def _check(scenario: Scenario, samples: list[bytes]) -> None:
             raise LoadError(f"expected OK for {scenario.descriptors} descriptors, got:\n{answer}")
         if not all(status.HasField("current_limit") for status in answer.statuses):
             raise LoadError(f"a descriptor met no limit, so nothing was decided:\n{answer}")
+
+
+def _check_told(collector: str, calls: int) -> None:
+    """The service was scraped and has traced as many calls as it was to, but for the last, which are not sent yet."""
+    give_up = time.monotonic() + TOLD_WITHIN_S
+    while (told := taken(collector)).calls < calls * TRACED_SHARE / 2 or not told.scrapes:
+        if time.monotonic() > give_up:
+            raise LoadError(f"of {calls} calls, {told.calls} were traced, and metrics scraped {told.scrapes} times")
+        time.sleep(0.05)
+    if told.calls > calls * TRACED_SHARE * 2:
+        raise LoadError(f"of {calls} calls, {told.calls} were traced: not {TRACED_SHARE:.0%}")
 
 
 def _look_at_check(answer: Any) -> None:

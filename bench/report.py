@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from bench.measure import LOAD_CORE, SERVICE_CORE, Bench, Measurement, Plan, Start
+from bench.fleet import LOAD_CORE, SERVICE_CORE, Start
+from bench.measure import Bench, Measurement, Plan
 from bench.pace import Latencies
 from bench.scenarios import (
     ALGORITHMS,
@@ -29,6 +30,8 @@ from bench.scenarios import (
     Scenario,
     Server,
     Way,
+    with_everything,
+    with_records,
 )
 
 Results = Mapping[Scenario, Sequence[Measurement]]
@@ -148,9 +151,10 @@ def verdicts(results: Results) -> list[str]:
     """The targets, and what was measured beside them."""
     lines = [line for target in targets() for line in _verdict(results, target)]
     for label, without in (("RLS", CALLERS), ("ext_authz", CHECKS)):
-        with_records = replace(without, records=True)
-        lines += _verdict(results, Target(f"identity and records ÷ neither, {label}", with_records, without, 1.15))
-        lines += _commands(label, results, with_records, without)
+        recorded, everything = with_records(without), with_everything(without)
+        lines += _verdict(results, Target(f"identity and records ÷ neither, {label}", recorded, without, 1.15))
+        lines += _commands(label, results, recorded, without)
+        lines += _verdict(results, Target(f"everything on ÷ everything off, {label}", everything, without, 1.15))
     if TWO_WORKERS in results:
         least = _spread((one.least_worker for one in results[TWO_WORKERS]), ".0%")
         lines.append(f"  of two workers, the one that did less did {least}")

@@ -46,6 +46,7 @@ class Scenario:
     way: Way = Way.PLAIN
     asked: Asked = Asked.DESCRIPTORS
     records: bool = False  # with a database, which knows every caller and takes the record
+    telemetry: bool = False  # some calls are traced, and metrics are scraped
     rules: RuleSet = AS_THE_REFERENCE
     new: bool = False  # no request comes twice
     workers: int = 1
@@ -75,7 +76,7 @@ class Scenario:
     def name(self) -> str:
         parts = [self.server, "" if self.echoes else str(self.descriptors), "hot" if self.keys == 1 else ""]
         parts += [self.asked, self.rules.name, "new" if self.new else "", self.way, "records" if self.records else ""]
-        parts += [f"{self.workers}-workers" if self.workers > 1 else ""]
+        parts += ["telemetry" if self.telemetry else "", f"{self.workers}-workers" if self.workers > 1 else ""]
         return "-".join(part for part in parts if part)
 
 
@@ -104,6 +105,16 @@ NEVER_SEEN = replace(REDIS_2, new=True)
 TWO_WORKERS = replace(REDIS_2, workers=2)
 
 
+def with_records(scenario: Scenario) -> Scenario:
+    """A database knows the callers, who prove who they are, and what was decided is recorded."""
+    return replace(scenario, records=True)
+
+
+def with_everything(scenario: Scenario) -> Scenario:
+    """All that can be on at once, and is off in the scenario itself but for counting, which is always on."""
+    return replace(scenario, records=True, telemetry=True)
+
+
 def every(peer: bool) -> list[Scenario]:
     """All scenarios, in the order of the table."""
     both = (Way.PLAIN, Way.TLS)
@@ -115,7 +126,7 @@ def every(peer: bool) -> list[Scenario]:
         *(replace(REDIS_2, way=way) for way in (Way.TLS, Way.MTLS, Way.UNIX)),
         *(FIXED_WINDOW, *ALGORITHMS),
         *(ALL_REFUSED, LEASED, *MANY_RULES, NEVER_SEEN, TWO_WORKERS),
-        *(replace(one, records=records) for one in (CALLERS, CHECKS) for records in (False, True)),
+        *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
         *(_decisions(Server.PEER) if peer else []),
     ]
 

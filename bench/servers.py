@@ -62,12 +62,24 @@ class Servers:
         begun_s = time.monotonic()
         files = [str(tls.certificate), str(tls.key)] if tls else []
         command = [sys.executable, "-m", "bench.echo", transport, *files]
-        process = self._start(name, command, {}, self._service_core, stdout=subprocess.PIPE)
+        process, port = self._start_and_ask_for_port(name, command, self._service_core)
+        return Started(process.pid, (LOOPBACK, port), time.monotonic() - begun_s)
+
+    def collector(self, name: str, metrics: str) -> str:
+        """Takes traces and scrapes metrics, on the core of the load; its URL."""
+        command = [sys.executable, "-m", "bench.collector", metrics]
+        return f"http://{LOOPBACK}:{self._start_and_ask_for_port(name, command, self._load_core)[1]}"
+
+    def _start_and_ask_for_port(
+        self, name: str, command: Sequence[str], core: int
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        """Of a program whose first line is the port it listens on."""
+        process = self._start(name, command, {}, core, stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise StartError(f"{name} did not start:\n{self.log(name)}")
-        return Started(process.pid, (LOOPBACK, int(line)), time.monotonic() - begun_s)
+        return process, int(line)
 
     def service(self, name: str, rules: Path, redis: str | None, more: Mapping[str, str]) -> Started:
         """The service, set up with nothing but variables."""

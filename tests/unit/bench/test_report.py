@@ -9,7 +9,19 @@ import pytest
 from bench import report
 from bench.__main__ import options, plan
 from bench.measure import Measurement
-from bench.scenarios import ALGORITHMS, ECHO, FIXED_WINDOW, REDIS_2, Scenario, Server, Way
+from bench.scenarios import (
+    ALGORITHMS,
+    CALLERS,
+    CHECKS,
+    ECHO,
+    FIXED_WINDOW,
+    REDIS_2,
+    Scenario,
+    Server,
+    Way,
+    with_everything,
+    with_records,
+)
 
 ONE = Measurement(
     calls_per_s=50_000,
@@ -36,6 +48,21 @@ def test_ratios_are_taken_within_a_round_so_a_slow_hour_cancels_out() -> None:
 def test_a_missed_target_is_said_aloud() -> None:
     results = {REDIS_2: rounds(40), replace(REDIS_2, way=Way.MTLS): rounds(64)}
     assert report.verdicts(results) == ["mTLS ÷ plaintext: 1.60 (at most 1.43: MISSED)"]
+
+
+def test_everything_on_is_compared_with_everything_off_at_either_door() -> None:
+    results = {
+        CALLERS: rounds(50),
+        with_everything(CALLERS): rounds(57),
+        CHECKS: rounds(100),
+        with_records(CHECKS): rounds(110),
+        with_everything(CHECKS): rounds(116),
+    }
+    assert [line for line in report.verdicts(results) if "everything" in line] == [
+        "everything on ÷ everything off, RLS: 1.14 (at most 1.15: met)",
+        "everything on ÷ everything off, ext_authz: 1.16 (at most 1.15: MISSED)",
+    ]
+    assert {*results} <= {*plan(options([])).scenarios}
 
 
 def test_ours_is_divided_by_theirs() -> None:
