@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import report, scenarios
+from bench import picture, report, scenarios
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE
 from bench.measure import Bench, Plan
@@ -76,7 +76,9 @@ def main() -> None:
     print("\n" + "\n".join(told))
     path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")
     report.write_json(path, todo, results, bench)
-    print(f"\nAll of it: {path}")
+    drawn = path.with_suffix(".svg")
+    drawn.write_text(picture.draw(results, todo.seconds))
+    print(f"\nAll of it: {path}\nA picture: {drawn}")
 
 
 if __name__ == "__main__":

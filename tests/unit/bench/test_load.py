@@ -125,3 +125,7 @@ def test_a_quick_run_prints_every_scenario_and_the_targets() -> None:
     assert run.returncode == 0, run.stderr
     for line in ("echo-native ", "embedded-2 ", "redis-2 ", "redis, 2 descriptors ÷ bare echo: "):
         assert line in run.stdout
+    *_, last = run.stdout.splitlines()
+    picture = Path(last.removeprefix("A picture: "))
+    assert "redis-2: service " in picture.read_text()
+    assert picture.with_suffix(".json").exists()

@@ -1,0 +1,91 @@
+"""The picture shows what was measured: bars on one scale, whiskers from the least to the most, and echo through all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.measure import Measurement
+from bench.picture import draw
+from bench.scenarios import ECHO, EMBEDDED_2, REDIS_2, Scenario, Server
+
+SVG = "{http://www.w3.org/2000/svg}"
+PLOT_WIDTH = 580
+MOST_US = 100  # where the scale ends when the most is a little over 90
+
+ONE = Measurement(
+    calls_per_s=10_000,
+    service_us=20,
+    redis_us=0,
+    load_us=8,
+    answers_per_read=4,
+    service_share=1,
+    load_share=0.4,
+    others_on_service_core=0,
+    others_on_load_core=0,
+)
+
+
+def rounds(*us: tuple[float, float]) -> list[Measurement]:
+    return [replace(ONE, service_us=service, redis_us=redis) for service, redis in us]
+
+
+def drawn(results: dict[Scenario, list[Measurement]]) -> ElementTree.Element:
+    return ElementTree.fromstring(draw(results, 1.0))
+
+
+def bars(picture: ElementTree.Element, part: str) -> list[float]:
+    """In microseconds; without the legend's."""
+    found = [rect for rect in picture.iter(f"{SVG}rect") if rect.get("class") == part]
+    return [float(rect.attrib["width"]) / PLOT_WIDTH * MOST_US for rect in found[1:]]
+
+
+def texts(picture: ElementTree.Element) -> list[str | None]:
+    return [text.text for text in picture.iter(f"{SVG}text")]
+
+
+def test_every_scenario_has_a_bar_of_its_median_for_the_service_and_one_for_redis() -> None:
+    picture = drawn({ECHO: rounds((20, 0)), REDIS_2: rounds((50, 10), (95, 30), (60, 20))})
+    assert bars(picture, "service") == pytest.approx([20, 60], abs=0.1)
+    assert bars(picture, "redis") == pytest.approx([20], abs=0.1)
+    assert {"echo-native", "redis-2", "60.0 + 20.0", "median of 3 × 1 s, with the least and the most"} <= {
+        *texts(picture)
+    }
+    assert [title.text for title in picture.iter(f"{SVG}title")] == [
+        "echo-native: service 20.0 (20.0..20.0)",
+        "redis-2: service 60.0 (50.0..95.0), Redis 20.0 (10.0..30.0)",
+    ]
+
+
+def test_a_whisker_goes_from_the_least_to_the_most_and_one_round_has_none() -> None:
+    picture = drawn({ECHO: rounds((20, 0)), EMBEDDED_2: rounds((50, 0), (95, 0), (60, 0))})
+    (whisker,) = [path.attrib["d"] for path in picture.iter(f"{SVG}path")]
+    least, most = PLOT_WIDTH * 50 / MOST_US, PLOT_WIDTH * 95 / MOST_US
+    assert whisker.startswith(f"M{least:.1f} ")
+    assert f"H{most:.1f}M" in whisker
+
+
+def echoes(picture: ElementTree.Element) -> Sequence[ElementTree.Element]:
+    return [line for line in picture.iter(f"{SVG}line") if line.get("class") == "echo"]
+
+
+def test_bare_echo_is_a_line_through_all_rows_where_it_was_measured() -> None:
+    picture = drawn({ECHO: rounds((30, 0), (20, 0), (25, 0)), REDIS_2: rounds((95, 20))})
+    (echo,) = echoes(picture)
+    assert float(echo.attrib["x1"]) == float(echo.attrib["x2"]) == pytest.approx(PLOT_WIDTH * 25 / MOST_US, abs=0.1)
+    assert "bare echo: 25.0" in texts(picture)
+    assert not echoes(drawn({REDIS_2: rounds((95, 20))}))
+
+
+def test_an_echo_that_takes_more_than_all_decisions_leaves_them_their_room_and_is_marked() -> None:
+    slow = Scenario(Server.ECHO_GRPCIO)
+    picture = drawn({slow: rounds((450, 0)), REDIS_2: rounds((95, 20))})
+    assert bars(picture, "service") == pytest.approx([MOST_US, 95], abs=0.1)
+    assert {"→ 450.0", "95.0 + 20.0"} <= {*texts(picture)}
+
+
+def test_echoes_alone_are_drawn_too() -> None:
+    assert bars(drawn({ECHO: rounds((95, 0))}), "service") == pytest.approx([95], abs=0.1)
