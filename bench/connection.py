@@ -84,10 +84,12 @@ class Connection:
         self._most_streams = 100
         self._settled = False
         self._passes = target.method.passes
-        scheme = "https" if target.tls else "http"
-        first, later = wire.header_blocks(scheme, "ratelimit", timeout, target.method.path)
-        self._first_head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, first)
-        self._head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, later)
+        self._first_head = self._head = b""  # plain requests bring theirs
+        if target.method is not wire.HTTP:
+            scheme = "https" if target.tls else "http"
+            first, later = wire.header_blocks(scheme, "ratelimit", timeout, target.method.path)
+            self._first_head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, first)
+            self._head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, later)
         self.socket = target.connect()
         self._send(wire.opening())
 
@@ -117,10 +119,11 @@ class Connection:
             data = next(calls)
             at = len(out)
             out += head
-            put(out, at + id_offset, stream_id)
             out += data
-            put(out, at + head_bytes + id_offset, stream_id)
-            room -= len(data) - FRAME_HEADER_BYTES
+            put(out, at + id_offset, stream_id)
+            if head_bytes:
+                put(out, at + head_bytes + id_offset, stream_id)
+                room -= len(data) - FRAME_HEADER_BYTES  # windows are for DATA alone
             stream_id += 2
             asked += 1
         self._stream_id, self._may_send_bytes = stream_id, room

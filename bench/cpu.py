@@ -62,6 +62,7 @@ class Reading:
 
     service_s: float
     redis_s: float
+    envoy_s: float
     load_s: float
     service_core_s: float
     load_core_s: float
@@ -71,6 +72,7 @@ class Reading:
         return Reading(
             self.service_s - earlier.service_s,
             self.redis_s - earlier.redis_s,
+            self.envoy_s - earlier.envoy_s,
             self.load_s - earlier.load_s,
             self.service_core_s - earlier.service_core_s,
             self.load_core_s - earlier.load_core_s,
@@ -78,12 +80,13 @@ class Reading:
         )
 
 
-def read(service: list[int], redis: int | None, service_core: int, load_core: int) -> Reading:
+def read(service: list[int], redis: int | None, envoy: int | None, service_core: int, load_core: int) -> Reading:
     """Read everything now; the load is this process."""
     each_s = tuple(map(process_s, service))
     return Reading(
         service_s=sum(each_s),
         redis_s=process_s(redis) if redis is not None else 0.0,
+        envoy_s=process_s(envoy) if envoy is not None else 0.0,
         load_s=process_s(os.getpid()),
         service_core_s=core_busy_s(service_core),
         load_core_s=core_busy_s(load_core),

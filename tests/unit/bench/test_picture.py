@@ -10,7 +10,7 @@ import pytest
 
 from bench.measure import Measurement
 from bench.picture import draw
-from bench.scenarios import ECHO, EMBEDDED_2, REDIS_2, Scenario, Server
+from bench.scenarios import ECHO, EMBEDDED_2, ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, Scenario, Server
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLOT_WIDTH = 580
@@ -85,6 +85,13 @@ def test_an_echo_that_takes_more_than_all_decisions_leaves_them_their_room_and_i
     picture = drawn({slow: rounds((450, 0)), REDIS_2: rounds((95, 20))})
     assert bars(picture, "service") == pytest.approx([MOST_US, 95], abs=0.1)
     assert {"→ 450.0", "95.0 + 20.0"} <= {*texts(picture)}
+
+
+def test_an_envoy_has_a_bar_and_one_alone_has_no_other() -> None:
+    alone, asking = replace(ONE, service_us=0, envoy_us=40), replace(ONE, service_us=60, redis_us=11, envoy_us=95)
+    picture = drawn({ENVOY_ALONE: [alone], THROUGH_ENVOY: [asking]})
+    assert bars(picture, "envoy") == pytest.approx([40, 95], abs=0.1)
+    assert {"40.0", "60.0 + 11.0 + 95.0"} <= {*texts(picture)}
 
 
 def test_echoes_alone_are_drawn_too() -> None:

@@ -14,8 +14,10 @@ from bench.scenarios import (
     CALLERS,
     CHECKS,
     ECHO,
+    ENVOY_ALONE,
     FIXED_WINDOW,
     REDIS_2,
+    THROUGH_ENVOY,
     Scenario,
     Server,
     Way,
@@ -63,6 +65,39 @@ def test_everything_on_is_compared_with_everything_off_at_either_door() -> None:
         "everything on ÷ everything off, ext_authz: 1.16 (at most 1.15: MISSED)",
     ]
     assert {*results} <= {*plan(options([])).scenarios}
+
+
+def test_what_the_filter_adds_is_told_of_envoy_itself_and_of_everybody() -> None:
+    alone = [replace(ONE, service_us=0, envoy_us=each, calls_per_s=20_000) for each in (40, 20)]
+    asking = [replace(ONE, service_us=60, redis_us=10, envoy_us=each, calls_per_s=8_000) for each in (60, 30)]
+    results = {ENVOY_ALONE: alone, THROUGH_ENVOY: asking}
+    assert report.verdicts(results) == [
+        "Envoy with the rate limit filter ÷ without: its own CPU 1.50 (1.50..1.50), 15.0 (10.0..20.0) µs more;"
+        " requests/s 0.40 (0.40..0.40)",
+        "  a request takes 115.0 (100.0..130.0) µs of Envoy, service and Redis together",
+    ]
+
+
+def test_an_envoy_alone_has_no_service_in_the_table() -> None:
+    alone = replace(ONE, service_us=0, service_share=0, envoy_us=40)
+    results = {
+        ECHO: [ONE],
+        ENVOY_ALONE: [alone],
+        THROUGH_ENVOY: [replace(ONE, service_us=60, redis_us=11, envoy_us=70)],
+    }
+    _, _, *rows = [[cell.strip() for cell in line.split("  ") if cell] for line in report.table(results).splitlines()]
+    assert [row[:6] for row in rows] == [
+        ["echo-native", "50,000", "20.0", "1.00", "8.0", "4.0"],
+        ["envoy", "50,000", "40.0", "8.0", "4.0", "0% + 0%"],
+        ["redis-2-envoy", "50,000", "60.0", "3.00", "11.0", "70.0"],
+    ]
+    assert "in 2 of 2 measurements" in report.reading(results)
+
+
+def test_without_an_envoy_everything_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = plan(options([])).scenarios
+    monkeypatch.setattr("bench.envoy.binary", lambda: None)
+    assert {*every} - {*plan(options([])).scenarios} == {ENVOY_ALONE, THROUGH_ENVOY}
 
 
 def test_ours_is_divided_by_theirs() -> None:
