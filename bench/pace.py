@@ -20,8 +20,6 @@ from bench.connection import FRAME_HEADER_BYTES, MOST_REQUEST_BYTES, Connection,
 from bench.load import STALL_S
 
 LATE_S = 0.001
-# epoll rounds a wait up to a whole millisecond and may wake a little late: what is left then is spent asking it again.
-AWAKE_EARLY_S = 0.0012
 
 _HEADER = struct.Struct(">IBI")
 
@@ -161,9 +159,12 @@ class Paced:
     def _turn(self, until: float | None = None) -> None:
         """Take the answers there are by then; without a moment, wait until there are some."""
         now = time.perf_counter()
-        wait_s = STALL_S if until is None else min(STALL_S, max(0.0, until - AWAKE_EARLY_S - now))
+        wait_s = STALL_S if until is None else min(STALL_S, max(0.0, until - now))
         answered = 0
-        for fd, _ in self._poll.poll(wait_s):
+        # epoll rounds a wait up to a whole millisecond. To ask it again and again until then would be on time, but
+        # whoever shares the core, as Redis does, would wait for its turn with every call.
+        select.select([self._poll], [], [], wait_s)
+        for fd, _ in self._poll.poll(0):
             connection = self._connections[fd]
             answered += connection.receive()
             if connection.blocked:
