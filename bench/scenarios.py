@@ -62,6 +62,11 @@ class Scenario:
         return self.all_are_refused or self.asked is not Asked.DESCRIPTORS
 
     @property
+    def first_caller(self) -> int:
+        """Logs that are filled are nobody else's."""
+        return MANY_KEYS if self.rules.hits_held else 0
+
+    @property
     def connections(self) -> int:
         """Several workers share a port, and the kernel spreads connections over them by chance."""
         return 4 if self.workers == 1 else 16
@@ -107,6 +112,15 @@ ALGORITHMS = [
     replace(REDIS_2, rules=RuleSet(algorithm, "admitted", LONGEST_LOG if algorithm == "sliding_log" else PLENTY))
     for algorithm in ("sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra")
 ]
+FEW_KEYS = 4_000
+ROOM_IN_LOGS = 100
+"""For the calls of a measurement, so that all of them pass."""
+
+FEW_FIXED_WINDOWS = Scenario(Server.REDIS, 1, keys=FEW_KEYS, rules=RuleSet(charge="admitted"))
+LONG_LOGS = [
+    replace(FEW_FIXED_WINDOWS, rules=RuleSet("sliding_log", "admitted", hits + ROOM_IN_LOGS, hits_held=hits))
+    for hits in (10, 100, 1_000)
+]
 ALL_REFUSED = replace(REDIS_2, keys=10_000, rules=RuleSet(charge="admitted", most=1))
 """As many keys as are remembered by default, and a refusal that costs nothing: one that is charged cannot be."""
 
@@ -137,7 +151,7 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
         replace(EMBEDDED_2, way=Way.TLS),
         *_decisions(Server.REDIS),
         *(replace(REDIS_2, way=way) for way in (Way.TLS, Way.MTLS, Way.UNIX)),
-        *(FIXED_WINDOW, *ALGORITHMS),
+        *(FIXED_WINDOW, *ALGORITHMS, FEW_FIXED_WINDOWS, *LONG_LOGS),
         *(ALL_REFUSED, LEASED, *MANY_RULES, NEVER_SEEN, TWO_WORKERS),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
         *((ENVOY_ALONE, THROUGH_ENVOY) if envoy else ()),

@@ -32,13 +32,15 @@ class RuleSet:
     charge: str = ""  # who pays; empty: as the reference has it, refused calls, too
     most: int = PLENTY  # calls an hour, of every limit
     others: int = 0  # rules beside those that are met
+    hits_held: int = 0  # of every sliding log, before it is measured
     lease: str = ""  # how long a part of a limit may be kept in the process
 
     @property
     def name(self) -> str:
         """What tells it from the default; a part of the scenario's name."""
         parts = [self.algorithm, self.charge, "leased" if self.lease else "", "refused" if self.most == 1 else ""]
-        return "-".join([part for part in (*parts, f"{self.others}-rules" if self.others else "") if part])
+        parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_held}-hits" if self.hits_held else ""]
+        return "-".join(part for part in parts if part)
 
 
 def requests(descriptors: int, keys: int, first: int = 0) -> list[bytes]:

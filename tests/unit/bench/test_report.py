@@ -15,7 +15,9 @@ from bench.scenarios import (
     CHECKS,
     ECHO,
     ENVOY_ALONE,
+    FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
+    LONG_LOGS,
     REDIS_2,
     THROUGH_ENVOY,
     Scenario,
@@ -24,6 +26,7 @@ from bench.scenarios import (
     with_everything,
     with_records,
 )
+from bench.verdicts import targets, verdicts
 
 ONE = Measurement(
     calls_per_s=50_000,
@@ -44,12 +47,12 @@ def rounds(*service_us: float) -> list[Measurement]:
 
 def test_ratios_are_taken_within_a_round_so_a_slow_hour_cancels_out() -> None:
     results = {ECHO: rounds(20, 40, 30), REDIS_2: rounds(50, 100, 75)}
-    assert report.verdicts(results) == ["redis, 2 descriptors ÷ bare echo: 2.50 (2.50..2.50) (at most 2.5: met)"]
+    assert verdicts(results) == ["redis, 2 descriptors ÷ bare echo: 2.50 (2.50..2.50) (at most 2.5: met)"]
 
 
 def test_a_missed_target_is_said_aloud() -> None:
     results = {REDIS_2: rounds(40), replace(REDIS_2, way=Way.MTLS): rounds(64)}
-    assert report.verdicts(results) == ["mTLS ÷ plaintext: 1.60 (at most 1.43: MISSED)"]
+    assert verdicts(results) == ["mTLS ÷ plaintext: 1.60 (at most 1.43: MISSED)"]
 
 
 def test_everything_on_is_compared_with_everything_off_at_either_door() -> None:
@@ -60,9 +63,20 @@ def test_everything_on_is_compared_with_everything_off_at_either_door() -> None:
         with_records(CHECKS): rounds(110),
         with_everything(CHECKS): rounds(116),
     }
-    assert [line for line in report.verdicts(results) if "everything" in line] == [
+    assert [line for line in verdicts(results) if "everything" in line] == [
         "everything on ÷ everything off, RLS: 1.14 (at most 1.15: met)",
         "everything on ÷ everything off, ext_authz: 1.16 (at most 1.15: MISSED)",
+    ]
+    assert {*results} <= {*plan(options([])).scenarios}
+
+
+def test_logs_are_compared_with_a_fixed_window_and_with_the_shortest() -> None:
+    of_redis = {FEW_FIXED_WINDOWS: 10, LONG_LOGS[0]: 20, LONG_LOGS[1]: 21, LONG_LOGS[2]: 25}
+    results = {one: [replace(ONE, redis_us=us, log_bytes=one.rules.hits_held * 20)] for one, us in of_redis.items()}
+    assert verdicts(results) == [
+        "sliding_log, 10 hits in each: Redis ÷ fixed_window's 2.00, ÷ that of 10 hits 1.00; 200 bytes a key",
+        "sliding_log, 100 hits in each: Redis ÷ fixed_window's 2.10, ÷ that of 10 hits 1.05; 2,000 bytes a key",
+        "sliding_log, 1,000 hits in each: Redis ÷ fixed_window's 2.50, ÷ that of 10 hits 1.25; 20,000 bytes a key",
     ]
     assert {*results} <= {*plan(options([])).scenarios}
 
@@ -71,7 +85,7 @@ def test_what_the_filter_adds_is_told_of_envoy_itself_and_of_everybody() -> None
     alone = [replace(ONE, service_us=0, envoy_us=each, calls_per_s=20_000) for each in (40, 20)]
     asking = [replace(ONE, service_us=60, redis_us=10, envoy_us=each, calls_per_s=8_000) for each in (60, 30)]
     results = {ENVOY_ALONE: alone, THROUGH_ENVOY: asking}
-    assert report.verdicts(results) == [
+    assert verdicts(results) == [
         "Envoy with the rate limit filter ÷ without: its own CPU 1.50 (1.50..1.50), 15.0 (10.0..20.0) µs more;"
         " requests/s 0.40 (0.40..0.40)",
         "  a request takes 115.0 (100.0..130.0) µs of Envoy, service and Redis together",
@@ -103,7 +117,7 @@ def test_without_an_envoy_everything_else_is_measured(monkeypatch: pytest.Monkey
 def test_ours_is_divided_by_theirs() -> None:
     theirs = [replace(ONE, service_us=100, redis_us=40, calls_per_s=10_000)]
     ours = [replace(ONE, service_us=50, redis_us=10, calls_per_s=30_000)]
-    lines = report.verdicts({REDIS_2: ours, Scenario(Server.PEER): theirs})
+    lines = verdicts({REDIS_2: ours, Scenario(Server.PEER): theirs})
     assert lines == [
         "redis-2 ÷ peer-2: calls/s 3.00 (at least 2: met), service µs 0.50 (at most 0.45: MISSED), "
         "Redis µs 0.25 (at most 0.6: met)"
@@ -127,13 +141,13 @@ def test_no_two_scenarios_have_one_name() -> None:
 
 def test_every_target_is_about_scenarios_that_are_measured() -> None:
     measured = {*plan(options([])).scenarios}
-    assert {one for target in report.targets() for one in (target.over, target.under)} <= measured
+    assert {one for target in targets() for one in (target.over, target.under)} <= measured
 
 
 def test_other_costs_than_the_service_s_are_compared_with_their_own() -> None:
     gcra = next(one for one in ALGORITHMS if one.rules.algorithm == "gcra")
     ours, theirs = replace(ONE, redis_us=30), replace(ONE, redis_us=10)
-    assert report.verdicts({gcra: [ours], FIXED_WINDOW: [theirs]}) == [
+    assert verdicts({gcra: [ours], FIXED_WINDOW: [theirs]}) == [
         "gcra ÷ fixed_window: 1.00 (at most 1.5: met)",
         "gcra ÷ fixed_window, Redis: 3.00 (at most 2: MISSED)",
     ]

@@ -1,0 +1,199 @@
+"""Whether targets were met: what a call costs in one scenario over what it costs in another, within rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from bench.measure import Measurement
+from bench.scenarios import (
+    ALGORITHMS,
+    ALL_REFUSED,
+    CALLERS,
+    CHECKS,
+    DESCRIPTORS,
+    ECHO,
+    EMBEDDED_2,
+    ENVOY_ALONE,
+    FEW_FIXED_WINDOWS,
+    FIXED_WINDOW,
+    LONG_LOGS,
+    MANY_RULES,
+    NEVER_SEEN,
+    REDIS_2,
+    THROUGH_ENVOY,
+    TWO_WORKERS,
+    Scenario,
+    Server,
+    Way,
+    with_everything,
+    with_records,
+)
+
+Results = Mapping[Scenario, Sequence[Measurement]]
+
+VERSUS = {
+    (1, False): (2, 0.45, 0.45),
+    (2, False): (2, 0.45, 0.6),
+    (5, False): (1.8, 0.5, 0.85),
+    **{(descriptors, True): (2.5, 0.35, 0.2) for descriptors in DESCRIPTORS},
+}
+"""By descriptors, and whether one key is hot: ours ÷ theirs, at least so many calls a second, and at most so much CPU
+of the service and of Redis."""
+
+
+def service_us(one: Measurement) -> float:
+    return one.service_us
+
+
+def redis_us(one: Measurement) -> float:
+    return one.redis_us
+
+
+def envoy_us(one: Measurement) -> float:
+    return one.envoy_us
+
+
+def calls_per_s(one: Measurement) -> float:
+    return one.calls_per_s
+
+
+def ratios(
+    over: Sequence[Measurement],
+    under: Sequence[Measurement],
+    cost: Callable[[Measurement], float] = service_us,
+) -> list[float]:
+    """What a call costs in one scenario over what it costs in another, round by round."""
+    return [cost(one) / cost(other) for one, other in zip(over, under, strict=True)]
+
+
+def spread(values: Iterable[float], form: str) -> str:
+    """The median, and in brackets the least and the most if there are several."""
+    ordered = sorted(values)
+    middle = format(median(ordered), form)
+    return middle if len(ordered) == 1 else f"{middle} ({ordered[0]:{form}}..{ordered[-1]:{form}})"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one scenario may cost at most, in proportion to another."""
+
+    label: str
+    over: Scenario
+    under: Scenario
+    at_most: float
+    cost: Callable[[Measurement], float] = service_us
+
+
+def targets() -> Iterator[Target]:
+    yield Target("redis, 2 descriptors ÷ bare echo", REDIS_2, ECHO, 1 / 0.4)
+    yield Target("embedded, 2 descriptors ÷ bare echo", EMBEDDED_2, ECHO, 1 / 0.45)
+    yield Target("all refused, 2 descriptors ÷ bare echo", ALL_REFUSED, ECHO, 1 / 0.65)
+    yield Target("mTLS ÷ plaintext", replace(REDIS_2, way=Way.MTLS), REDIS_2, 1 / 0.7)
+    yield Target("TLS ÷ plaintext, embedded", replace(EMBEDDED_2, way=Way.TLS), EMBEDDED_2, 1.5)
+    yield Target("TLS ÷ plaintext, bare echo", replace(ECHO, way=Way.TLS), ECHO, 1.5)
+    yield Target("never seen before ÷ seen before", NEVER_SEEN, REDIS_2, 1 / 0.65)
+    yield Target("100,000 rules ÷ 10", MANY_RULES[-1], MANY_RULES[0], 1.1)
+    yield Target("two workers ÷ one", TWO_WORKERS, REDIS_2, 1.15)
+    for one in ALGORITHMS:
+        name = one.rules.algorithm
+        yield Target(f"{name} ÷ fixed_window", one, FIXED_WINDOW, 1.5)
+        yield Target(f"{name} ÷ fixed_window, Redis", one, FIXED_WINDOW, 2, redis_us)
+
+
+def verdicts(results: Results) -> list[str]:
+    """The targets, and what was measured beside them."""
+    lines = [line for target in targets() for line in _verdict(results, target)]
+    for label, without in (("RLS", CALLERS), ("ext_authz", CHECKS)):
+        recorded, everything = with_records(without), with_everything(without)
+        lines += _verdict(results, Target(f"identity and records ÷ neither, {label}", recorded, without, 1.15))
+        lines += _commands(label, results, recorded, without)
+        lines += _verdict(results, Target(f"everything on ÷ everything off, {label}", everything, without, 1.15))
+    if TWO_WORKERS in results:
+        least = spread((one.least_worker for one in results[TWO_WORKERS]), ".0%")
+        lines.append(f"  of two workers, the one that did less did {least}")
+    lines += _long_logs(results)
+    lines += _filter(results)
+    for theirs in results:
+        if theirs.server is Server.PEER:
+            lines += _versus(results, replace(theirs, server=Server.REDIS), theirs)
+    return lines
+
+
+def _verdict(results: Results, target: Target) -> list[str]:
+    if target.over not in results or target.under not in results:
+        return []
+    measured = ratios(results[target.over], results[target.under], target.cost)
+    word = "met" if median(measured) <= target.at_most else "MISSED"
+    return [f"{target.label}: {spread(measured, '.2f')} (at most {target.at_most:.3g}: {word})"]
+
+
+def _long_logs(results: Results) -> list[str]:
+    """How a sliding log grows with the hits it holds, which are as many as its limit at most."""
+    told = []
+    shortest, *_ = LONG_LOGS
+    for one in LONG_LOGS:
+        if one not in results or shortest not in results or FEW_FIXED_WINDOWS not in results:
+            continue
+        over_fixed, over_shortest = (
+            spread(ratios(results[one], results[other], redis_us), ".2f") for other in (FEW_FIXED_WINDOWS, shortest)
+        )
+        log_bytes = median(measured.log_bytes for measured in results[one])
+        told.append(
+            f"sliding_log, {one.rules.hits_held:,} hits in each: Redis ÷ fixed_window's {over_fixed},"
+            f" ÷ that of {shortest.rules.hits_held} hits {over_shortest}; {log_bytes:,.0f} bytes a key"
+        )
+    return told
+
+
+def _filter(results: Results) -> list[str]:
+    """What a request costs through an Envoy that asks the service, and what it costs through one that asks nobody."""
+    if ENVOY_ALONE not in results or THROUGH_ENVOY not in results:
+        return []
+    asking, alone = results[THROUGH_ENVOY], results[ENVOY_ALONE]
+    added = spread((one.envoy_us - other.envoy_us for one, other in zip(asking, alone, strict=True)), ".1f")
+    everybody = spread((one.envoy_us + one.service_us + one.redis_us for one in asking), ".1f")
+    own, per_s = (spread(ratios(asking, alone, cost), ".2f") for cost in (envoy_us, calls_per_s))
+    return [
+        f"Envoy with the rate limit filter ÷ without: its own CPU {own}, {added} µs more; requests/s {per_s}",
+        f"  a request takes {everybody} µs of Envoy, service and Redis together",
+    ]
+
+
+def _commands(label: str, results: Results, over: Scenario, under: Scenario) -> list[str]:
+    """What Redis was asked with and without, per call: a command of its own, or more of one, would be a round trip."""
+    if over not in results or under not in results:
+        return []
+    told = []
+    for name in sorted(
+        {name for scenario in (under, over) for one in results[scenario] for name in one.redis_commands}
+    ):
+        without, with_records = (
+            median(one.redis_commands.get(name, 0.0) for one in results[scenario]) for scenario in (under, over)
+        )
+        told.append(f"{name} {without:.3f} → {with_records:.3f}")
+    return [f"  Redis commands a call, {label}, without → with: {', '.join(told)}"]
+
+
+def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
+    if ours not in results:
+        return []
+    told = (
+        ("calls/s", ratios(results[ours], results[theirs], calls_per_s)),
+        ("service µs", ratios(results[ours], results[theirs])),
+        ("Redis µs", ratios(results[ours], results[theirs], redis_us)),
+    )
+    goals = VERSUS.get((ours.descriptors, ours.keys == 1), (None, None, None))
+    parts = [
+        f"{label} {spread(measured, '.2f')}" + _beside(median(measured), goal, is_least=label == "calls/s")
+        for (label, measured), goal in zip(told, goals, strict=True)
+    ]
+    return [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
+
+
+def _beside(measured: float, goal: float | None, *, is_least: bool) -> str:
+    if goal is None:
+        return ""
+    is_met = measured >= goal if is_least else measured <= goal
+    return f" (at {'least' if is_least else 'most'} {goal:g}: {'met' if is_met else 'MISSED'})"

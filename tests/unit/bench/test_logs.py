@@ -1,0 +1,91 @@
+"""Logs that were filled are what the service's own script decides by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bench import logs, workload
+from bench.connection import LoadError
+from bench.workload import RuleSet
+from ratelimit_rls.core.model import Code, Decision, Descriptor, Entry, Request
+from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
+from ratelimit_rls.store.redis.new import redis_store
+from ratelimit_rls.store.redis.node import Terms
+from ratelimit_rls.transport.grpc.messages import RateLimitRequest
+from ratelimit_rls.trial.play import limiter_on
+from tests.servers import RedisServer
+
+HITS = 20
+CALLERS = (7, 100_003)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+async def decisions(redis: RedisServer, tmp_path: Path, limit: int) -> list[Decision]:
+    """Of each caller's first call, by the rules and requests of the workload."""
+    workload.write_rules(tmp_path, RuleSet("sliding_log", "admitted", limit))
+    rules = (tmp_path / workload.SUBDIRECTORY / "config" / "bench.yaml").read_bytes()
+    servers = RedisServers("single", (RedisAddress("127.0.0.1", redis.port),))
+    store = redis_store(servers, None, Terms(timeout_s=10))
+    await store.start()
+    try:
+        limiter = limiter_on(compile_documents({"bench.yaml": rules}).tree, store)
+        decided = await limiter.check([limiter.prepare(asked(number)) for number in CALLERS])
+    finally:
+        await store.close()
+    assert all(isinstance(one, Decision) for one in decided)
+    return [one for one in decided if isinstance(one, Decision)]
+
+
+def asked(number: int) -> Request:
+    told = RateLimitRequest.FromString(workload.request(number, 1))
+    entries = (tuple(Entry(one.key, one.value) for one in descriptor.entries) for descriptor in told.descriptors)
+    return Request(told.domain, tuple(map(Descriptor, entries)))
+
+
+async def test_a_log_holds_as_many_hits_as_it_was_given(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "ONE_EXPIRES_EVERY_S", 60.0)  # none while this test runs
+    keys = [logs.key(number) for number in CALLERS]
+    for limit, code in ((HITS + 1, Code.OK), (HITS, Code.OVER_LIMIT)):
+        logs.fill(redis.address, keys, HITS)
+        decided = await decisions(redis, tmp_path, limit)
+        assert [one.code for one in decided] == [code, code]
+
+
+def test_hits_expire_one_after_the_other_from_now_on(redis: RedisServer) -> None:
+    logs.fill(redis.address, [logs.key(number) for number in CALLERS], HITS)
+    now_s, now_us = redis.cli("TIME")
+    _, *elements = redis.cli("LRANGE", logs.key(CALLERS[1]), 0, -1)
+    moments_us = [int(element.split()[0]) for element in elements]
+    assert {later - earlier for earlier, later in pairwise(moments_us)} == {500_000}
+    assert moments_us[0] <= (now_s - logs.WINDOW_S) * 1_000_000 + now_us + 500_000
+
+
+async def test_calls_that_are_counted_elsewhere_give_no_figures(redis: RedisServer, tmp_path: Path) -> None:
+    keys = [logs.key(number) for number in CALLERS]
+    redis.flush()
+    with pytest.raises(LoadError, match="no call was added"):
+        logs.check(redis.address, keys, HITS)
+    logs.fill(redis.address, keys, HITS)
+    with pytest.raises(LoadError, match="which was given 20 hits"):
+        logs.check(redis.address, keys, HITS)
+    await decisions(redis, tmp_path, HITS + 1)
+    logs.check(redis.address, keys, HITS)
+
+
+def test_a_longer_log_takes_more_bytes(redis: RedisServer) -> None:
+    keys = [logs.key(number) for number in CALLERS]
+    short, long = (logs.fill(redis.address, keys, hits) for hits in (10, 1_000))
+    assert 0 < short < long
+    assert redis.cli("LLEN", keys[1]) == 1_001
