@@ -10,7 +10,7 @@ from statistics import median
 from bench.measure import Measurement
 from bench.scenarios import ECHO, Scenario
 
-_WIDTH, _LEFT, _RIGHT = 960, 250, 130
+_WIDTH, _LEFT, _RIGHT = 990, 250, 160
 _PLOT_WIDTH = _WIDTH - _LEFT - _RIGHT
 _HEAD, _FOOT, _BAR, _GAP = 78, 30, 9, 7
 _MOST_TICKS = 10
