@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,11 +139,20 @@ class Fleet:
         if scenario.way is Way.MTLS:
             told["GRPC_CLIENT_TLS_CACERT"] = str(self._certificate.certificate)
         if scenario.records:
-            told["RLS_DATABASE_URL"] = f"sqlite:///{self._directory / scenario.name}.db"
+            told["RLS_DATABASE_URL"] = f"sqlite:///{self._database(scenario)}"
             told["RLS_KEY_SECRET"] = callers.KEY_SECRET
             told["RLS_ADMIN_PORT"] = str(free_port())
-            callers.fill_now(told["RLS_DATABASE_URL"], self.keys(scenario))
         return told
+
+    def _database(self, scenario: Scenario) -> Path:
+        """Its own, as a copy of one that was filled once for as many callers: that takes a quarter of a minute."""
+        known = self.keys(scenario)
+        filled = self._directory / f"{known}-callers.db"
+        if not filled.exists():
+            callers.fill_now(f"sqlite:///{filled}", known)
+        own = self._directory / f"{scenario.name}.db"
+        shutil.copy(filled, own)
+        return own
 
 
 def _start(started: Started) -> Start:

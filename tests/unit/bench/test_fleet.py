@@ -1,0 +1,37 @@
+"""Servers with records do not share theirs."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bench import callers
+from bench.fleet import Fleet
+from bench.scenarios import CHECKS, with_everything, with_records
+
+
+def keys_in(url: str) -> int:
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+        (keys,) = database.execute("SELECT count(*) FROM api_keys").fetchone()
+    return int(keys)
+
+
+def test_every_scenario_has_a_database_of_its_own_that_was_filled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled: list[int] = []
+    fill_now = callers.fill_now
+
+    def counted(url: str, count: int) -> None:
+        filled.append(count)
+        fill_now(url, count)
+
+    monkeypatch.setattr(callers, "fill_now", counted)
+    fleet = Fleet(tmp_path, most_keys=30, peer=None)
+    urls = [fleet._variables(one)["RLS_DATABASE_URL"] for one in (with_records(CHECKS), with_everything(CHECKS))]
+    assert len({*urls}) == 2
+    assert [keys_in(url) for url in urls] == [30, 30]
+    assert filled == [30]
