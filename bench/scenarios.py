@@ -51,6 +51,7 @@ class Scenario:
     telemetry: bool = False  # some calls are traced, and metrics are scraped
     rules: RuleSet = AS_THE_REFERENCE
     new: bool = False  # no request comes twice
+    connections: int = 4
     workers: int = 1
 
     @property
@@ -65,11 +66,6 @@ class Scenario:
     def first_caller(self) -> int:
         """Logs that are filled are nobody else's."""
         return MANY_KEYS if self.rules.hits_held else 0
-
-    @property
-    def connections(self) -> int:
-        """Several workers share a port, and the kernel spreads connections over them by chance."""
-        return 4 if self.workers == 1 else 16
 
     @property
     def echoes(self) -> bool:
@@ -92,7 +88,11 @@ class Scenario:
     def name(self) -> str:
         parts = [self.server, str(self.descriptors) if self.decides else "", "hot" if self.keys == 1 else ""]
         parts += [self.asked, self.rules.name, "new" if self.new else "", self.way, "records" if self.records else ""]
-        parts += ["telemetry" if self.telemetry else "", f"{self.workers}-workers" if self.workers > 1 else ""]
+        parts += [
+            "telemetry" if self.telemetry else "",
+            f"{self.connections}-connections" if self.connections > 4 else "",
+        ]
+        parts += [f"{self.workers}-workers" if self.workers > 1 else ""]
         return "-".join(part for part in parts if part)
 
 
@@ -121,15 +121,19 @@ LONG_LOGS = [
     replace(FEW_FIXED_WINDOWS, rules=RuleSet("sliding_log", "admitted", hits + ROOM_IN_LOGS, hits_held=hits))
     for hits in (10, 100, 1_000)
 ]
-ALL_REFUSED = replace(REDIS_2, keys=10_000, rules=RuleSet(charge="admitted", most=1))
-"""As many keys as are remembered by default, and a refusal that costs nothing: one that is charged cannot be."""
+ALL_REFUSED = replace(REDIS_2, keys=8_000, rules=RuleSet(charge="admitted", most=1))
+"""Fewer keys than the 9,500 refusals of two limits that are remembered by default, and refusals that cost nothing: one
+that is charged cannot be remembered."""
 
 LEASED = Scenario(Server.REDIS, 1, keys=1, rules=RuleSet(charge="admitted", lease="100ms"))
 MANY_RULES = [replace(REDIS_2, rules=RuleSet(others=others)) for others in (10, 10_000, 100_000)]
 NEVER_SEEN = replace(REDIS_2, new=True)
 ENVOY_ALONE = Scenario(Server.ENVOY, keys=10_000)
 THROUGH_ENVOY = replace(REDIS_2, keys=10_000, way=Way.ENVOY)
-TWO_WORKERS = replace(REDIS_2, workers=2)
+ONE_WORKER = replace(REDIS_2, keys=10_000, connections=16)
+TWO_WORKERS = replace(ONE_WORKER, workers=2)
+"""They share a port, and the kernel spreads connections over them by chance. Each has as many calls in flight as one
+alone."""
 
 
 def with_records(scenario: Scenario) -> Scenario:
@@ -152,7 +156,7 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
         *_decisions(Server.REDIS),
         *(replace(REDIS_2, way=way) for way in (Way.TLS, Way.MTLS, Way.UNIX)),
         *(FIXED_WINDOW, *ALGORITHMS, FEW_FIXED_WINDOWS, *LONG_LOGS),
-        *(ALL_REFUSED, LEASED, *MANY_RULES, NEVER_SEEN, TWO_WORKERS),
+        *(ALL_REFUSED, LEASED, *MANY_RULES, NEVER_SEEN, ONE_WORKER, TWO_WORKERS),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
         *((ENVOY_ALONE, THROUGH_ENVOY) if envoy else ()),
         *(_decisions(Server.PEER) if peer else []),
