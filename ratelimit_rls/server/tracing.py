@@ -17,14 +17,13 @@ def new_traces(settings: Settings) -> Traces:
     """Where they go to is said by OTEL_EXPORTER_OTLP_…, which the exporters read. Imported here: it takes a while."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
     warn_rarely()
-    sampler = ParentBased(TraceIdRatioBased(settings.tracing_sampling_rate))
     # The process ends as we say, and not as soon as the interpreter does.
-    provider = TracerProvider(resource=resource(settings), sampler=sampler, shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource(settings), sampler=ParentBased(ALWAYS_ON), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter(settings.tracing_exporter_protocol)))
-    return Traces(provider)
+    return Traces(provider, settings.tracing_sampling_rate)
 
 
 def _exporter(protocol: str) -> SpanExporter:

@@ -76,7 +76,8 @@ class AskedLimiter(Generic[W]):
         self._answered: set[int] = set()  # who was late, by the number among those asked about
         self.due_s = min(deadlines_s, default=inf) - door.room.margin_s
         if traced is not None:
-            for number, known in enumerate(ready):
+            for number in traced.spans:
+                known = ready[number]
                 if isinstance(known, Known):
                     traced.asked(number, known.call.outline)
         if (
@@ -184,7 +185,7 @@ class AskedLimiter(Generic[W]):
         `numbers` are the calls' in the batch. Not told of are those of `but`, by index, who were told something else.
         """
         traced, log = self._traced, self._door.refusal_log
-        if traced is None and not log.has_room:
+        if (traced is None or not traced.spans) and not log.has_room:
             return
         told = [
             (number, decision)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from ratelimit_rls.core.decide import decide
@@ -31,11 +32,12 @@ OUTLINE = Outline("edge", True, (STEP,), (Slot(RULE, (STEP,), 1, "edge.user"),))
 
 
 class House:
-    def __init__(self, sampling_rate: float = 1.0) -> None:
+    def __init__(self, sampling_rate: float = 1.0, drawn: Iterable[float] = repeat(0.5)) -> None:
         self._told = InMemorySpanExporter()
-        self._provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(sampling_rate)), shutdown_on_exit=False)
+        self._provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), shutdown_on_exit=False)
         self._provider.add_span_processor(SimpleSpanProcessor(self._told))
-        self.traces = Traces(self._provider)
+        self.drawn = iter(drawn)
+        self.traces = Traces(self._provider, sampling_rate, self.drawn.__next__)
 
     def batch(self, *metadata: Metadata) -> TracedBatch:
         return self.traces.batch(METHOD, metadata, 1_000)
@@ -119,6 +121,35 @@ def test_nothing_is_sampled_at_a_rate_of_nothing() -> None:
     assert not batch.spans
     assert batch.ids(0) is None
     assert store_span("redis", 2) is None
+
+
+def test_of_those_without_a_parent_as_many_are_sampled_as_are_drawn() -> None:
+    house = House(sampling_rate=0.3, drawn=[0.0, 0.3, 0.29, 0.9, 0.31, 0.1])
+    nonsense = (("traceparent", "00-nonsense"),)
+    batch = house.batch((), (), (), W3C, W3C_NOT_SAMPLED, (), nonsense, nonsense)
+    assert list(batch.spans) == [0, 2, 3, 7]
+    assert not list(house.drawn)
+
+
+NOT_TAKEN_FOR_A_NO = {
+    "sampled, with another flag": f"00-{TRACE}-{PARENT}-03",
+    "a trace of zeros": f"00-{'0' * 32}-{PARENT}-00",
+    "a parent of zeros": f"00-{TRACE}-{'0' * 16}-00",
+    "too long": f"00-{TRACE}-{PARENT}-000",
+    "capitals": f"00-{TRACE.upper()}-{PARENT}-00",
+}
+
+
+@pytest.mark.parametrize("traceparent", NOT_TAKEN_FOR_A_NO.values(), ids=NOT_TAKEN_FOR_A_NO.keys())
+def test_only_a_parent_that_says_no_is_taken_at_its_word(traceparent: str) -> None:
+    assert House().batch((("traceparent", traceparent),)).spans
+
+
+@pytest.mark.parametrize("flags", ["00", "02", "fe"])
+def test_a_parent_that_says_no_is_heard_whatever_b3_says(flags: str) -> None:
+    batch = House().batch((("traceparent", f"00-{TRACE}-{PARENT}-{flags}"), *B3_MULTI))
+    assert not batch.spans
+    assert batch.ids(0) == Ids(TRACE, PARENT)
 
 
 def test_a_refusal_says_by_which_rule_and_is_no_error() -> None:
