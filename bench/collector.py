@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.request import urlopen
 
 SCRAPE_EVERY_S = 1.0
-"""A measurement lasts a second and has one scrape in it. Where Prometheus asks every 15 s, scrapes cost less."""
+"""A measurement lasts a second and has about one scrape in it. Where Prometheus asks every 15 s, they cost less."""
 
 
 @dataclass(slots=True)

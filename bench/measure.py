@@ -133,8 +133,10 @@ class Bench:
         ):
             # A service that was just started has seen every request once before it is measured: every counter exists,
             # and what is kept per request is kept, as far as the service's cache reaches. Which of several workers sees
-            # one is chance: after so many times, hardly one is new to any of them.
-            rounds = 0 if not is_new or not scenario.decides else 1 if scenario.workers == 1 else 4 * scenario.workers
+            # one is chance: after so many times, hardly one is new to any of them. A refusal is known after two.
+            rounds = 2 if scenario.all_are_refused else 1 if scenario.workers == 1 else 4 * scenario.workers
+            if not is_new or not scenario.decides:
+                rounds = 0
             load.run(SETTLE_S, at_least_calls=rounds * len(calls) if isinstance(calls, Sequence) else 0)
             commands_before = _commands_of(redis)
             before = cpu.read(family, redis_pid, envoy_pid, SERVICE_CORE, LOAD_CORE)

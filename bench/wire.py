@@ -1,4 +1,4 @@
-"""The bytes a gRPC caller sends: HTTP/2 frames, HPACK blocks and RateLimitRequest messages, written by hand.
+"""The bytes that callers send: HTTP/2 frames, HPACK blocks and RateLimitRequest messages, written by hand.
 
 Everything here runs before a measurement starts; the load generator only copies what was built and sets stream ids.
 """

@@ -95,7 +95,7 @@ class _Growing:
     inherited: Inherited  # by what is below it
     described: list[tuple[Origin, Position]]  # by all of these, the strongest first
     below: Level | None = None
-    overrode: tuple[Position, ...] = ()
+    overrode: list[Position] | None = None
 
     def node(self) -> Node:
         node = Node(
@@ -106,7 +106,7 @@ class _Growing:
             self.share_threshold,
             self.value_to_metric,
             self.described[0][1],  # so that it stands where it is tried; its rule has its own place
-            self.overrode,
+            tuple(self.overrode or ()),
         )
         return node if self.below is None else self.below.under(node)
 
@@ -125,7 +125,8 @@ class _Growing:
                 found.error(document.position, offences.duplicate_of_priority(path, at))
             else:
                 found.warn(document.position, OVERRIDDEN, offences.overridden(path, at))
-                self.overrode = (*self.overrode, document.position)
+                self.overrode = self.overrode or []
+                self.overrode.append(document.position)
             return False
         self._compare(path, document, origin)
         return True

@@ -326,7 +326,7 @@ class _Fields:
 
     def _last(self, key: str) -> YamlNode | None:
         node = self._values.get(key)
-        return None if isinstance(node, YamlScalar) and node.value is None else node
+        return None if node is None or is_null(node) else node
 
 
 _OF_DESCRIPTOR: Mapping[str, Callable[[_Fields, str], object]] = {

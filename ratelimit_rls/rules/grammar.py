@@ -119,7 +119,7 @@ def check(node: YamlMap, place: str, found: Findings) -> None:
     """Report every key that is unknown, misplaced or written twice, and every value that no place takes."""
     keys = PLACES.get(place, {})
     values = {key.text: value for key, value in node.fields() if isinstance(key, YamlScalar)}
-    if len(values) != len(node.pairs) or not values.keys() <= keys.keys():
+    if node.may_merge or len(values) != len(node.pairs) or not values.keys() <= keys.keys():
         _check_written_twice(node, found)
         values = _known_values(node, place, keys, found)
     for name, value in values.items():

@@ -1,7 +1,8 @@
 """Bytes of a rules file to a YAML document with a place for every node.
 
-Only parser events are used: no tag is ever constructed, the first document alone is read, and what a file may cost is
-bounded before and while it is read, since anyone who may edit rules could otherwise stop the service with ten lines.
+Plain text is read by lines (plain.py), everything else from parser events: no tag is ever constructed, the first
+document alone is read, and what a file may cost is bounded before and while it is read, since anyone who may edit rules
+could otherwise stop the service with ten lines.
 """
 
 from __future__ import annotations

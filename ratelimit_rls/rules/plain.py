@@ -8,20 +8,20 @@
 
 Either the result is the parser's to the last place, or there is none, and the parser reads the text: all that is beyond
 (anchors, tags, escapes, nothing for a value, what goes on in the next line), and whatever is wrong. So nothing here
-knows what an error is, and nothing is guessed. It is for large rules, where a parser's events take most of the time.
+knows what an error is, and nothing is guessed. It is for large rules: a parser makes several objects of every node.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from functools import partial
 
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.rules.scalars import Kind, Value, resolve
 
-DEEPEST = 30
-"""Levels. What is deeper is for the parser's reader, which knows what is too deep."""
+DEEPEST_PLAIN = 30
+"""Levels. What is deeper is for the parser, and whether it is too deep."""
 
 _FOREIGN = re.compile("[\t\r\x85\u2028\u2029\ufeff]")
 """Blanks and breaks other than a space and a line feed."""
@@ -81,7 +81,7 @@ def read_plain(text: str, lines_above: int, most_nodes: int) -> YamlNode | None:
 class _Lines:
     def __init__(self, most_nodes: int) -> None:
         self._most_nodes = most_nodes
-        self._nodes = 1
+        self._nodes = 0
         self._blocks: list[_Open] = []
         self._meanings: dict[str, tuple[Kind, Value]] = {}
 
@@ -107,7 +107,7 @@ class _Lines:
             if dash is not None:
                 column += len(dash)
                 if key is not None:
-                    blocks.append(_Open(number, column, is_list=False))
+                    self._open(number, column, is_list=False)
             elif key is None:
                 raise _Beyond
             children = blocks[-1].children
@@ -116,26 +116,31 @@ class _Lines:
             if plain is not None:
                 children.append(self._word(number, found.start(4) + 1, plain))
             elif quoted is not None:
-                children.append(_quoted(number, found.start(5) + 1, quoted))
+                children.append(self._quoted(number, found.start(5) + 1, quoted))
             elif flow is not None:
                 node, end = self._flow(number, line, found.start(6), len(blocks))
                 if not _REST.fullmatch(line, end):
                     raise _Beyond
                 children.append(node)
             needs_value = value is None
+            self._bound()
         if needs_value or not blocks:
             raise _Beyond
         while len(blocks) > 1:
             self._end()
-        return self._closed(blocks[0])
+        return _closed(blocks[0])
 
     def _begin(self, line: int, column: int, *, is_list: bool) -> None:
         """A collection is what the last key stands for, or the document."""
         if self._blocks:
             above = self._blocks[-1].column
             is_deeper = column > above or (is_list and column == above)
-            if not is_deeper or len(self._blocks) > DEEPEST:
+            if not is_deeper or len(self._blocks) > DEEPEST_PLAIN:
                 raise _Beyond
+        self._open(line, column, is_list=is_list)
+
+    def _open(self, line: int, column: int, *, is_list: bool) -> None:
+        self._nodes += 1
         self._blocks.append(_Open(line, column, is_list=is_list))
 
     def _end_deeper(self, column: int, *, is_list: bool) -> None:
@@ -149,12 +154,8 @@ class _Lines:
             raise _Beyond
 
     def _end(self) -> None:
-        done = self._closed(self._blocks.pop())
+        done = _closed(self._blocks.pop())
         self._blocks[-1].children.append(done)
-
-    def _closed(self, done: _Open) -> YamlNode:
-        self._count(done.children)
-        return _collection(done.line, done.column, done.children, is_list=done.is_list)
 
     def _word(self, line: int, column: int, text: str) -> YamlScalar:
         meaning = self._meanings.get(text)
@@ -162,10 +163,14 @@ class _Lines:
             meaning = resolve(text)
             if len(self._meanings) < MOST_REMEMBERED:
                 self._meanings[text] = meaning
+        self._nodes += 1
         return _new_scalar((line, column, text, *meaning, False))
 
-    def _count(self, children: Sized) -> None:
-        self._nodes += len(children)
+    def _quoted(self, line: int, column: int, quoted: str) -> YamlScalar:
+        self._nodes += 1
+        return YamlScalar(line, column, quoted[1:-1], Kind.STRING, quoted[1:-1])
+
+    def _bound(self) -> None:
         if self._nodes > self._most_nodes:
             raise _Beyond
 
@@ -173,8 +178,9 @@ class _Lines:
         """What the bracket at `start` opens, and where it has ended."""
         is_list = text[start] == "["
         closing = "]" if is_list else "}"
-        if depth > DEEPEST:
+        if depth > DEEPEST_PLAIN:
             raise _Beyond
+        self._nodes += 1
         is_empty = text.startswith(closing, start + 1)
         at = start + 2 if is_empty else start + 1
         is_open = not is_empty
@@ -192,7 +198,7 @@ class _Lines:
             if plain is not None:
                 children.append(self._word(line, found.start(2) + 1, plain))
             elif quoted is not None:
-                children.append(_quoted(line, found.start(3) + 1, quoted))
+                children.append(self._quoted(line, found.start(3) + 1, quoted))
             else:
                 inner, at = self._flow(line, text, at - 1, depth + 1)
                 children.append(inner)
@@ -203,15 +209,15 @@ class _Lines:
             if end != "," and end != closing:
                 raise _Beyond
             is_open = end == ","
-        self._count(children)
+            self._bound()
         return _collection(line, start + 1, children, is_list=is_list), at
+
+
+def _closed(done: _Open) -> YamlNode:
+    return _collection(done.line, done.column, done.children, is_list=done.is_list)
 
 
 def _collection(line: int, column: int, children: Sequence[YamlNode], *, is_list: bool) -> YamlNode:
     if is_list:
         return YamlList(line, column, tuple(children))
     return YamlMap(line, column, tuple(zip(children[::2], children[1::2], strict=True)), may_merge=False)
-
-
-def _quoted(line: int, column: int, quoted: str) -> YamlScalar:
-    return YamlScalar(line, column, quoted[1:-1], Kind.STRING, quoted[1:-1])

@@ -205,8 +205,8 @@ def _calm_the_collector() -> None:
     """Let it look at young objects only.
 
     Nothing on a call's way makes cycles, but a hundred thousand remembered requests are a hundred thousand objects to
-    walk over: full collections took up to 0.4 s with every call waiting, and a quarter of the time in which a hundred
-    thousand rules are read. What does not die young is freed by counting references, or with the process.
+    walk over: full collections took up to 0.4 s with every call waiting. What does not die young is freed by counting
+    references, or with the process.
     """
     gc.set_threshold(10_000, 10, 1_000_000)
 

@@ -61,7 +61,7 @@ class Traces:
     def __init__(
         self, provider: TracerProvider, sampling_rate: float = 1.0, draw: Callable[[], float] = random
     ) -> None:
-        """`provider` takes what has no parent; who of those is sampled is drawn here, a number from 0 to 1 for each."""
+        """`provider` must sample whatever has no parent: who of those is sampled is drawn here, by a number under 1."""
         from opentelemetry.propagators.b3 import B3MultiFormat
         from opentelemetry.propagators.composite import CompositePropagator
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,7 @@ def test_an_envoy_alone_has_no_service_in_the_table() -> None:
 
 
 def test_without_an_envoy_everything_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.envoy.binary", lambda: Path("envoy"))
     every = plan(options([])).scenarios
     monkeypatch.setattr("bench.envoy.binary", lambda: None)
     assert {*every} - {*plan(options([])).scenarios} == {ENVOY_ALONE, THROUGH_ENVOY}

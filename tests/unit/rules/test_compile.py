@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,10 @@ import pytest
 from ratelimit_rls.core.model import Algorithm, Charge, Entry, Limit, Rule, Unit
 from ratelimit_rls.core.tree import find
 from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules import document as document_module
 from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.document import DescriptorDocument, RateLimitDocument
+from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, RATE_LIMIT_KEYS
 from ratelimit_rls.rules.load import Source
 
 REPOSITORY = Path(__file__).parents[3]
@@ -215,3 +219,12 @@ def test_no_files_are_no_domains() -> None:
     compiled = compile_documents({})
 
     assert (compiled.tree.domains, compiled.files) == ({}, 0)
+
+
+def test_every_key_has_a_reader_and_a_field() -> None:
+    for readers, keys, document in (
+        (document_module._OF_DESCRIPTOR, DESCRIPTOR_KEYS, DescriptorDocument),
+        (document_module._OF_LIMIT, RATE_LIMIT_KEYS, RateLimitDocument),
+    ):
+        assert readers.keys() == keys.keys()
+        assert {field.name for field in fields(document)} == {*keys, "position", "is_broken"}

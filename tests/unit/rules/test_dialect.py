@@ -167,6 +167,15 @@ def test_the_last_of_two_equal_keys_counts_and_is_warned_about() -> None:
     assert [(w.line, w.column, w.code) for w in compiled.warnings] == [(3, 1, "duplicate-key")]
 
 
+def test_a_key_that_is_written_twice_is_warned_about_beside_a_merge() -> None:
+    text = "domain: d\ndescriptors:\n- key: a\n  key: b\n  <<: {value: c, enabled: true}\n"
+    compiled = compile_documents({"f": text.encode()})
+
+    assert [(w.line, w.column, w.code) for w in compiled.warnings if w.code == "duplicate-key"] == [
+        (4, 3, "duplicate-key")
+    ]
+
+
 MERGES = {
     "a key after the merge overrides it": ("{<<: *a, value: w}", "k", "w"),
     "a merge after the key overrides the key": ("{key: j, <<: *a}", "k", "v"),

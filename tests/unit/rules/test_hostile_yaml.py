@@ -52,9 +52,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("parser", [yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "python"])
+@pytest.mark.parametrize("parser", [None, yaml.CSafeLoader, yaml.SafeLoader], ids=["plain first", "libyaml", "python"])
 @pytest.mark.parametrize(("text", "sentence"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_text_is_refused(text: str, sentence: str, parser: type[yaml.SafeLoader]) -> None:
+def test_hostile_text_is_refused(text: str, sentence: str, parser: type[yaml.SafeLoader] | None) -> None:
     with pytest.raises(RulesError, match="error loading config file") as refused:
         load(Source("f", text.encode()), parser)
 
@@ -65,8 +65,10 @@ def test_more_nodes_than_allowed_are_refused_and_as_many_are_read(monkeypatch: p
     monkeypatch.setattr(load_module, "MOST_NODES", 1000)
 
     assert load(Source("f", b"[" + b"a," * 999 + b"]")) is not None
-    with pytest.raises(RulesError, match="more than 1,000 nodes"):
-        load(Source("f", b"[" + b"a," * 1000 + b"]"))
+    assert load(Source("f", b"a: [" + b"a," * 996 + b"a]")) is not None
+    for too_many in (b"[" + b"a," * 1000 + b"]", b"a: [" + b"a," * 997 + b"a]"):
+        with pytest.raises(RulesError, match="more than 1,000 nodes"):
+            load(Source("f", too_many))
 
 
 LONG_BLOCKS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.load import FASTEST_PARSER, Source, load
 from ratelimit_rls.rules.node import YamlNode
-from ratelimit_rls.rules.plain import DEEPEST, read_plain
+from ratelimit_rls.rules.plain import DEEPEST_PLAIN, read_plain
 
 LINES_ABOVE = 3
 PLENTY = 1_000_000
@@ -80,8 +81,8 @@ BEYOND = {
     "the end of the document": "a: b\n...\n",
     "a directive": "%YAML 1.1\n---\na: b\n",
     "a long key": f"{'a' * 101}: b\n",
-    "too many brackets": f"a: {'[' * (DEEPEST + 1)}{']' * (DEEPEST + 1)}\n",
-    "too deep": "".join(f"{' ' * depth}a:\n" for depth in range(DEEPEST + 2)) + " " * (DEEPEST + 2) + "a: b\n",
+    "too many brackets": f"a: {'[' * (DEEPEST_PLAIN + 1)}{']' * (DEEPEST_PLAIN + 1)}\n",
+    "too deep": "".join(f"{' ' * depth}a:\n" for depth in range(DEEPEST_PLAIN + 2)) + f"{' ' * 99}a: b\n",
 }
 
 EDITS = [
@@ -114,15 +115,26 @@ def test_as_many_nodes_are_read_as_may_be() -> None:
     text = "a: b\nc: [d, {e: f}]\n"
     assert read_plain(text, 0, 9) == load(Source("f", text.encode()), FASTEST_PARSER)
     assert read_plain(text, 0, 8) is None
+    assert read_plain("a: b\nc: d\n", 0, 5) is not None
+    assert read_plain("a: b\nc: d\n", 0, 4) is None
     assert read_plain("a: b\n\n\n", 0, 3) is not None
     assert read_plain("a: b\n\n\n\n", 0, 3) is None
 
 
-def test_rules_that_come_with_it_are_plain() -> None:
-    texts = [path.read_text() for path in Path("descriptors").rglob("*.yaml")]
-    plain = {text: node for text in texts if (node := read_plain(text, LINES_ABOVE, PLENTY)) is not None}
-    assert plain
-    assert plain == {text: parsed(text) for text in plain}
+def test_the_rules_that_come_with_it_are_plain_but_for_one() -> None:
+    texts = {path.name: path.read_text() for path in Path("descriptors").rglob("*.yaml")}
+    read = {name: read_plain(text, LINES_ABOVE, PLENTY) for name, text in texts.items()}
+    assert [name for name, plain in read.items() if plain is None] == ["answers.yaml"]  # it has a text of many lines
+    assert all(plain == parsed(texts[name]) for name, plain in read.items() if plain is not None)
+
+
+def test_a_line_that_is_too_much_is_left_before_it_is_all_read() -> None:
+    text = f"a: [{'b, ' * 1_000_000}c]"
+    tracemalloc.start()
+    assert read_plain(text, 0, 10_000) is None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 * len(text)
 
 
 def test_whatever_is_changed_in_a_text_nothing_is_read_otherwise() -> None:
