@@ -114,6 +114,7 @@ def verdicts(results: Results) -> list[str]:
     if TWO_WORKERS in results:
         least = spread((one.least_worker for one in results[TWO_WORKERS]), ".0%")
         lines.append(f"  of two workers, the one that did less did {least}")
+    lines += [line for one in (REDIS_2, replace(REDIS_2, keys=1)) for line in _asked_of_redis(results, one)]
     lines += _long_logs(results)
     lines += _filter(results)
     for theirs in results:
@@ -162,18 +163,27 @@ def _filter(results: Results) -> list[str]:
     ]
 
 
+def _asked_of_redis(results: Results, scenario: Scenario) -> list[str]:
+    """An EVALSHA is a round trip; what its script calls is not."""
+    told = ", ".join(f"{name} {often:.3f}" for name, often in _per_call(results.get(scenario, ())).items())
+    return [f"Redis commands a call, {scenario.name}: {told}"] if told else []
+
+
+def _per_call(measured: Sequence[Measurement]) -> dict[str, float]:
+    """Commands of Redis by name."""
+    names = sorted({name for one in measured for name in one.redis_commands})
+    return {name: median(one.redis_commands.get(name, 0.0) for one in measured) for name in names}
+
+
 def _commands(label: str, results: Results, over: Scenario, under: Scenario) -> list[str]:
     """What Redis was asked with and without, per call: a command of its own, or more of one, would be a round trip."""
     if over not in results or under not in results:
         return []
-    told = []
-    for name in sorted(
-        {name for scenario in (under, over) for one in results[scenario] for name in one.redis_commands}
-    ):
-        without, with_records = (
-            median(one.redis_commands.get(name, 0.0) for one in results[scenario]) for scenario in (under, over)
-        )
-        told.append(f"{name} {without:.3f} → {with_records:.3f}")
+    without, with_records = _per_call(results[under]), _per_call(results[over])
+    told = [
+        f"{name} {without.get(name, 0.0):.3f} → {with_records.get(name, 0.0):.3f}"
+        for name in sorted({*without, *with_records})
+    ]
     return [f"  Redis commands a call, {label}, without → with: {', '.join(told)}"]
 
 

@@ -71,6 +71,24 @@ def test_everything_on_is_compared_with_everything_off_at_either_door() -> None:
     assert {*results} <= {*plan(options([])).scenarios}
 
 
+def test_what_redis_is_asked_is_told_by_call() -> None:
+    def asked(**commands: float) -> list[Measurement]:
+        return [replace(ONE, redis_commands=commands)]
+
+    hot = replace(REDIS_2, keys=1)
+    results = {
+        REDIS_2: asked(evalsha=0.02, set=2) + asked(evalsha=0.04, set=2) + asked(evalsha=0.021),
+        hot: asked(evalsha=0.01),
+        CHECKS: asked(evalsha=0.025),
+        with_records(CHECKS): asked(evalsha=0.024, get=0.001),
+    }
+    assert [line.strip() for line in verdicts(results) if "Redis commands" in line] == [
+        "Redis commands a call, ext_authz, without → with: evalsha 0.025 → 0.024, get 0.000 → 0.001",
+        "Redis commands a call, redis-2: evalsha 0.021, set 2.000",
+        "Redis commands a call, redis-2-hot: evalsha 0.010",
+    ]
+
+
 def test_logs_are_compared_with_a_fixed_window_and_with_the_shortest() -> None:
     of_redis = {FEW_FIXED_WINDOWS: 10, LONG_LOGS[0]: 20, LONG_LOGS[1]: 21, LONG_LOGS[2]: 25}
     results = {one: [replace(ONE, redis_us=us, log_bytes=one.rules.hits_held * 20)] for one, us in of_redis.items()}
