@@ -124,6 +124,16 @@ async def test_targeting_and_objects_are_told_their_mistakes(any_admin: Client) 
 
 
 @pytest.mark.slow
+async def test_a_rule_that_is_sent_twice_is_told_that_its_name_is_taken(admin: Client) -> None:
+    made = (await admin.post("/rules", json=RULE)).json()
+    for body in (RULE, {**RULE, "enabled": False}):
+        again = await admin.post("/rules", json=body)
+        assert again.status_code == 409, again.text
+        assert made["rule_id"] in again.json()["detail"]
+    assert [rule["version"] for rule in (await admin.get("/rules")).json()["items"]] == [1]
+
+
+@pytest.mark.slow
 async def test_two_rules_that_only_fit_alone_are_not_both_stored(office: Office, admin: Client) -> None:
     bodies = [{**RULE, "name": f"rule {number}"} for number in range(4)]
     told = await asyncio.gather(*(office.client().post("/rules", json=body) for body in bodies))

@@ -121,7 +121,9 @@ async def _stored(visit: Visit, body: RuleBody, rule: StoredRule, work: Any) -> 
             others = await _all(reader, but=rule.rule_id)
         if replayed is not None:
             return replayed
-        await _compile(visit, body, rule, [*others.values()])
+        # One whose name is taken is told so where it would be stored, and not that it contradicts its namesake.
+        if all(other.name != rule.name for other in others.values()):
+            await _compile(visit, body, rule, [*others.values()])
 
         async def work_if_same(change: Change, compiled_with: Rules = others) -> Answer:
             if await _all(change, but=rule.rule_id) != compiled_with:
