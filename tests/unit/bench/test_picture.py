@@ -11,22 +11,11 @@ import pytest
 from bench.measure import Measurement
 from bench.picture import draw
 from bench.scenarios import ECHO, EMBEDDED_2, ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, Scenario, Server
+from tests.unit.bench.measured import ONE
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLOT_WIDTH = 580
 MOST_US = 100  # where the scale ends when the most is a little over 90
-
-ONE = Measurement(
-    calls_per_s=10_000,
-    service_us=20,
-    redis_us=0,
-    load_us=8,
-    answers_per_read=4,
-    service_share=1,
-    load_share=0.4,
-    others_on_service_core=0,
-    others_on_load_core=0,
-)
 
 
 def rounds(*us: tuple[float, float]) -> list[Measurement]:
