@@ -68,10 +68,13 @@ async def serve(transport: str, certificate: str | None, key: str | None) -> Non
             kept.append(server)
         if certificate and key:
             from ratelimit_rls.transport.grpc.certificates import TlsFiles
+            from ratelimit_rls.transport.grpc.pipe import Pipe
             from ratelimit_rls.transport.grpc.tls import TlsListener
+            from ratelimit_rls.transport.listen import listening_socket
 
-            listener = TlsListener(TlsFiles(certificate, key))
-            port = await listener.start("127.0.0.1:0", behind, reuse_port=False)
+            listener, listening = TlsListener(TlsFiles(certificate, key)), listening_socket("127.0.0.1:0")
+            port = listening.getsockname()[1]
+            listener.start(listening, Pipe(behind).new_end)
             kept.append(listener)
         print(port, flush=True)
         await asyncio.Event().wait()

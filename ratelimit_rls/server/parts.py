@@ -298,7 +298,6 @@ def _grpc(settings: Settings) -> GrpcOptions:
         runtime_dir=settings.rls_runtime_dir,
         request_id_metadata=settings.rls_request_id_metadata,
         reuse_port=settings.rls_workers > 1,
-        io_threads=settings.rls_grpc_io_threads,
         max_concurrent_streams=settings.rls_max_concurrent_streams,
         max_connection_age_s=settings.grpc_max_connection_age.total_seconds(),
         max_connection_age_grace_s=settings.grpc_max_connection_age_grace.total_seconds(),

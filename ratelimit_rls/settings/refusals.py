@@ -58,10 +58,6 @@ def warnings(settings: Settings, environ: frozenset[str] = frozenset()) -> Itera
     for name, why in _NO_EFFECT.items():
         if settings.given(name):
             yield f"{name.upper()} has no effect in this version: {why}"
-    if settings.rls_transport == "native":
-        for name in ("grpc_max_connection_age", "grpc_max_connection_age_grace"):
-            if settings.given(name):
-                yield f"{name.upper()} has no effect on the native transport; RLS_TRANSPORT=grpcio honours it"
     if settings.log_format.lower() not in ("text", "json"):
         yield f"LOG_FORMAT={settings.log_format!r} is neither text nor json; text is used"
     if not settings.grpc_server_use_tls:

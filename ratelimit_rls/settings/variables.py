@@ -48,14 +48,13 @@ class GrpcSettings(BaseModel):
     grpc_server_tls_ca_cert: str = Field("", description="The same, under the name Envoy Gateway gives it.")
     grpc_client_tls_san: TextList = Field((), description="DNS names, one of which a client's certificate must have.")
     grpc_max_connection_age: Duration = Field(
-        timedelta(hours=24), description="Ask a client to reconnect after this long (RLS_TRANSPORT=grpcio only)."
+        timedelta(hours=24), description="Ask a client to reconnect after this long."
     )
     grpc_max_connection_age_grace: Duration = Field(
-        timedelta(hours=1), description="And cut it off after this much more (RLS_TRANSPORT=grpcio only)."
+        timedelta(hours=1), description="And cut it off after this much more."
     )
     rls_transport: Literal["native", "grpcio"] = Field("native", description="gRPC server: native or grpcio.")
     rls_workers: Positive = Field(1, description="Processes that share the gRPC port; more than one needs Redis.")
-    rls_grpc_io_threads: Positive = Field(1, description="Threads of the native transport that read and write.")
     rls_max_concurrent_streams: Positive = Field(1024, description="Calls in flight on one connection, at most.")
     rls_plan_cache_bytes: Count = Field(160 << 20, description="Memory for what was worked out per request; 0: none.")
     rls_max_held_calls: Count = Field(10_000, description="Calls that `action: throttle` may hold at once; 0: none.")

@@ -92,8 +92,6 @@ def test_accepted_without_a_word(read: Read, environ: dict[str, str]) -> None:
             "RLS_DENIAL_CACHE_BYTES has no effect: LOCAL_CACHE_SIZE_IN_BYTES",
         ),
         ({"RLS_REQUEST_ID_TTL": "1m"}, "RLS_REQUEST_ID_TTL has no effect without RLS_REQUEST_ID_ENTRY"),
-        ({"GRPC_MAX_CONNECTION_AGE": "1h"}, "GRPC_MAX_CONNECTION_AGE has no effect on the native transport"),
-        ({"GRPC_MAX_CONNECTION_AGE_GRACE": "1h"}, "RLS_TRANSPORT=grpcio honours it"),
         ({"LOG_FORMAT": "xml"}, "LOG_FORMAT='xml' is neither text nor json; text is used"),
         ({"GRPC_CLIENT_TLS_CACERT": "ca"}, "GRPC_CLIENT_TLS_CACERT has no effect without GRPC_SERVER_USE_TLS=true"),
         ({"RLS_WORKER": "4"}, "RLS_WORKER is not a setting; did you mean RLS_WORKERS?"),
@@ -109,8 +107,8 @@ def test_what_kubernetes_sets_for_a_service_called_rls_is_not_warned_of(read: Re
     assert read(**dict.fromkeys(names, "10.0.0.1")).warnings() == []
 
 
-def test_the_grpcio_transport_honours_connection_ages(read: Read) -> None:
-    assert read(GRPC_MAX_CONNECTION_AGE="1h", RLS_TRANSPORT="grpcio").warnings() == []
+def test_connection_ages_are_honoured(read: Read) -> None:
+    assert read(GRPC_MAX_CONNECTION_AGE="1h").warnings() == []
 
 
 def test_envoy_gateways_name_for_the_client_ca_is_honoured(read: Read) -> None:

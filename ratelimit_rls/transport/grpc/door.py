@@ -19,6 +19,7 @@ class FailureCode(IntEnum):
 
     INVALID_ARGUMENT = 3
     RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
 

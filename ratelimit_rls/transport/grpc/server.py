@@ -1,7 +1,7 @@
 """The gRPC port: one of two transports, with TLS before it if asked for.
 
-TLS is terminated by us and piped to the transport's Unix socket on both transports: the native one has none of its own,
-and one implementation means one behaviour of reload, client certificates and names.
+TLS is terminated by us on both, so that reload, client certificates and names behave alike. The native transport is
+handed the decrypted connection; grpcio cannot take one, so its bytes are piped to a Unix socket of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ratelimit_rls.transport.grpc.certificates import TlsFiles
 from ratelimit_rls.transport.grpc.door import Door
 from ratelimit_rls.transport.grpc.observed import Observer
 from ratelimit_rls.transport.grpc.runtime import runtime_dir
-from ratelimit_rls.transport.grpc.tls import TlsListener
 from ratelimit_rls.transport.grpc.waiting import WaitingRoom
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.listen import check_target
@@ -39,15 +38,14 @@ class GrpcOptions:
     runtime_dir: str = ""
     request_id_metadata: str = ""  # key of a call's metadata that has its id; "": it has none
     reuse_port: bool = False
-    io_threads: int = 1
     max_concurrent_streams: int = 1024
-    # None: connections live as long as they like. The native transport knows no other way; settings say so.
+    # None: connections live as long as they like.
     max_connection_age_s: float | None = None
     max_connection_age_grace_s: float | None = None
 
 
 class Transport(Protocol):
-    """Speaks gRPC in the clear."""
+    """Speaks gRPC."""
 
     @property
     def in_flight(self) -> int:
@@ -82,7 +80,6 @@ class GrpcServer:
         self._others = others
         self._directory: Path | None = None
         self._transport: Transport | None = None
-        self._tls: TlsListener | None = None
         self.port = 0  # once started; 0 on a Unix socket
 
     @property
@@ -103,56 +100,55 @@ class GrpcServer:
     async def _start(self) -> None:
         options = self.options
         check_target(options.target)
-        self._tls = TlsListener(options.tls) if options.tls else None
-        if self._tls or options.transport == "native":
+        if options.tls or options.transport == "native":
             self._directory = runtime_dir(options.runtime_dir)
         self._transport = self._new_transport()
-        if self._tls:
-            assert self._directory is not None
-            behind = self._directory / "grpc.sock"
-            await self._transport.start(f"unix:{behind}")
-            port = await self._tls.start(options.target, behind, reuse_port=options.reuse_port)
-        else:
-            port = await self._transport.start(options.target)
+        port = await self._transport.start(options.target)
         is_socket = options.target.startswith("unix:")
         if is_socket and options.socket_mode is not None:
             os.chmod(options.target.removeprefix("unix:"), options.socket_mode)
         self.port = 0 if is_socket else port
 
     def _new_transport(self) -> Transport:
-        # Each is imported when chosen: the native wheel does not exist for every platform.
+        # Each is imported when chosen.
         options = self.options
-        reuse_port = options.reuse_port and not options.tls
-        if options.transport == "grpcio":
-            from ratelimit_rls.transport.grpc.grpcio import GrpcioServer
+        if options.transport == "native":
+            from ratelimit_rls.transport.grpc.native import NativeServer
 
-            return GrpcioServer(
+            assert self._directory is not None
+            return NativeServer(
                 self._doors,
                 self._room,
                 self._health,
                 self._observers,
                 others=self._others,
+                directory=self._directory,
                 request_id_metadata=options.request_id_metadata,
-                reuse_port=reuse_port,
+                tls=options.tls,
+                reuse_port=options.reuse_port,
                 max_concurrent_streams=options.max_concurrent_streams,
                 max_connection_age_s=options.max_connection_age_s,
                 max_connection_age_grace_s=options.max_connection_age_grace_s,
             )
-        from ratelimit_rls.transport.grpc.native import NativeServer
+        from ratelimit_rls.transport.grpc.grpcio import GrpcioServer
+        from ratelimit_rls.transport.grpc.piped import PipedServer
 
-        assert self._directory is not None
-        return NativeServer(
+        plain = GrpcioServer(
             self._doors,
             self._room,
             self._health,
             self._observers,
             others=self._others,
-            directory=self._directory,
             request_id_metadata=options.request_id_metadata,
-            reuse_port=reuse_port,
-            io_threads=options.io_threads,
+            reuse_port=options.reuse_port and not options.tls,
             max_concurrent_streams=options.max_concurrent_streams,
+            max_connection_age_s=options.max_connection_age_s,
+            max_connection_age_grace_s=options.max_connection_age_grace_s,
         )
+        if options.tls is None:
+            return plain
+        assert self._directory is not None
+        return PipedServer(plain, options.tls, self._directory, reuse_port=options.reuse_port)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until nothing is in flight, at most so long."""
@@ -162,7 +158,5 @@ class GrpcServer:
     async def close(self) -> None:
         if self._transport:
             await self._transport.close()
-        if self._tls:
-            await self._tls.close()
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)

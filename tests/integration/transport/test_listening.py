@@ -130,7 +130,6 @@ async def test_draining_is_bounded(client: Client, service: Service) -> None:
     service.servers.clear()
 
 
-@pytest.mark.parametrize("transport", ["grpcio"])
 async def test_connections_end_at_their_age(service: Service) -> None:
     address = await service.listen(max_connection_age_s=0.05, max_connection_age_grace_s=0.05)
     async with aio.insecure_channel(address) as channel:

@@ -17,6 +17,8 @@ from grpc import aio
 from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.transport.grpc import tls
 from ratelimit_rls.transport.grpc.certificates import TlsFiles
+from ratelimit_rls.transport.grpc.pipe import Pipe
+from ratelimit_rls.transport.listen import listening_socket
 from tests.certificates import Authority
 from tests.integration.transport.conftest import Client, Service, eventually, message
 
@@ -231,7 +233,10 @@ async def test_a_side_that_does_not_read_stops_the_other(
     behind: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_unix_server(lambda _, writer: behind.put_nowait(writer), tmp_path / "behind.sock")
     listener = tls.TlsListener(TlsFiles(str(pair.certificate), str(pair.key)))
-    port = await listener.start("127.0.0.1:0", tmp_path / "behind.sock")
+    listening = listening_socket("127.0.0.1:0")
+    port = listening.getsockname()[1]
+    pipe = Pipe(tmp_path / "behind.sock")
+    listener.start(listening, pipe.new_end)
     context = ssl.create_default_context(cafile=str(authority.ca_path))
     _, near = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=SERVER)
     far = await behind.get()
@@ -242,3 +247,4 @@ async def test_a_side_that_does_not_read_stops_the_other(
         end.transport.abort()
     server.close()
     await listener.close()
+    await pipe.close(1)
