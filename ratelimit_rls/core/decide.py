@@ -23,15 +23,16 @@ from ratelimit_rls.core.model import (
     Status,
     Step,
     WarnAt,
+    filled,
 )
 
 UNLIMITED_REMAINING = 2**32 - 1
 """What the reference tells of an unlimited descriptor: the largest uint32."""
 
-_OK = Code.OK  # looking it up in the enumeration takes its time
-_tuple = tuple.__new__
+_OK, _OVER_LIMIT, _REPORT = Code.OK, Code.OVER_LIMIT, Purpose.REPORT  # looking them up takes its time
 
-COME_BACK_US = 1_000_000
+SECOND_US = 1_000_000
+COME_BACK_US = SECOND_US
 """What is told to those who are refused for want of a store: about how long it takes until one is there again."""
 
 
@@ -53,13 +54,12 @@ def decide(outline: Outline, answer: Answer | None) -> Decision:
         else:
             limits, at = at, at + len(slot.watchers)
             statuses.append(_watched(slot, readings[first:limits], readings[limits:at]))
-    over = answer.refused and outline.purpose is not Purpose.REPORT  # what has happened cannot be refused
-    code = Code.OVER_LIMIT if over and not outline.shadow_mode else _OK
-    decision = Decision(code, tuple(statuses), outline, over and outline.shadow_mode, answer.now_us)
-    if answer.remembered:
-        return decision._replace(remembered=True)
-    if answer.moments_us:
-        decision = decision._replace(moments_us=answer.moments_us)
+    refused, now_us, _, _, remembered, _, moments_us = answer
+    over = refused and outline.purpose is not _REPORT  # what has happened cannot be refused
+    shadowed = over and outline.shadow_mode
+    code = _OVER_LIMIT if over and not shadowed else _OK
+    told = (code, tuple(statuses), outline, shadowed, now_us, 0, -1, None, remembered, moments_us)
+    decision = filled(Decision, told)
     return _held(decision, readings) if outline.can_wait and not over else decision
 
 
@@ -124,14 +124,12 @@ def _metered(slot: Slot, readings: tuple[Reading, ...]) -> Status:
     left, retry_us, reset_us = reading
     if retry_us == 0 or retry_us < -1:
         remaining = 0 if left < 0 else left if left < UNLIMITED_REMAINING else UNLIMITED_REMAINING
-        # What most calls are told, in the order of Status: by names it takes twice as long, half a microsecond.
-        told = (_OK, step, remaining, _seconds(reset_us), slot, reading, readings, None, 0, None)
-        return _tuple(Status, told)
+        return filled(Status, (_OK, step, remaining, -(-reset_us // SECOND_US), slot, reading, readings, None, 0, None))
     # Envoy turns duration_until_reset of a refusal into Retry-After, so a refusal tells when to come back; a request
     # that can never be admitted is told when the limit is whole again.
     wait_us = retry_us if retry_us > 0 else reset_us
-    code = Code.OK if step.shadow_mode else Code.OVER_LIMIT
-    return Status(code, step, 0, _seconds(wait_us), slot, reading, readings)
+    code = _OK if step.shadow_mode else _OVER_LIMIT
+    return filled(Status, (code, step, 0, -(-wait_us // SECOND_US), slot, reading, readings, None, 0, None))
 
 
 def _watched(slot: Slot, readings: tuple[Reading, ...], watched: Sequence[Reading]) -> Status:
@@ -161,4 +159,4 @@ def _spoken_of(slot: Slot, readings: Sequence[Reading]) -> tuple[Step, Reading]:
 
 def _seconds(us: int) -> int:
     """Whole seconds, rounded up: Envoy cuts fractions off, and a client told 0 would come back too early."""
-    return -(-us // 1_000_000)
+    return -(-us // SECOND_US)

@@ -13,7 +13,7 @@ from struct import pack
 from typing import Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.core.calendar import Bounds, bounds
-from ratelimit_rls.core.model import Answer, Charge, Outline, Penalty, Purpose, Reading, Slot, Step, Watcher
+from ratelimit_rls.core.model import Answer, Charge, Outline, Penalty, Purpose, Reading, Slot, Step, Watcher, filled
 
 LARGEST_BATCH_STEPS = 128
 """Limits decided by one run of the script, so that no run holds Redis for more than about a millisecond. Only a single
@@ -237,10 +237,9 @@ def unpack(batch: Sequence[PackedPlan[Part]], reply: Sequence[int]) -> list[Answ
     for plan in batch:
         verdict = reply[at]
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
-        readings = tuple([Reading(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, at, 3)])
+        readings = tuple([filled(Reading, reply[i : i + 3]) for i in range(first, at, 3)])
         if plan.hits is None or plan.charged_at_us is not None:
-            answer = Answer(verdict % 2 == 1, now_us, readings)
-            answers.append(answer._replace(again=True) if verdict > 1 else answer)
+            answers.append(filled(Answer, (verdict % 2 == 1, now_us, readings, 0, False, verdict > 1, ())))
         else:
             answers.append(Answer(verdict == 0, now_us, readings, granted=verdict))
     return answers

@@ -19,7 +19,7 @@ from random import random
 from time import monotonic
 from typing import Any
 
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Penalty, Plan, Purpose, Reading, Step
+from ratelimit_rls.core.model import Algorithm, Answer, Charge, Penalty, Plan, Purpose, Reading, Step, filled
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import Prepared, Store
@@ -69,14 +69,17 @@ class _Entry:
         """
         gone_us = int((now_s - self.received_s) * 1e6)
         readings = [
-            Reading(
-                left if retry_us or reset_us > gone_us else unused,
-                retry_us - gone_us if retry_us > 0 else retry_us,
-                reset_us - gone_us if reset_us > gone_us else 0,
+            filled(
+                Reading,
+                (
+                    left if retry_us or reset_us > gone_us else unused,
+                    retry_us - gone_us if retry_us > 0 else retry_us,
+                    reset_us - gone_us if reset_us > gone_us else 0,
+                ),
             )
             for (left, retry_us, reset_us), unused in zip(self.answer.readings, self.unused, strict=True)
         ]
-        return Answer(True, self.answer.now_us + gone_us, tuple(readings), 0, True)
+        return filled(Answer, (True, self.answer.now_us + gone_us, tuple(readings), 0, True, False, ()))
 
 
 class Denials:

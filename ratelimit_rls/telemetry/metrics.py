@@ -218,23 +218,23 @@ class Metrics:
             self.domain_not_found(decision.outline.domain, len(decision.statuses))
         if decision.shadowed:
             self.service.global_shadow_mode += 1
-        source = _FALLBACK if without_store else _CACHE if decision.remembered else _STORE
+        remembered = decision.remembered
+        source = _FALLBACK if without_store else _CACHE if remembered else _STORE
         refused = _SHADOWED if decision.shadowed else _OVER_LIMIT
         is_decided = decision.outline.purpose is not _REPORT  # which tells what has happened, and decides nothing
-        for status, counted in zip(decision.statuses, counters, strict=True):
-            code, step, reading = status.code, status.step, status.reading
+        for (code, step, _, _, _, reading, _, state, _, _), counted in zip(decision.statuses, counters, strict=True):
             if isinstance(counted, PassCounter):
                 counted.count += 1
             elif step is not None and reading is not None:
-                self._record_limit(counted, step, reading, code)
+                is_allowed = self._record_limit(counted, step, reading, code)
                 if is_decided:
-                    outcome = refused if code is _OVER else _OK if reading.allowed else _SHADOWED
+                    outcome = refused if code is _OVER else _OK if is_allowed else _SHADOWED
                     counted.outcomes[outcome + source] += 1
-                if decision.remembered and code is _OVER:
+                if remembered and code is _OVER:
                     counted.over_limit_with_local_cache += step.cost
-                if status.state:  # neither None nor NORMAL
-                    counted.state_warning += status.state is State.WARNING
-                    counted.state_throttled += status.state is State.THROTTLED
+                if state:  # neither None nor NORMAL
+                    counted.state_warning += state is State.WARNING
+                    counted.state_throttled += state is State.THROTTLED
 
     def record_policy(self, decision: Decision, counters: Counters) -> None:
         """Count a decision that no counter was moved for, since the store did not answer."""
@@ -244,22 +244,27 @@ class Metrics:
             else:
                 counted.outcomes[(_OVER_LIMIT if status.code is Code.OVER_LIMIT else _OK) + _FALLBACK] += 1
 
-    def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> None:
-        """The reference's arithmetic: of hits that cross a threshold, each is counted on its own side of it."""
+    def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> bool:
+        """The reference's arithmetic: of hits that cross a threshold, each is counted on its own side of it.
+
+        Says whether the limit allows the call.
+        """
+        is_allowed = reading.allowed
         hits = step.cost
         if hits < 0:
             counted.total_negative_hits -= hits
-            return
+            return is_allowed
         counted.total_hits += hits
-        capacity = step.limit.burst or step.limit.requests_per_unit
+        limit = step.limit
+        capacity = limit.burst or limit.requests_per_unit
         near = near_limit(capacity, self._near_limit_ratio)
-        if reading.allowed:
+        if is_allowed:
             counted.within_limit += hits
             after = capacity - reading.left
             if after > near:
                 before = after - hits
                 counted.near_limit += hits if before >= near else after - near
-            return
+            return True
         # A refusal under `admitted` spends nothing, so `left` says what there was before it; under `always`, after.
         before = capacity - reading.left - (hits if step.charge is Charge.ALWAYS else 0)
         if before >= capacity:
@@ -272,6 +277,7 @@ class Metrics:
             counted.shadow_mode += over
         else:
             counted.refused += over
+        return False
 
     def names(self, kept: Iterable[tuple[str, int]] | None = None) -> dict[str, int]:
         """Every counter with its value, under the reference's name, sorted.
