@@ -21,7 +21,6 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
-from itertools import chain
 
 from ratelimit_rls.core.model import Entry, Limit, Penalty, Watcher
 
@@ -34,6 +33,7 @@ _KEPT_BYTES = 128
 # Separators, the braces of the hash tag, our escape, the mark of a digest, and what would break a line in a terminal.
 _UNSAFE = re.compile(r"[%/={}~\x00-\x20\x7f]")
 _ESCAPED = [f"%{byte:02X}".encode() if _UNSAFE.match(chr(byte)) else bytes([byte]) for byte in range(256)]
+_UNSAFE_BYTES = bytes(byte for byte in range(128) if _UNSAFE.match(chr(byte)))
 
 
 class ShardBy(Enum):
@@ -45,16 +45,44 @@ class ShardBy(Enum):
 
 def encode_tag(domain: str, entries: Sequence[Entry], shard_by: ShardBy = ShardBy.DESCRIPTOR) -> bytes:
     """With its braces. The first colon after them ends it, so that whatever is put behind it is told from it."""
-    texts = [domain, *chain.from_iterable(entries)]
-    if _UNSAFE.search("".join(texts)) is None:  # as in most, and one look at all of them is the quickest to find out
-        first = domain.encode()
-        whole = "/".join([domain, *[f"{key}={value}" for key, value in entries]]).encode()
-    else:
-        first = _escape(domain)
+    return Tags(b"", domain, shard_by).of(entries)
+
+
+def key_start(prefix: bytes) -> bytes:
+    """What stands before the tags of all keys."""
+    return prefix + b"rl:"
+
+
+class Tags:
+    """Of one domain's descriptors, each behind `start`: all that is the same for all of them is put together once."""
+
+    __slots__ = ("_after", "_before", "_domain", "_room_bytes", "_shard_by", "_start", "_unsafe")
+
+    def __init__(self, start: bytes, domain: str, shard_by: ShardBy) -> None:
+        self._start = start
+        self._domain = _escape(domain)
+        self._shard_by = shard_by
+        by_domain = shard_by is ShardBy.DOMAIN
+        self._before = start + (b"{%s}" if by_domain else b"{%s") % self._domain
+        self._after = b"" if by_domain else b"}"
+        self._unsafe = _UNSAFE_BYTES + (b":" if by_domain else b"")
+        self._room_bytes = LONGEST_TAG_BYTES - len(self._domain)
+
+    def of(self, entries: Sequence[Entry]) -> bytes:
+        # Most texts have nothing that is unsafe: then the separators alone are, and to count is the quickest way to
+        # find out (0.15 µs, where a search takes 0.5).
+        told = "".join([f"/{key}={value}" for key, value in entries]).encode()
+        safe_bytes = len(told.translate(None, self._unsafe))
+        if entries and len(told) <= self._room_bytes and safe_bytes == len(told) - 2 * len(entries):
+            return self._before + told + self._after
+        return self._start + self._unusual(entries)
+
+    def _unusual(self, entries: Sequence[Entry]) -> bytes:
+        first = self._domain
         whole = b"/".join([first, *[b"%s=%s" % (_escape(key), _escape(value)) for key, value in entries]])
-    if shard_by is ShardBy.DOMAIN:
-        return _domain_first(first, whole)
-    return b"{%s}" % (whole if len(whole) <= LONGEST_TAG_BYTES else _shortened(whole, whole))
+        if self._shard_by is ShardBy.DOMAIN:
+            return _domain_first(first, whole)
+        return b"{%s}" % (whole if len(whole) <= LONGEST_TAG_BYTES else _shortened(whole, whole))
 
 
 def _domain_first(domain: bytes, whole: bytes) -> bytes:
@@ -75,7 +103,7 @@ def _shortened(text: bytes, whole: bytes) -> bytes:
 
 
 def storage_key(prefix: bytes, tag: bytes, ending: bytes) -> bytes:
-    return b"%srl:%s:%s" % (prefix, tag, ending)
+    return b"%s%s:%s" % (key_start(prefix), tag, ending)
 
 
 def ending_of(state: Limit | Watcher) -> bytes:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ratelimit_rls.core.callers import Callers, Stood
 from ratelimit_rls.core.identity import BLOCKED_STATUS
-from ratelimit_rls.core.keys import encode_tag, ending_of, storage_key
+from ratelimit_rls.core.keys import Tags, ending_of, key_start
 from ratelimit_rls.core.match import match
 from ratelimit_rls.core.model import (
     MAX_HITS,
@@ -92,34 +92,43 @@ class Planner:
         """Without `standings` nobody has limits but the rules'."""
         self._tree = tree
         self._policy = policy
-        self._key_prefix = policy.key_prefix.encode()
+        self._key_start = key_start(policy.key_prefix.encode())
         self._callers = Callers(standings) if standings is not None else None
         self._outlines: dict[object, Outline] = {}
         self._kept_bytes = 0
+        self._keys_of = per_outline(self._key_parts)
 
     def plan(self, request: Request) -> Plan:
         """Raises BadRequest if the request has no meaning."""
         check(request)
-        matches, standings, refusal, is_own = self._stood(request, match(self._tree, request))
-        valid = Validity(standings) if standings else None
-        if refusal is not None:
-            return Plan(self._refused(request, matches, refusal), (), valid)
+        matches = match(self._tree, request)
+        valid, is_own = None, False
+        if self._callers is not None:
+            matches, standings, refusal, is_own = self._stood(self._callers, request, matches)
+            valid = Validity(standings) if standings else None
+            if refusal is not None:
+                return Plan(self._refused(request, matches, refusal), (), valid)
         outline = self._outline(request, matches, is_own)
         if not outline.steps:
             return Plan(outline, (), valid)
-        shard_by = self._tree.domains[request.domain].shard_by
+        tags, endings = self._keys_of(outline)
         keys: list[bytes] = []
-        for found, endings in zip(matches, _key_endings(outline), strict=True):
-            if endings:
-                tag = encode_tag(request.domain, found.entries, shard_by)
-                keys += [storage_key(self._key_prefix, tag, ending) for ending in endings]
+        for found, own in zip(matches, endings, strict=True):
+            if own:
+                tag = tags.of(found.entries)
+                for ending in own:
+                    keys.append(tag + ending)
         return Plan(outline, tuple(keys), valid)
 
-    def _stood(self, request: Request, matches: tuple[Match, ...]) -> Stood:
-        if self._callers is None:
-            return Stood(matches, ())
+    def _stood(self, callers: Callers, request: Request, matches: tuple[Match, ...]) -> Stood:
         terms = self._tree.identities.get(request.domain)
-        return self._callers.stand(request, matches, terms.blocked_status if terms else BLOCKED_STATUS)
+        return callers.stand(request, matches, terms.blocked_status if terms else BLOCKED_STATUS)
+
+    def _key_parts(self, outline: Outline) -> tuple[Tags, tuple[tuple[bytes, ...], ...]]:
+        """What begins the keys of an outline with steps, and how those of each descriptor end, in the plan's order."""
+        tags = Tags(self._key_start, outline.domain, self._tree.domains[outline.domain].shard_by)
+        states = [(*(step.limit for step in slot.steps), *slot.watchers) for slot in outline.slots]
+        return tags, tuple(tuple(b":" + ending_of(state) for state in own) for own in states)
 
     def _refused(self, request: Request, matches: tuple[Match, ...], refusal: Refusal) -> Outline:
         slots = tuple(
@@ -131,11 +140,11 @@ class Planner:
     def _outline(self, request: Request, matches: tuple[Match, ...], is_own: bool) -> Outline:
         # A rule is known by its identity, which lasts as long as the tree. A limit in the request has a rule made for
         # it, so that is known by what it says.
-        asked = [
-            (descriptor.limit or id(found.rule), found.metric_path, descriptor.hits, descriptor.is_refund)
-            for descriptor, found in zip(request.descriptors, matches, strict=True)
-        ]
-        kind = (request.domain, request.hits, id(request.purpose), *asked)
+        asked: list[object] = [request.domain, request.hits, id(request.purpose)]
+        for descriptor, found in zip(request.descriptors, matches, strict=True):
+            own = descriptor[1:]  # all but whose counters: a limit, hits, whether it is a refund
+            asked += own, found.metric_path, id(found.rule) if own[0] is None else 0
+        kind = tuple(asked)
         outline = self._outlines.get(kind)
         if outline is None:
             outline = self._make_outline(request, matches, is_own)
@@ -235,14 +244,6 @@ class Planner:
         """Where a refusal need not hold, or comes after the fact, nobody is made to wait for it, or penalised."""
         policy = self._policy
         return request.purpose is not Purpose.REPORT and not policy.shadow_mode and not policy.quota_mode
-
-
-@per_outline
-def _key_endings(outline: Outline) -> tuple[tuple[bytes, ...], ...]:
-    """Of each descriptor's keys, in the order of the plan; none where it has no limit."""
-    return tuple(
-        tuple(map(ending_of, (*(step.limit for step in slot.steps), *slot.watchers))) for slot in outline.slots
-    )
 
 
 def refused(request: Request, slots: tuple[Slot, ...], refusal: Refusal, *, shadow_mode: bool = False) -> Outline:

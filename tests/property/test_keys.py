@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.keys import ShardBy, encode_tag, ending_of, storage_key
+from ratelimit_rls.core.keys import ShardBy, Tags, encode_tag, ending_of, key_start, storage_key
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt, Watcher
 
 # The machine may be busy: how long an example takes says nothing here.
@@ -36,6 +36,19 @@ def kind(state: Limit | Watcher) -> object:
 @given(tagged, tagged)
 def test_different_descriptors_have_different_tags(one: Tagged, other: Tagged) -> None:
     assert (encode_tag(*one) == encode_tag(*other)) == (one == other)
+
+
+@patiently
+@given(tagged, st.sampled_from([0, 490, 505, 510, 600]))
+def test_what_needs_no_escape_has_the_tag_it_would_have_among_others(one: Tagged, padding: int) -> None:
+    domain, entries, shard_by = one
+    tags = Tags(b"rl:", domain, shard_by)
+    padded = (*entries, Entry("k", "x" * padding)) if padding else entries
+
+    assert tags.of(padded) == b"rl:" + tags._unusual(padded)
+    assert (
+        storage_key(b"p:", encode_tag(*one), b"end") == Tags(key_start(b"p:"), domain, shard_by).of(entries) + b":end"
+    )
 
 
 @patiently
