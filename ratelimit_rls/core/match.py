@@ -25,9 +25,13 @@ def match(tree: Tree, request: Request) -> tuple[Match, ...]:
 def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     if descriptor.limit is not None:
         return _match_override(root, descriptor)
-    node, is_plain = root, True
-    for entry in descriptor.entries:
-        child, is_one_of_many = find(node, entry)
+    node, is_plain, entries = root, True, descriptor.entries
+    for entry in entries:
+        is_one_of_many = False
+        if node.exact or node.wildcards or node.patterns:
+            child, is_one_of_many = find(node, entry)
+        else:  # a level that looks at keys alone is worth no call
+            child = node.by_key.get(entry.key)
         if child is None:
             return NO_MATCH
         if is_one_of_many or child.value_to_metric:
@@ -37,13 +41,13 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     if rule is None:
         return NO_MATCH
     if is_plain and not rule.detailed_metric:  # as most are, and the rest of the work is for the others
-        return Match(rule, descriptor.entries, rule.path)
+        return tuple.__new__(Match, (rule, entries, rule.path))  # in half the time
     walked = list(_walked(root, descriptor))
-    entries = tuple(
+    counted = tuple(
         Entry(entry.key, child.shared_value or child.key) if is_one_of_many and child.share_threshold else entry
         for entry, child, is_one_of_many in walked
     )
-    return Match(rule, entries, _metric_path(root.key, rule, walked))
+    return Match(rule, counted, _metric_path(root.key, rule, walked))
 
 
 def _walked(root: Node, descriptor: Descriptor) -> Iterator[tuple[Entry, Node, bool]]:

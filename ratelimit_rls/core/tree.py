@@ -132,15 +132,15 @@ class Tree:
 
 def find(node: Node, entry: Entry) -> tuple[Node | None, bool]:
     """The child of `node` that `entry` meets, and whether it is one of many values that do."""
-    exact, patterns, key = node.exact, node.patterns, entry.key
-    if exact and (child := exact.get(entry)) is not None:  # what is empty need not be asked: to hash takes 0.1 µs
+    child = node.exact.get(entry)
+    if child is not None:
         return child, False
     for wildcard in node.wildcards:
         if wildcard.matches(entry):
             return wildcard.node, True
-    if patterns and key in patterns:
+    if entry.key in node.patterns:
         address = parse_address(entry.value)
-        for child in patterns[key]:
+        for child in node.patterns[entry.key]:
             if child.pattern is not None and child.pattern.matches(entry.value, address):
                 return child, True
-    return node.by_key.get(key), False
+    return node.by_key.get(entry.key), False

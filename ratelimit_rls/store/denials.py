@@ -19,7 +19,19 @@ from random import random
 from time import monotonic
 from typing import Any
 
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Penalty, Plan, Purpose, Reading, Step, filled
+from ratelimit_rls.core.model import (
+    Algorithm,
+    Answer,
+    Charge,
+    Outline,
+    Penalty,
+    Plan,
+    Purpose,
+    Reading,
+    Step,
+    filled,
+)
+from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import Prepared, Store
@@ -124,12 +136,9 @@ class Denials:
         self._evicted = 0
 
     def prepare(self, plan: Plan) -> Prepared:
-        prepared = self._store.prepare(plan)
-        form = prepared.form
-        # Of what is leased some is returned later.
-        if form.gives_back or any(slot.rule is not None and slot.rule.hot is not None for slot in form.slots):
+        if not self._some_give_back and _may_give_back(plan.outline):
             self._some_give_back = True
-        return prepared
+        return self._store.prepare(plan)
 
     def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
         self._some_give_back = True
@@ -313,6 +322,13 @@ class Denials:
                 entry = self._drawn()
                 if entry.end_s <= now_s:
                     self._drop(entry)
+
+
+@per_outline
+def _may_give_back(outline: Outline) -> bool:
+    """At once, or later: of what is leased some is returned."""
+    gives_back = any(step.cost < 0 for step in outline.steps)
+    return gives_back or any(slot.rule is not None and slot.rule.hot is not None for slot in outline.slots)
 
 
 _first = itemgetter(0)

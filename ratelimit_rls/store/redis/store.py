@@ -28,7 +28,8 @@ class RedisStore(RedisCounters):
         self._server = server
 
     def prepare(self, plan: Plan) -> Prepared:
-        return PackedPlan(tuple(map(bulk, plan.keys)), form(plan.outline))
+        # Half the time of asking the class, which counts where every request is a new one.
+        return tuple.__new__(PackedPlan, (tuple(map(bulk, plan.keys)), form(plan.outline), None, None, None, None))
 
     def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
         charged = cast("PackedPlan[bytes]", prepared)

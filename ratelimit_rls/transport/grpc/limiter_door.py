@@ -95,9 +95,10 @@ class LimiterDoor(ABC, Generic[W]):
             known = self.read(message)
         except Exception as fault:
             return self.failure(fault)
-        if known.call.outline.can_wait:
+        call = known.call
+        if call.outline.can_wait:
             self.some_can_wait = True
-        if known.call.prepared is None:
+        if call.prepared is None:
             self.some_ask_nothing = True
         return known
 

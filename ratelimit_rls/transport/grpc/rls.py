@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import time
 
-from ratelimit_rls.core.credentials import Resolved, resolve
-from ratelimit_rls.core.identity import Verifier
+from ratelimit_rls.core.credentials import resolve
+from ratelimit_rls.core.identity import IdentityTerms, Verifier
 from ratelimit_rls.core.model import Decision, Purpose, Request
 from ratelimit_rls.core.plan import check
 from ratelimit_rls.service import NO_LIMIT, RateLimiter
@@ -67,10 +67,14 @@ class RlsDoor(LimiterDoor[Wording]):
 
     def read(self, message: bytes) -> Known[Wording]:
         request = decode(message, self._purpose)
-        request, refusal, had_credential = self._resolved(request)
-        if refusal is not None:
-            call = self.limiter.refuse(request, refusal)
-            return Known(call, self._encoder.wording(request, call.outline))
+        had_credential = False
+        terms = self._terms(request.domain)
+        if terms is not None:
+            # From here on with who is calling in place of credentials.
+            request, refusal, had_credential = resolve(request, terms, self.verifier, time())
+            if refusal is not None:
+                call = self.limiter.refuse(request, refusal)
+                return Known(call, self._encoder.wording(request, call.outline))
         if self._request_id_entry:
             known = self._read_identified(request)
         else:
@@ -81,13 +85,11 @@ class RlsDoor(LimiterDoor[Wording]):
             self.cache.put(message, known)
         return known
 
-    def _resolved(self, request: Request) -> Resolved:
-        """The request as the rules know it: with who is calling in place of credentials."""
+    def _terms(self, domain: str) -> IdentityTerms | None:
+        """Which entries carry credentials, if some of the domain do."""
         loaded = self.limiter.rules
-        terms = loaded.tree.identities.get(request.domain) if loaded is not None else None
-        if terms is None or not terms.entries:
-            return Resolved(request)
-        return resolve(request, terms, self.verifier, time())
+        terms = loaded.tree.identities.get(domain) if loaded is not None else None
+        return terms if terms is not None and terms.entries else None
 
     def _read_identified(self, request: Request) -> Known[Wording]:
         """A descriptor that had nothing but the id is not decided about, and told that no limit applied."""
