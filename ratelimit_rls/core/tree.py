@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ratelimit_rls.core.attributes import AttributeMapping
@@ -92,10 +94,14 @@ class Node(NamedTuple):
         """What stands for every value that meets this node, where they share a counter."""
         return self.pattern.label if self.pattern else self.value
 
+    @property
+    def is_level(self) -> bool:
+        """Whether it has children."""
+        return bool(self.exact or self.patterns or self.by_key)
+
     def children(self) -> Iterator[Node]:
-        yield from self.exact.values()
-        yield from (node for nodes in self.patterns.values() for node in nodes)
-        yield from self.by_key.values()
+        of_patterns = chain.from_iterable(self.patterns.values())
+        return chain(self.exact.values(), of_patterns, self.by_key.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +126,20 @@ class Tree:
 
     def rules(self) -> list[Rule]:
         """Every rule, sorted by path."""
-        found: list[Rule] = []
-        nodes = list(self.domains.values())
-        while nodes:
-            node = nodes.pop()
-            if node.rule is not None:
-                found.append(node.rule)
-            nodes.extend(node.children())
-        return sorted(found, key=lambda rule: rule.path)
+        found = [node.rule for level in self.levels() for node in level.children() if node.rule is not None]
+        return sorted(found, key=attrgetter("path"))
+
+    def count_rules(self) -> int:
+        """Without a list of them, to say nothing of sorting it: of large rules that takes longer than to swap them."""
+        return sum(node.rule is not None for level in self.levels() for node in level.children())
+
+    def levels(self) -> Iterator[Node]:
+        """Every node that has children, and every root: all others are one step away from these."""
+        waiting = list(self.domains.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend([child for child in node.children() if child.is_level])
 
 
 def find(node: Node, entry: Entry) -> tuple[Node | None, bool]:

@@ -40,10 +40,10 @@ def lint(
     targeted: Collection[str] = (),
 ) -> Iterator[Problem]:
     """`mappings` are those that count, by domain; `targeted` are the names of sources that have a targeting."""
-    for root in tree.domains.values():
-        yield from _unreachable(root)
-        if targeted:
-            yield from _hidden(root, targeted)
+    for level in tree.levels():
+        yield from _unreachable(level)
+    if targeted:
+        yield from _hidden(tree, targeted)
     for domain, written in mappings.items():
         yield from _mapped_to_nothing(domain, written, tree)
     names: dict[str, set[str]] = {}
@@ -62,35 +62,29 @@ def lint(
         yield from _replacing_nobody(limit, names[domain])
 
 
-def _unreachable(root: Node) -> Iterator[Problem]:
-    nodes = [root]
-    while nodes:
-        node = nodes.pop()
-        nodes.extend(node.children())
-        for index, later in enumerate(node.wildcards):
-            for earlier in node.wildcards[: min(index, MOST_COMPARED)]:
-                if covers(earlier, later.key.pattern, later.node.value):
-                    yield _shadowed(later.node, earlier.node)
+def _unreachable(level: Node) -> Iterator[Problem]:
+    """Of the node's children."""
+    for index, later in enumerate(level.wildcards):
+        for earlier in level.wildcards[: min(index, MOST_COMPARED)]:
+            if covers(earlier, later.key.pattern, later.node.value):
+                yield _shadowed(later.node, earlier.node)
+                break
+    for key, child in level.by_key.items():
+        if WILDCARD not in key:
+            for wildcard in level.wildcards[:MOST_COMPARED]:
+                if covers(wildcard, key, ""):
+                    yield _shadowed(child, wildcard.node)
                     break
-        for key, child in node.by_key.items():
-            if WILDCARD not in key:
-                for wildcard in node.wildcards[:MOST_COMPARED]:
-                    if covers(wildcard, key, ""):
-                        yield _shadowed(child, wildcard.node)
-                        break
 
 
-def _hidden(root: Node, targeted: Collection[str]) -> Iterator[Problem]:
+def _hidden(tree: Tree, targeted: Collection[str]) -> Iterator[Problem]:
     """Of several that an entry would meet, one is taken and never taken back: what the others have below is not met.
 
     Whoever writes descriptors says so by what is written where; whoever targets a rule at paths and networks does not.
     """
     told: set[int] = set()
-    nodes = [root]
-    while nodes:
-        node = nodes.pop()
-        nodes.extend(node.children())
-        for wide, narrow in _overlaps(node):
+    for level in tree.levels():
+        for wide, narrow in _overlaps(level):
             assert wide.position is not None
             assert narrow.position is not None
             if wide.position.file in targeted and id(wide) not in told and _lacks(narrow, wide):

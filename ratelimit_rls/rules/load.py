@@ -35,6 +35,7 @@ DEEPEST = 100
 """Levels of one file, aliases included: 48 levels of descriptors."""
 
 _UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PRINTABLE_ASCII = bytes((*b"\t\n\r", *range(0x20, 0x7F)))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG_PREFIX = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(kind.value for kind in Kind)
@@ -102,6 +103,8 @@ def _decode(source: Source) -> str:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8", "replace")
         raise _refusal(source, *_place(before), offences.not_utf8(content[error.start])) from error
+    if not content.translate(None, _PRINTABLE_ASCII):  # nothing else, which is a tenth of the work to know
+        return text
     unprintable = _UNPRINTABLE.search(text)
     if unprintable:
         before = text[: unprintable.start()]

@@ -23,7 +23,7 @@ from ratelimit_rls.rules.scalars import Kind, Value, resolve
 DEEPEST_PLAIN = 30
 """Levels. What is deeper is for the parser, and whether it is too deep."""
 
-_FOREIGN = re.compile("[\t\r\x85\u2028\u2029\ufeff]")
+_FOREIGN = "\t\r\x85\u2028\u2029\ufeff"
 """Blanks and breaks other than a space and a line feed."""
 
 _KEY = r"[A-Za-z_][\w.-]{0,99}+"
@@ -70,7 +70,7 @@ class _Open:
 
 def read_plain(text: str, lines_above: int, most_nodes: int) -> YamlNode | None:
     """The document that `text` is; None: it is beyond what is read here, or has more nodes, or lines, than that."""
-    if _FOREIGN.search(text) or text.count("\n") > most_nodes:
+    if any(one in text for one in _FOREIGN) or text.count("\n") > most_nodes:
         return None
     try:
         return _Lines(most_nodes).read(text.removeprefix("---") if text.startswith("---\n") else text, lines_above)

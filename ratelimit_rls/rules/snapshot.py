@@ -36,7 +36,7 @@ class Rules:
 
     def swap(self, tree: Tree, *, digest: str, files: int, loaded_at: datetime) -> Loaded:
         version = self.current.version + 1 if self.current else 1
-        self.current = Loaded(tree, version, digest, loaded_at, files, len(tree.rules()))
+        self.current = Loaded(tree, version, digest, loaded_at, files, tree.count_rules())
         self.failures = 0
         self.last_error = None
         self.on_swap()

@@ -206,6 +206,28 @@ descriptors:
     assert rule.charge is expected
 
 
+def test_every_rule_is_counted_wherever_it_hangs() -> None:
+    text = """
+domain: d
+descriptors:
+  - {key: k, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: k, value: v, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: k, value: w*, descriptors: [{key: l, rate_limit: {unit: day, requests_per_unit: 1}}]}
+  - key: k
+    match: {prefix: x}
+    rate_limit: {unit: day, requests_per_unit: 1}
+    descriptors:
+      - key: l
+        value: m
+        descriptors: [{key: n, match: {prefix: o}, rate_limit: {unit: day, requests_per_unit: 1}}]
+"""
+    tree = compile_documents({"f.yaml": text.encode(), "g.yaml": b"domain: e"}).tree
+
+    paths = ["d.k", "d.k_prefix(x)", "d.k_prefix(x).l_m.n_prefix(o)", "d.k_v", "d.k_w*.l"]
+    assert [rule.path for rule in tree.rules()] == paths
+    assert tree.count_rules() == 5
+
+
 def test_the_digest_is_of_the_text_in_order_and_not_of_the_names() -> None:
     def digest(**files: str) -> str:
         return compile_documents({name: text.encode() for name, text in files.items()}).digest
