@@ -5,10 +5,10 @@ from __future__ import annotations
 from ratelimit_rls.core.span import span_within
 from ratelimit_rls.core.style import AnswerStyle, Family
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import Written
 from ratelimit_rls.rules.fields import Fields
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.node import YamlNode, YamlScalar, excerpt
+from ratelimit_rls.rules.written import Written
 
 ANSWER_KEYS = ("headers", "retry_jitter")
 

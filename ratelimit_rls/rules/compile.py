@@ -25,7 +25,7 @@ from ratelimit_rls.rules import lint, offences
 from ratelimit_rls.rules.answer import compile_style
 from ratelimit_rls.rules.deny import compile_deny
 from ratelimit_rls.rules.descriptor import OVERRIDDEN, Level, Origin, add_descriptor
-from ratelimit_rls.rules.document import Document, Written, read_document
+from ratelimit_rls.rules.document import Document, read_document
 from ratelimit_rls.rules.ext_authz import compile_mapping
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, Findings
 from ratelimit_rls.rules.identity import compile_identity
@@ -35,6 +35,7 @@ from ratelimit_rls.rules.rule import Inherited
 from ratelimit_rls.rules.targeted_mapping import MOST_SHAPES, Shape, completed, shapes
 from ratelimit_rls.rules.targeting import is_targeted, targeted
 from ratelimit_rls.rules.word import Words, read_word
+from ratelimit_rls.rules.written import Written
 
 UNREAD = "unread"
 

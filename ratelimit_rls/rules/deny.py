@@ -7,11 +7,11 @@ import re
 from ratelimit_rls.core.style import BodyFormat, Deny
 from ratelimit_rls.core.template import Template
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import Written
 from ratelimit_rls.rules.fields import Fields
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.headers import TOKEN_CHARACTERS, compile_headers, compile_template
 from ratelimit_rls.rules.node import YamlNode, YamlScalar, excerpt
+from ratelimit_rls.rules.written import Written
 
 DENY_KEYS = ("format", "body", "content_type", "headers", "status")
 

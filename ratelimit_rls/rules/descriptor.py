@@ -16,10 +16,11 @@ from ratelimit_rls.core.model import Position, Rule
 from ratelimit_rls.core.pattern import Pattern
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Wildcard
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import DescriptorDocument, Written
+from ratelimit_rls.rules.document import DescriptorDocument
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.pattern import compile_pattern
 from ratelimit_rls.rules.rule import Inherited, compile_rule, is_on
+from ratelimit_rls.rules.written import Written
 
 OVERRIDDEN = "overridden"
 """The code of the warning that something is left out because a stronger source says it."""

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
-from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Position
+from ratelimit_rls.core.model import Position
 from ratelimit_rls.rules import grammar, offences
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, is_null, tag
-from ratelimit_rls.rules.scalars import Kind
-
-T = TypeVar("T")
+from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, is_null
+from ratelimit_rls.rules.written import Written, WrittenFields
 
 _new_of = attrgetter(*grammar.NEW_LIMIT_KEYS)
 _NOTHING_NEW = (None,) * len(grammar.NEW_LIMIT_KEYS)
-
-
-class Written(NamedTuple, Generic[T]):
-    value: T
-    file: str
-    line: int
-    column: int
-
-    @property
-    def position(self) -> Position:
-        return Position(self.file, self.line, self.column)
 
 
 # The documents are not frozen: of large rules there are hundreds of thousands, and that would triple what one costs.
@@ -126,11 +113,11 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
     if root is None or is_null(root):
         return Document(Position(found.file, found.first_line, 1))
     if not isinstance(root, YamlMap):
-        fields = _Fields((), found)
+        fields = WrittenFields((), found)
         fields.refuse(root, "map[interface {}]interface {}", "a rules file is a mapping that starts with 'domain:'")
         return Document(found.position(root), is_broken=True)
     grammar.check(root, "file", found)
-    fields = _Fields(root.fields(), found)
+    fields = WrittenFields(root.fields(), found)
     return Document(
         position=found.position(root),
         domain=fields.text("domain"),
@@ -147,29 +134,29 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
 
 
 def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
-    fields = _Fields(node.fields(), found)
+    fields = WrittenFields(node.fields(), found)
     written = fields.read(_OF_DESCRIPTOR)
     return DescriptorDocument(found.position(node), **written, is_broken=fields.is_broken)
 
 
-def _read_rate_limit(outer: _Fields, key: str) -> RateLimitDocument | None:
+def _read_rate_limit(outer: WrittenFields, key: str) -> RateLimitDocument | None:
     node = outer.joined(key, "config.YamlRateLimit", "it is a mapping with 'unit' and 'requests_per_unit'")
     return None if node is None else _read_limit(node, outer.found)
 
 
-def _read_limits(outer: _Fields, key: str) -> Written[tuple[RateLimitDocument, ...]] | None:
+def _read_limits(outer: WrittenFields, key: str) -> Written[tuple[RateLimitDocument, ...]] | None:
     at = outer.node(key)
     if at is None:
         return None
     return Written(outer.maps(key, "[]config.YamlRateLimit", _read_limit), at.file, at.line, at.column)
 
 
-def _read_match(outer: _Fields, key: str) -> MatchDocument | None:
+def _read_match(outer: WrittenFields, key: str) -> MatchDocument | None:
     node = outer.joined(key, "match", "it is a mapping with one of 'cidr', 'prefix' and 'regex'")
     if node is None:
         return None
     found = outer.found
-    fields = _Fields(node.fields(), found)
+    fields = WrittenFields(node.fields(), found)
     return MatchDocument(
         position=found.position(node),
         cidr=fields.text("cidr"),
@@ -180,24 +167,24 @@ def _read_match(outer: _Fields, key: str) -> MatchDocument | None:
 
 
 def _read_limit(node: YamlMap, found: Findings) -> RateLimitDocument:
-    fields = _Fields(node.fields(), found)
+    fields = WrittenFields(node.fields(), found)
     written = fields.read(_OF_LIMIT)
     return RateLimitDocument(found.position(node), **written, is_broken=fields.is_broken)
 
 
-def _read_descriptors(outer: _Fields, key: str) -> tuple[DescriptorDocument, ...]:
+def _read_descriptors(outer: WrittenFields, key: str) -> tuple[DescriptorDocument, ...]:
     return outer.maps(key, "[]config.YamlDescriptor", _read_descriptor)
 
 
-def _read_replaces(outer: _Fields, key: str) -> tuple[Written[str], ...]:
+def _read_replaces(outer: WrittenFields, key: str) -> tuple[Written[str], ...]:
     return outer.maps(key, "[]config.yamlReplaces", _read_replaced)
 
 
 def _read_replaced(node: YamlMap, found: Findings) -> Written[str]:
-    return _Fields(node.fields(), found).text("name") or Written("", found.file, node.line, node.column)
+    return WrittenFields(node.fields(), found).text("name") or Written("", found.file, node.line, node.column)
 
 
-def _read_metadata(outer: _Fields, key: str) -> Written[dict[str, Any]] | None:
+def _read_metadata(outer: WrittenFields, key: str) -> Written[dict[str, Any]] | None:
     node = outer.joined(key, "map[string]interface {}", "it is a mapping")
     if node is None:
         return None
@@ -235,134 +222,40 @@ def _plain_map(node: YamlMap) -> dict[str, Any]:
     return plain
 
 
-class _Fields:
-    """The values of one mapping by key, read as what they should be. Null is the same as absent."""
-
-    def __init__(self, fields: Iterable[tuple[YamlNode, YamlNode]], found: Findings) -> None:
-        self.found = found
-        self._values: dict[str, YamlNode] = {}  # the last of each
-        self._earlier: dict[str, list[YamlNode]] = {}
-        self.is_broken = False
-        for key, value in fields:
-            if isinstance(key, YamlScalar) and isinstance(key.value, str):
-                if key.text in self._values:
-                    self._earlier.setdefault(key.text, []).append(self._values[key.text])
-                self._values[key.text] = value
-
-    def read(self, readers: Mapping[str, Callable[[_Fields, str], object]]) -> dict[str, Any]:
-        """By key, all that is written and has a reader: of dozens of keys, a mapping has a few."""
-        return {key: readers[key](self, key) for key in self._values if key in readers}
-
-    def text(self, key: str) -> Written[str] | None:
-        node = self._last(key)
-        if node is None:
-            return None
-        if isinstance(node, YamlScalar):
-            if grammar.is_unusable(node):
-                self.is_broken = True  # reported by the grammar
-                return None
-            return Written(node.text, self.found.file, node.line, node.column)
-        self.refuse(node, "string", offences.TEXT)
-        return None
-
-    def truth(self, key: str) -> Written[bool] | None:
-        node = self._last(key)
-        if node is None:
-            return None
-        if isinstance(node, YamlScalar) and isinstance(node.value, bool):
-            return Written(node.value, self.found.file, node.line, node.column)
-        self.refuse(node, "bool", offences.TRUTH)
-        return None
-
-    def count(self, key: str) -> Written[int] | None:
-        node = self._last(key)
-        if node is None:
-            return None
-        if isinstance(node, YamlScalar) and node.kind is Kind.INT:
-            assert isinstance(node.value, int)
-            if 0 <= node.value <= MAX_REQUESTS_PER_UNIT:
-                return Written(node.value, self.found.file, node.line, node.column)
-        self.refuse(node, "uint32", offences.COUNT)
-        return None
-
-    def node(self, key: str) -> Written[YamlNode] | None:
-        """As it stands there, for whoever reads it: taken whole, never laid over one that was merged."""
-        node = self._last(key)
-        return None if node is None else Written(node, self.found.file, node.line, node.column)
-
-    def maps(self, key: str, go_type: str, read: Callable[[YamlMap, Findings], T]) -> tuple[T, ...]:
-        node = self._last(key)
-        if node is None:
-            return ()
-        if not isinstance(node, YamlList):
-            self.refuse(node, go_type, "it is a list of mappings")
-            return ()
-        return tuple(read(item, self.found) for item in node.items if isinstance(item, YamlMap))
-
-    def joined(self, key: str, go_type: str, wanted: str) -> YamlMap | None:
-        """The mapping under `key`, laid over those written for it before (the reference's dialect).
-
-        So `<<: *base` followed by `rate_limit: {requests_per_unit: 5}` keeps the base's unit.
-        """
-        joined: YamlMap | None = None
-        last = self._values.get(key)
-        for node in (*self._earlier.get(key, ()), *(() if last is None else (last,))):
-            if is_null(node):
-                joined = None
-            elif isinstance(node, YamlMap):
-                joined = node if joined is None else YamlMap(node.line, node.column, (*joined.pairs, *node.pairs))
-            else:
-                self.refuse(node, go_type, wanted, is_last=node is last)
-        return joined
-
-    def refuse(self, node: YamlNode, go_type: str, wanted: str, is_last: bool = True) -> None:
-        self.is_broken = True
-        # The grammar may have reported it already, except where it does not look: metadata, the file itself, and what
-        # is written again later.
-        if is_last and grammar.is_refused(node) and not go_type.startswith("map["):
-            return
-        text = node.text if isinstance(node, YamlScalar) else None
-        self.found.error(node, offences.wrong_type(node.line, tag(node), text, go_type, wanted))
-
-    def _last(self, key: str) -> YamlNode | None:
-        node = self._values.get(key)
-        return None if node is None or is_null(node) else node
-
-
-_OF_DESCRIPTOR: Mapping[str, Callable[[_Fields, str], object]] = {
-    "key": _Fields.text,
-    "value": _Fields.text,
+_OF_DESCRIPTOR: Mapping[str, Callable[[WrittenFields, str], object]] = {
+    "key": WrittenFields.text,
+    "value": WrittenFields.text,
     "match": _read_match,
     "rate_limit": _read_rate_limit,
     "limits": _read_limits,
-    "limits_of": _Fields.text,
+    "limits_of": WrittenFields.text,
     "descriptors": _read_descriptors,
-    "charge": _Fields.text,
-    "action": _Fields.text,
-    "max_delay": _Fields.text,
-    "warn_at": _Fields.node,
-    "penalty": _Fields.node,
-    "hot": _Fields.node,
-    "on_store_failure": _Fields.text,
-    "answer": _Fields.node,
-    "deny": _Fields.node,
-    "enabled": _Fields.truth,
-    "shadow_mode": _Fields.truth,
-    "quota_mode": _Fields.truth,
-    "detailed_metric": _Fields.truth,
-    "value_to_metric": _Fields.truth,
-    "share_threshold": _Fields.truth,
+    "charge": WrittenFields.text,
+    "action": WrittenFields.text,
+    "max_delay": WrittenFields.text,
+    "warn_at": WrittenFields.node,
+    "penalty": WrittenFields.node,
+    "hot": WrittenFields.node,
+    "on_store_failure": WrittenFields.text,
+    "answer": WrittenFields.node,
+    "deny": WrittenFields.node,
+    "enabled": WrittenFields.truth,
+    "shadow_mode": WrittenFields.truth,
+    "quota_mode": WrittenFields.truth,
+    "detailed_metric": WrittenFields.truth,
+    "value_to_metric": WrittenFields.truth,
+    "share_threshold": WrittenFields.truth,
     "metadata": _read_metadata,
 }
-_OF_LIMIT: Mapping[str, Callable[[_Fields, str], object]] = {
-    "unit": _Fields.text,
-    "requests_per_unit": _Fields.count,
-    "unlimited": _Fields.truth,
-    "name": _Fields.text,
+_OF_LIMIT: Mapping[str, Callable[[WrittenFields, str], object]] = {
+    "unit": WrittenFields.text,
+    "requests_per_unit": WrittenFields.count,
+    "unlimited": WrittenFields.truth,
+    "name": WrittenFields.text,
     "replaces": _read_replaces,
-    "algorithm": _Fields.text,
-    "burst": _Fields.count,
-    "unit_multiplier": _Fields.count,
-    "calendar": _Fields.truth,
-    "timezone": _Fields.text,
+    "algorithm": WrittenFields.text,
+    "burst": WrittenFields.count,
+    "unit_multiplier": WrittenFields.count,
+    "calendar": WrittenFields.truth,
+    "timezone": WrittenFields.text,
 }

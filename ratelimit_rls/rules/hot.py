@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from ratelimit_rls.core.model import Hot, Limit
 from ratelimit_rls.core.span import span_within
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import Written
 from ratelimit_rls.rules.fields import Fields
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.node import YamlNode
+from ratelimit_rls.rules.written import Written
 
 HOT_KEYS = ("lease",)
 

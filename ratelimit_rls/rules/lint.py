@@ -19,10 +19,11 @@ from ratelimit_rls.core.model import Entry, Position
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard, find
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument, Written
+from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument
 from ratelimit_rls.rules.limit import is_unlimited
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.rules.rule import Action
+from ratelimit_rls.rules.written import Written
 
 MOST_COMPARED = 500
 """Earlier wildcards each wildcard of a level is compared with: the comparison is quadratic, and rules with more have

@@ -12,12 +12,13 @@ from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
 from ratelimit_rls.rules import offences
 from ratelimit_rls.rules.answer import compile_style
 from ratelimit_rls.rules.deny import compile_deny
-from ratelimit_rls.rules.document import DescriptorDocument, Written
+from ratelimit_rls.rules.document import DescriptorDocument
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.hot import compile_hot
 from ratelimit_rls.rules.limit import compile_limits, is_unlimited
 from ratelimit_rls.rules.watchers import compile_penalty, compile_warn_at
 from ratelimit_rls.rules.word import read_word
+from ratelimit_rls.rules.written import Written
 
 _MAX_DELAY = span_within(1_000, 60_000_000)
 DEFAULT_MAX_DELAY_US = 1_000_000

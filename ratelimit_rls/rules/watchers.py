@@ -5,11 +5,11 @@ from __future__ import annotations
 from ratelimit_rls.core.model import Penalty, WarnAt
 from ratelimit_rls.core.span import span_within
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import Written
 from ratelimit_rls.rules.fields import Fields, whole
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.node import YamlList, YamlNode, YamlScalar, excerpt
 from ratelimit_rls.rules.scalars import Kind
+from ratelimit_rls.rules.written import Written
 
 PENALTY_KEYS = ("within", "after", "multipliers")
 

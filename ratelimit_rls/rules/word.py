@@ -6,8 +6,8 @@ from enum import Enum
 from typing import TypeVar
 
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import Written
 from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.rules.written import Written
 
 Words = TypeVar("Words", bound=Enum)
 
