@@ -24,7 +24,7 @@ from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import lint, offences
 from ratelimit_rls.rules.answer import compile_style
 from ratelimit_rls.rules.deny import compile_deny
-from ratelimit_rls.rules.descriptor import OVERRIDDEN, Level, Origin, add_descriptor
+from ratelimit_rls.rules.descriptor import OVERRIDDEN, Level, Origin, add_descriptors
 from ratelimit_rls.rules.document import Document, read_document
 from ratelimit_rls.rules.ext_authz import compile_mapping
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, Findings
@@ -286,8 +286,7 @@ def _build(domain: _Domain, default: Charge) -> Node:
     level = Level()
     inherited = Inherited(domain.charge, default, domain.style, domain.deny, domain.on_store_failure)
     for part in domain.parts:
-        for document in part.document.descriptors:
-            add_descriptor(level, domain.name, document, part.origin, inherited)
+        add_descriptors(level, domain.name, part.document.descriptors, part.origin, inherited)
     root = Node(
         domain.name,
         position=domain.position,

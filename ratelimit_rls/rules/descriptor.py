@@ -10,13 +10,15 @@ reference's). Where one of the two is a stored rule's:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from ratelimit_rls.core.model import Position, Rule
 from ratelimit_rls.core.pattern import Pattern
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Wildcard
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import DescriptorDocument
+from ratelimit_rls.rules.document import DescriptorDocument, LikeDocument
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.pattern import compile_pattern
 from ratelimit_rls.rules.rule import Inherited, compile_rule, is_on
@@ -43,7 +45,7 @@ class Origin:
 class Level:
     """The children of one node while they are being collected."""
 
-    exact: dict[tuple[str, str], _Growing] = field(default_factory=dict)
+    exact: dict[tuple[str, str], _Growing | _Settled] = field(default_factory=dict)
     wildcards: list[_Growing] = field(default_factory=list)
     patterns: dict[str, list[_Growing]] = field(default_factory=dict)
     by_key: dict[str, _Growing] = field(default_factory=dict)
@@ -52,7 +54,12 @@ class Level:
         if pattern is not None:
             same = (one for one in self.patterns.get(key, ()) if one.pattern and one.pattern.is_same(pattern))
             return next(same, None)
-        return self.exact.get((key, value)) if value else self.by_key.get(key)
+        if not value:
+            return self.by_key.get(key)
+        one = self.exact.get((key, value))
+        if isinstance(one, _Settled):
+            one = self.exact[key, value] = one.growing()
+        return one
 
     def add(self, one: _Growing) -> None:
         if one.pattern is not None:
@@ -144,22 +151,78 @@ class _Growing:
                     origin.found.warn(document.position, OVERRIDDEN, message)
 
 
+class _Settled(NamedTuple):
+    """A node to which hardly ever anything is added, since it is one of many that are alike."""
+
+    made: Node
+    document: LikeDocument
+    origin: Origin
+    inherited: Inherited
+
+    def node(self) -> Node:
+        return self.made
+
+    def growing(self) -> _Growing:
+        made = self.made
+        return _Growing(
+            made.key,
+            made.value,
+            made.pattern,
+            made.share_threshold,
+            made.value_to_metric,
+            made.rule,
+            self.document.exact(),
+            self.origin,
+            self.inherited,
+            [(self.origin, self.document.position)],
+        )
+
+
 def _precedence(node: Node) -> tuple[int, int]:
     assert node.pattern is not None
     return node.pattern.precedence
 
 
-def add_descriptor(
+def add_descriptors(
     level: Level,
     parent_path: str,
-    document: DescriptorDocument,
+    documents: Iterable[DescriptorDocument | LikeDocument],
     origin: Origin,
     inherited: Inherited,
 ) -> None:
-    """Compile `document` and everything below it into `level`; what is wrong goes to the findings of its source.
+    """Compile `documents` and everything below them into `level`; what is wrong goes to the findings of their source.
 
     Sources come strongest first. What a descriptor hands down reaches what the same source and weaker ones have below.
     """
+    for document in documents:
+        if isinstance(document, LikeDocument):
+            _add_alike(level, parent_path, document, origin, inherited)
+        else:
+            _add(level, parent_path, document, origin, inherited)
+
+
+def _add_alike(level: Level, parent_path: str, document: LikeDocument, origin: Origin, inherited: Inherited) -> None:
+    """As one of its shape was compiled, if nothing was to be told of that, and the level has none of the same value."""
+    value, made_of_it = document.alike.value, document.alike.shape.made_of_it
+    like: _Growing | None = made_of_it.get(inherited)
+    if like is None:
+        told = origin.found.told
+        like = _add(level, parent_path, document.exact(), origin, inherited)
+        if like is not None and origin.found.told == told and WILDCARD not in like.key:
+            made_of_it[inherited] = like
+    elif (like.key, value) in level.exact:
+        _add(level, parent_path, document.exact(), origin, inherited)
+    else:
+        position = document.position
+        rule = like.rule and like.rule._replace(path=f"{parent_path}.{like.key}_{value}", position=position)
+        node = Node(like.key, value, None, rule, like.share_threshold, like.value_to_metric, position)
+        level.exact[like.key, value] = _Settled(node, document, origin, like.inherited)
+
+
+def _add(
+    level: Level, parent_path: str, document: DescriptorDocument, origin: Origin, inherited: Inherited
+) -> _Growing | None:
+    """What was added to `level` for it alone."""
     key, value = _text(document.key), _text(document.value)
     found = origin.found
     pattern = compile_pattern(document, found)
@@ -186,12 +249,14 @@ def add_descriptor(
         one.described.append(described)
         if not is_way:
             one.rule, one.document, one.origin, one.inherited = rule, document, origin, inherited
-    if first is None and key:
+    is_new = first is None and bool(key)
+    if is_new:
         level.add(one)
     if document.descriptors:
         below = one.below = one.below or Level()
-        for child in document.descriptors:  # of what is left out, too: what is wrong with it is told all the same
-            add_descriptor(below, path, child, origin, inherited)
+        # Of what is left out, too: what is wrong with it is told all the same.
+        add_descriptors(below, path, document.descriptors, origin, inherited)
+    return one if is_new else None
 
 
 def _only_leads(document: DescriptorDocument) -> bool:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ratelimit_rls.core.model import Position
 from ratelimit_rls.rules import grammar, offences
+from ratelimit_rls.rules.alike import Alike
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, is_null
 from ratelimit_rls.rules.written import Written, WrittenFields
@@ -66,7 +67,7 @@ class DescriptorDocument:
     rate_limit: RateLimitDocument | None = None
     limits: Written[tuple[RateLimitDocument, ...]] | None = None
     limits_of: Written[str] | None = None
-    descriptors: tuple[DescriptorDocument, ...] = ()
+    descriptors: tuple[DescriptorDocument | LikeDocument, ...] = ()
     charge: Written[str] | None = None
     action: Written[str] | None = None
     max_delay: Written[str] | None = None
@@ -93,11 +94,27 @@ class DescriptorDocument:
         return (self.rate_limit,) if self.rate_limit is not None else ()
 
 
+class LikeDocument(NamedTuple):
+    """A descriptor that says of another value, and at another place, what `like` says. There is nothing below it."""
+
+    like: DescriptorDocument
+    alike: Alike
+    found: Findings
+
+    @property
+    def position(self) -> Position:
+        return Position(self.found.file, self.alike.line, self.alike.shape.column)
+
+    def exact(self) -> DescriptorDocument:
+        """With its own places."""
+        return _read_alone(self.alike.shape.map(self.alike.line, self.alike.value), self.found)
+
+
 @dataclass(slots=True)
 class Document:
     position: Position
     domain: Written[str] | None = None
-    descriptors: tuple[DescriptorDocument, ...] = ()
+    descriptors: tuple[DescriptorDocument | LikeDocument, ...] = ()
     charge: Written[str] | None = None
     on_store_failure: Written[str] | None = None
     shard_by: Written[str] | None = None
@@ -133,7 +150,25 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
     )
 
 
-def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument:
+def exact(document: DescriptorDocument | LikeDocument) -> DescriptorDocument:
+    return document.exact() if isinstance(document, LikeDocument) else document
+
+
+def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument | LikeDocument:
+    alike = node.pairs
+    if not isinstance(alike, Alike):
+        return _read_alone(node, found)
+    like = alike.shape.made_of_it.get(DescriptorDocument)
+    if like is not None:
+        return LikeDocument(like, alike, found)
+    told = found.told
+    document = _read_alone(node, found)
+    if found.told == told and not document.descriptors:
+        alike.shape.made_of_it[DescriptorDocument] = document
+    return document
+
+
+def _read_alone(node: YamlMap, found: Findings) -> DescriptorDocument:
     fields = WrittenFields(node.fields(), found)
     written = fields.read(_OF_DESCRIPTOR)
     return DescriptorDocument(found.position(node), **written, is_broken=fields.is_broken)
@@ -172,7 +207,7 @@ def _read_limit(node: YamlMap, found: Findings) -> RateLimitDocument:
     return RateLimitDocument(found.position(node), **written, is_broken=fields.is_broken)
 
 
-def _read_descriptors(outer: WrittenFields, key: str) -> tuple[DescriptorDocument, ...]:
+def _read_descriptors(outer: WrittenFields, key: str) -> tuple[DescriptorDocument | LikeDocument, ...]:
     return outer.maps(key, "[]config.YamlDescriptor", _read_descriptor)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ratelimit_rls.core.model import Position
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import offences
+from ratelimit_rls.rules.alike import Alike
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
 from ratelimit_rls.rules.scalars import MAX_INT64, Kind
 
@@ -30,6 +31,11 @@ class Findings:
 
     def warn(self, at: YamlNode | Position, code: str, message: str) -> None:
         self.warnings.append(Problem(self.file, at.line, at.column, message, "warning", code))
+
+    @property
+    def told(self) -> int:
+        """How much, so far: whoever has been looking since knows whether there was anything to tell."""
+        return len(self.errors) + len(self.warnings)
 
     def position(self, node: YamlNode) -> Position:
         return Position(self.file, node.line, node.column)
@@ -117,6 +123,17 @@ _PLACE_WORDS = {
 
 def check(node: YamlMap, place: str, found: Findings) -> None:
     """Report every key that is unknown, misplaced or written twice, and every value that no place takes."""
+    alike = node.pairs
+    if not isinstance(alike, Alike):
+        _check_alone(node, place, found)
+    elif place not in alike.shape.made_of_it:
+        told = found.told
+        _check_alone(node, place, found)
+        if found.told == told:
+            alike.shape.made_of_it[place] = None
+
+
+def _check_alone(node: YamlMap, place: str, found: Findings) -> None:
     keys = PLACES.get(place, {})
     values = {key.text: value for key, value in node.fields() if isinstance(key, YamlScalar)}
     if node.may_merge or len(values) != len(node.pairs) or not values.keys() <= keys.keys():

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from ratelimit_rls.core.model import Limit
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import read_document
+from ratelimit_rls.rules.document import exact, read_document
 from ratelimit_rls.rules.grammar import NEW_LIMIT_KEYS, RATE_LIMIT_KEYS, Findings
 from ratelimit_rls.rules.limit import compile_limits
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
@@ -63,7 +63,7 @@ class _Reader:
         found = Findings("")
         descriptor = _map({"key": _text("subject"), "limits": limits})
         document = read_document(_map({"descriptors": YamlList(_LINE, 0, (descriptor,))}), found)
-        compiled = compile_limits(document.descriptors[0], found)
+        compiled = compile_limits(exact(document.descriptors[0]), found)
         for problem in found.errors:
             message = problem.message.removeprefix(offences.not_yaml(f"unmarshal errors: line {_LINE}: "))
             self._refuse(self._fields[problem.column], message)

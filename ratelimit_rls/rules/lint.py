@@ -19,7 +19,7 @@ from ratelimit_rls.core.model import Entry, Position
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard, find
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument
+from ratelimit_rls.rules.document import DescriptorDocument, Document, LikeDocument, RateLimitDocument
 from ratelimit_rls.rules.limit import is_unlimited
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.rules.rule import Action
@@ -56,9 +56,7 @@ def lint(
             limits = descriptor.rate_limits
             known.update([limit.name.value for limit in limits if limit.name])
             replacing.extend([(domain, limit) for limit in limits if limit.replaces])
-            yield from _without_effect(descriptor, limits)
-            if not _is_allowed(descriptor):
-                yield from _refusing_everything(limits)
+            yield from _odd(descriptor)
     for domain, limit in replacing:
         yield from _replacing_nobody(limit, names[domain])
 
@@ -144,6 +142,14 @@ def _shadowed(node: Node, by: Node) -> Problem:
 
 def _named(node: Node) -> str:
     return f"key '{node.key}' value '{node.shared_value}'" if node.shared_value else f"key '{node.key}'"
+
+
+def _odd(descriptor: DescriptorDocument) -> Iterator[Problem]:
+    """What can be told by the descriptor alone, with those below it."""
+    limits = descriptor.rate_limits
+    yield from _without_effect(descriptor, limits)
+    if not _is_allowed(descriptor):
+        yield from _refusing_everything(limits)
 
 
 def _without_effect(descriptor: DescriptorDocument, limits: Sequence[RateLimitDocument]) -> Iterator[Problem]:
@@ -236,14 +242,31 @@ def _children_met(node: Node, entry: MappedEntry) -> Iterator[Node]:
 
 
 def _descriptors(document: Document) -> Iterator[DescriptorDocument]:
-    for descriptor in document.descriptors:
-        yield from _and_below(descriptor)
+    """All that there may be something to tell of: of those that are alike, the first, if there is nothing."""
+    waiting = list(document.descriptors)
+    while waiting:
+        descriptor = waiting.pop()
+        if isinstance(descriptor, LikeDocument):
+            if not _is_to_be_told(descriptor):
+                continue
+            descriptor = descriptor.exact()
+        yield descriptor
+        waiting.extend(descriptor.descriptors)
+
+
+def _is_to_be_told(descriptor: LikeDocument) -> bool:
+    made_of_it, like = descriptor.alike.shape.made_of_it, descriptor.like
+    if _odd not in made_of_it:
+        made_of_it[_odd] = any(_odd(like)) or any(limit.replaces for limit in like.rate_limits)
+    return bool(made_of_it[_odd])
 
 
 def _and_below(descriptor: DescriptorDocument) -> Iterator[DescriptorDocument]:
-    waiting = [descriptor]
+    """What they say, be it at other places."""
+    waiting: list[DescriptorDocument | LikeDocument] = [descriptor]
     while waiting:
-        descriptor = waiting.pop()
+        one = waiting.pop()
+        descriptor = one.like if isinstance(one, LikeDocument) else one
         yield descriptor
         waiting.extend(descriptor.descriptors)
 

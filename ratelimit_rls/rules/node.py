@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ratelimit_rls.rules.scalars import Kind, Value
@@ -31,10 +31,10 @@ class YamlList(NamedTuple):
 class YamlMap(NamedTuple):
     line: int
     column: int
-    pairs: tuple[tuple[YamlNode, YamlNode], ...]
+    pairs: Sequence[Pair]
     may_merge: bool = True  # False: no key is `<<`, and nobody has to look
 
-    def fields(self) -> Iterable[tuple[YamlNode, YamlNode]]:
+    def fields(self) -> Iterable[Pair]:
         """Every key with its value, `<<` replaced by what it merges, so that of equal keys the last one counts.
 
         A merge takes effect where it stands: one written after a key overrides it (the reference's dialect; YAML's
@@ -42,7 +42,7 @@ class YamlMap(NamedTuple):
         """
         return self._merged() if self.may_merge else self.pairs
 
-    def _merged(self) -> Iterator[tuple[YamlNode, YamlNode]]:
+    def _merged(self) -> Iterator[Pair]:
         for key, value in self.pairs:
             if not (isinstance(key, YamlScalar) and key.is_merge_key):
                 yield key, value
@@ -55,6 +55,8 @@ class YamlMap(NamedTuple):
 
 
 YamlNode = YamlScalar | YamlList | YamlMap
+Pair = tuple[YamlNode, YamlNode]
+"""A key with its value."""
 
 
 def is_null(node: YamlNode) -> bool:

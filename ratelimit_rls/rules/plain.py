@@ -6,6 +6,8 @@
         value: "free"                                   … and quotes without escapes
         rate_limit: {unit: day, requests_per_unit: 5}   brackets that close on their line
 
+Of items that are written alike, one is read, and the others when they are looked into (alike.py).
+
 Either the result is the parser's to the last place, or there is none, and the parser reads the text: all that is beyond
 (anchors, tags, escapes, nothing for a value, what goes on in the next line), and whatever is wrong. So nothing here
 knows what an error is, and nothing is guessed. It is for large rules: a parser makes several objects of every node.
@@ -14,9 +16,11 @@ knows what an error is, and nothing is guessed. It is for large rules: a parser 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 
+from ratelimit_rls.rules.alike import ITEM, Shape
 from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.rules.scalars import Kind, Value, resolve
 
@@ -49,6 +53,9 @@ _REST = re.compile(r"\ *+(?:(?<=\ )\#.*+)?")
 MOST_REMEMBERED = 1000
 """Words whose meaning is kept: of large rules, all but names and values is said again and again, and from the start."""
 
+MOST_SHAPES = 1000
+"""Of one text; where there are more, there are few of each."""
+
 _new_scalar = partial(tuple.__new__, YamlScalar)  # without a step in between: half the time of what is made most often
 
 
@@ -73,62 +80,99 @@ def read_plain(text: str, lines_above: int, most_nodes: int) -> YamlNode | None:
     if any(one in text for one in _FOREIGN) or text.count("\n") > most_nodes:
         return None
     try:
-        return _Lines(most_nodes).read(text.removeprefix("---") if text.startswith("---\n") else text, lines_above)
+        lines = _Lines(most_nodes, knows_shapes=True)
+        return lines.read(text.removeprefix("---") if text.startswith("---\n") else text, lines_above + 1)
     except _Beyond:
         return None
 
 
 class _Lines:
-    def __init__(self, most_nodes: int) -> None:
+    def __init__(self, most_nodes: int, *, knows_shapes: bool) -> None:
         self._most_nodes = most_nodes
-        self._nodes = 0
+        self._knows_shapes = knows_shapes
+        self._shapes: dict[tuple[str, str], Shape | None] = {}  # by what is around the value; None: there is none
+        self.nodes = 0
         self._blocks: list[_Open] = []
+        self._needs_value = False  # the last line ends with a key
         self._meanings: dict[str, tuple[Kind, Value]] = {}
 
-    def read(self, text: str, lines_above: int) -> YamlNode:
-        """Raises _Beyond."""
-        blocks = self._blocks
-        needs_value = False  # the last line ends with a key
-        for number, line in enumerate(text.split("\n"), lines_above + 1):
-            found = _LINE.fullmatch(line)
-            if found is None:
-                raise _Beyond
-            indent, dash, key, plain, quoted, flow = found.groups()
-            value = plain or quoted or flow
-            if value is None and key is None:
-                if dash:
-                    raise _Beyond
-                continue  # a comment, or nothing
-            column = len(indent) + 1
-            if needs_value or not blocks:
-                self._begin(number, column, is_list=dash is not None)
+    def read(self, text: str, number: int) -> YamlNode:
+        """Raises _Beyond. `number` is that of the first line."""
+        at = 0
+        while at <= len(text):
+            item = ITEM.match(text, at) if self._knows_shapes else None
+            if item is not None and self._item(number, item):
+                end = item.end()
             else:
-                self._end_deeper(column, is_list=dash is not None)
-            if dash is not None:
-                column += len(dash)
-                if key is not None:
-                    self._open(number, column, is_list=False)
-            elif key is None:
-                raise _Beyond
-            children = blocks[-1].children
-            if key is not None:
-                children.append(self._word(number, column, key))
-            if plain is not None:
-                children.append(self._word(number, found.start(4) + 1, plain))
-            elif quoted is not None:
-                children.append(self._quoted(number, found.start(5) + 1, quoted))
-            elif flow is not None:
-                node, end = self._flow(number, line, found.start(6), len(blocks))
-                if not _REST.fullmatch(line, end):
-                    raise _Beyond
-                children.append(node)
-            needs_value = value is None
+                end = text.find("\n", at)
+                end = len(text) if end < 0 else end
+                self._line(number, text[at:end])
             self._bound()
-        if needs_value or not blocks:
+            number += text.count("\n", at, end) + 1
+            at = end + 1
+        if self._needs_value or not self._blocks:
             raise _Beyond
-        while len(blocks) > 1:
+        while len(self._blocks) > 1:
             self._end()
-        return _closed(blocks[0])
+        return _closed(self._blocks[0])
+
+    def _item(self, number: int, item: re.Match[str]) -> bool:
+        """Whether it is read by now: if not, it is nothing but its lines."""
+        before, indent, _, value, after = item.groups()
+        shape = self._shapes.get((before, after))
+        node: YamlNode
+        if shape is not None and shape.takes(value):
+            node, nodes = shape.map(number, value), shape.nodes
+        elif (before, after) in self._shapes or len(self._shapes) >= MOST_SHAPES:
+            return False
+        else:
+            node, nodes = _read_item(item[0], number, self._most_nodes - self.nodes)
+            self._shapes[before, after] = Shape.of(item, number, node, nodes, _read_alike)
+        self._continue(number, len(indent) + 1, is_list=True)
+        self._blocks[-1].children.append(node)
+        self._needs_value = False
+        self.nodes += nodes
+        return True
+
+    def _line(self, number: int, line: str) -> None:
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise _Beyond
+        indent, dash, key, plain, quoted, flow = found.groups()
+        value = plain or quoted or flow
+        if value is None and key is None:
+            if dash:
+                raise _Beyond
+            return  # a comment, or nothing
+        column = len(indent) + 1
+        self._continue(number, column, is_list=dash is not None)
+        blocks = self._blocks
+        if dash is not None:
+            column += len(dash)
+            if key is not None:
+                self._open(number, column, is_list=False)
+        elif key is None:
+            raise _Beyond
+        children = blocks[-1].children
+        if key is not None:
+            children.append(self._word(number, column, key))
+        if plain is not None:
+            children.append(self._word(number, found.start(4) + 1, plain))
+        elif quoted is not None:
+            children.append(self._quoted(number, found.start(5) + 1, quoted))
+        elif flow is not None:
+            node, end = self._flow(number, line, found.start(6), len(blocks))
+            if not _REST.fullmatch(line, end):
+                raise _Beyond
+            children.append(node)
+        self._needs_value = value is None
+
+    def _continue(self, line: int, column: int, *, is_list: bool) -> None:
+        """Then the last block is the one that a line at `column` belongs to."""
+        if self._needs_value or not self._blocks:
+            self._begin(line, column, is_list=is_list)
+        else:
+            self._end_deeper(column, is_list=is_list)
 
     def _begin(self, line: int, column: int, *, is_list: bool) -> None:
         """A collection is what the last key stands for, or the document."""
@@ -140,7 +184,7 @@ class _Lines:
         self._open(line, column, is_list=is_list)
 
     def _open(self, line: int, column: int, *, is_list: bool) -> None:
-        self._nodes += 1
+        self.nodes += 1
         self._blocks.append(_Open(line, column, is_list=is_list))
 
     def _end_deeper(self, column: int, *, is_list: bool) -> None:
@@ -163,15 +207,15 @@ class _Lines:
             meaning = resolve(text)
             if len(self._meanings) < MOST_REMEMBERED:
                 self._meanings[text] = meaning
-        self._nodes += 1
+        self.nodes += 1
         return _new_scalar((line, column, text, *meaning, False))
 
     def _quoted(self, line: int, column: int, quoted: str) -> YamlScalar:
-        self._nodes += 1
+        self.nodes += 1
         return YamlScalar(line, column, quoted[1:-1], Kind.STRING, quoted[1:-1])
 
     def _bound(self) -> None:
-        if self._nodes > self._most_nodes:
+        if self.nodes > self._most_nodes:
             raise _Beyond
 
     def _flow(self, line: int, text: str, start: int, depth: int) -> tuple[YamlNode, int]:
@@ -180,7 +224,7 @@ class _Lines:
         closing = "]" if is_list else "}"
         if depth > DEEPEST_PLAIN:
             raise _Beyond
-        self._nodes += 1
+        self.nodes += 1
         is_empty = text.startswith(closing, start + 1)
         at = start + 2 if is_empty else start + 1
         is_open = not is_empty
@@ -211,6 +255,25 @@ class _Lines:
             is_open = end == ","
             self._bound()
         return _collection(line, start + 1, children, is_list=is_list), at
+
+
+def _read_item(text: str, number: int, most_nodes: int) -> tuple[YamlNode, int]:
+    """The one item of the list that `text` is, and how many nodes it has. Raises _Beyond.
+
+    It may be as deep as a document, wherever it hangs: twice that is still less than the parser takes.
+    """
+    lines = _Lines(most_nodes, knows_shapes=False)
+    document = lines.read(text, number)
+    assert isinstance(document, YamlList)  # it begins with a dash
+    (node,) = document.items
+    return node, lines.nodes - 1
+
+
+def _read_alike(text: str, number: int) -> YamlMap:
+    """An item that is like one that was read."""
+    node, _ = _read_item(text, number, sys.maxsize)
+    assert isinstance(node, YamlMap)
+    return node
 
 
 def _closed(done: _Open) -> YamlNode:

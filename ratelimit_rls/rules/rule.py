@@ -33,9 +33,12 @@ class Action(Enum):
     ALLOW = "allow"  # unlimited
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Inherited:
-    """What a rule takes from its domain, the descriptors above it and the settings where it says nothing itself."""
+    """What a rule takes from its domain, the descriptors above it and the settings where it says nothing itself.
+
+    Two are equal only if they are the same object, as they are for neighbours.
+    """
 
     charge: Charge | None = None  # the domain's
     default_charge: Charge = Charge.ALWAYS  # of rules in the reference's grammar alone

@@ -20,7 +20,7 @@ from ratelimit_rls.core.attributes import (
     Source,
 )
 from ratelimit_rls.core.client_ip import ClientIp
-from ratelimit_rls.rules.document import DescriptorDocument, Document
+from ratelimit_rls.rules.document import DescriptorDocument, Document, exact
 from ratelimit_rls.rules.targeting import EVERYBODY
 
 MOST_SHAPES = 32
@@ -45,7 +45,7 @@ _SOURCES: Mapping[str, Callable[[ClientIp], Source]] = {
 
 def shapes(document: Document) -> Iterator[Shape]:
     """Of all descriptors that say something and consist of what is known of any request; one may come several times."""
-    waiting: list[tuple[Shape, DescriptorDocument]] = [((), one) for one in document.descriptors]
+    waiting: list[tuple[Shape, DescriptorDocument]] = [((), exact(one)) for one in document.descriptors]
     while waiting:
         above, descriptor = waiting.pop()
         key = descriptor.key.value if descriptor.key else ""
@@ -54,7 +54,7 @@ def shapes(document: Document) -> Iterator[Shape]:
         shape = (*above, key)
         if descriptor.rate_limits or descriptor.limits_of or descriptor.action:
             yield shape
-        waiting.extend((shape, one) for one in descriptor.descriptors)
+        waiting.extend((shape, exact(one)) for one in descriptor.descriptors)
 
 
 def completed(mapping: AttributeMapping | None, wanted: Iterable[Shape]) -> AttributeMapping | None:

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Position
 from ratelimit_rls.rules import grammar, offences
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, is_null, tag
+from ratelimit_rls.rules.node import Pair, YamlList, YamlMap, YamlNode, YamlScalar, is_null, tag
 from ratelimit_rls.rules.scalars import Kind
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Written(NamedTuple, Generic[T]):
 class WrittenFields:
     """The values of one mapping by key, read as what they should be. Null is the same as absent."""
 
-    def __init__(self, fields: Iterable[tuple[YamlNode, YamlNode]], found: Findings) -> None:
+    def __init__(self, fields: Iterable[Pair], found: Findings) -> None:
         self.found = found
         self._values: dict[str, YamlNode] = {}  # the last of each
         self._earlier: dict[str, list[YamlNode]] = {}

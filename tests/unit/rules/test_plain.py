@@ -39,6 +39,30 @@ descriptors:
 """
 LISTS = "---\na: b\nc:\n- d: e\n  f: g:h\n- i: yes\n-   j\nk: l\n"
 SCALARS = "a: ~\nb: null\nyes: 1_000\nc: .5\nd: 0o17\ne: 1e3\nf: \"\"\ng: ''\nh: on\ni: .nan\nj: +5\nk: a'b\"c\\d\n"
+ALIKE = """\
+a:
+  - {key: b, value: c, rate_limit: {unit: day}}
+  - {key: b, value: d, rate_limit: {unit: day}}
+  - {key: b, value: e, rate_limit: {unit: day}}
+  - key: b
+    value: "c"  # of them
+    rate_limit:
+      unit: day
+  - key: b
+    value: "d"  # of them
+    rate_limit:
+      unit: day
+
+  - key: b
+    value: "e"  # of them
+    rate_limit:
+      unit: day
+f:
+- value: g
+- value: h
+  # i
+- value: j
+"""
 ITEMS = '- a: 1\n  b: 2\n- c\n- {}\n- []\n- "x"\n'
 
 BEYOND = {
@@ -99,7 +123,9 @@ def parsed(text: str) -> YamlNode | str | None:
         return str(error)
 
 
-@pytest.mark.parametrize("text", [BLOCKS, LISTS, SCALARS, ITEMS], ids=["blocks", "lists", "scalars", "items"])
+@pytest.mark.parametrize(
+    "text", [BLOCKS, LISTS, SCALARS, ITEMS, ALIKE], ids=["blocks", "lists", "scalars", "items", "alike"]
+)
 def test_plain_text_is_read_as_the_parser_reads_it(text: str) -> None:
     plain = read_plain(text, LINES_ABOVE, PLENTY)
     assert plain is not None
@@ -119,6 +145,8 @@ def test_as_many_nodes_are_read_as_may_be() -> None:
     assert read_plain("a: b\nc: d\n", 0, 4) is None
     assert read_plain("a: b\n\n\n", 0, 3) is not None
     assert read_plain("a: b\n\n\n\n", 0, 3) is None
+    assert read_plain("a:\n" + "- {value: b}\n" * 3, 0, 12) is not None
+    assert read_plain("a:\n" + "- {value: b}\n" * 3, 0, 11) is None
 
 
 def test_the_rules_that_come_with_it_are_plain_but_for_one() -> None:
@@ -140,8 +168,8 @@ def test_a_line_that_is_too_much_is_left_before_it_is_all_read() -> None:
 def test_whatever_is_changed_in_a_text_nothing_is_read_otherwise() -> None:
     random_ = random.Random(1)
     were_plain = 0
-    for _ in range(6_000):
-        text = edited(list(random_.choice([BLOCKS, LISTS, ITEMS])), random_)
+    for _ in range(8_000):
+        text = edited(list(random_.choice([BLOCKS, LISTS, ITEMS, ALIKE])), random_)
         plain = read_plain(text, LINES_ABOVE, PLENTY)
         if plain is not None:
             were_plain += 1
