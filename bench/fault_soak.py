@@ -59,10 +59,6 @@ MOST_UNANSWERED = 0.002
 """Of the calls: within their deadline, on a machine that has nothing else to do."""
 
 LAGGING_S = 0.01
-DROPPED = ("Stream removed", "GOAWAY", "Connection reset", "Broken pipe")
-"""What a client says of a call whose connection was closed under way: the native transport does so when a process that
-did not run for some time finds more than twenty calls that were given up meanwhile."""
-
 MOST_GROWTH_BYTES = 8 * 2**20
 POOL_THREADS = 4
 """That asyncio may add to its pool at any time, when it reads files: it makes one whenever all it has are busy."""
@@ -299,12 +295,7 @@ def troubles(record: Record) -> Iterator[str]:
 
 
 def unanswered(call: Called) -> bool:
-    return call.outcome is LATE or _dropped(call)
-
-
-def _dropped(call: Called) -> bool:
-    """What the service itself says when it has no connection names Redis."""
-    return "Redis" not in call.details and any(words in call.details for words in DROPPED)
+    return call.outcome is LATE
 
 
 def _wrong_words(calls: Sequence[Called]) -> Iterator[str]:
@@ -387,7 +378,7 @@ def report(record: Record) -> Iterator[str]:
 def _said(call: Called) -> str:
     if isinstance(call.outcome, int):
         return SAID[call.outcome]
-    return "dropped" if _dropped(call) else call.outcome.name
+    return call.outcome.name
 
 
 def tell(record: Record) -> list[str]:
