@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -163,6 +164,13 @@ def test_a_line_that_is_too_much_is_left_before_it_is_all_read() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2 * len(text)
+
+
+def test_an_item_with_many_values_is_looked_at_once() -> None:
+    text = "a:\n- " + "value: b, " * 50_000 + "\n\n  c: d\n"
+    begun = process_time()
+    assert read_plain(text, 0, PLENTY) is None
+    assert process_time() - begun < 2
 
 
 def test_whatever_is_changed_in_a_text_nothing_is_read_otherwise() -> None:
