@@ -2,9 +2,10 @@
 
 Clients ask the same few questions again and again, and what a request means depends on nothing but its bytes and the
 rules. Bounded in bytes, which all doors have together: most doors are not asked at all, and one that is must not go
-short because of them. When full, one that is drawn by lot goes, of the door that holds most. Keeping order of use would
+short because of them. When full, some that are drawn by lot go, of the door that holds most. Keeping order of use would
 cost every hit, and going by age would never hit when slightly more requests than fit come round and round; the lot
-still hits most of them.
+still hits most of them. It falls on neighbours, one after the other, which came one after the other, too: their memory
+is near, and what takes their place is again. With a lot for each, all that is touched is cold (2.5 µs a request).
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _ENTRY_BYTES = 340
 _KEY_BYTES = 70
 _VALID_BYTES = 250  # with the standing it holds
 _LINE_BYTES = 350  # what it is recorded under
+
+_NEIGHBOURS = 16
+"""That go on one lot. As many requests are hit as with a lot for each, unless only a few dozen fit altogether."""
 
 W = TypeVar("W")
 
@@ -73,6 +77,7 @@ class CallCache(Generic[W]):
         budget.caches.append(self)
         self._known: dict[bytes, Known[W]] = {}
         self._messages: list[bytes] = []  # the same keys, where one can be drawn by its number
+        self._next = 0  # that goes, unless it is the first of its neighbours: then there is a lot
         self.get = self._known.get
 
     def __len__(self) -> int:
@@ -94,11 +99,14 @@ class CallCache(Generic[W]):
             self._budget.make_room(self)
 
     def evict(self) -> None:
-        """One of those that are held, drawn by lot."""
-        messages = self._messages
-        number = int(random() * len(messages))  # a sixth of the time that `randrange` takes
+        """One of those that are held. The newest takes its place in the list."""
+        messages, number = self._messages, self._next
+        if number % _NEIGHBOURS == 0 or number >= len(messages):
+            number = int(random() * len(messages))  # a sixth of the time that `randrange` takes
+            number -= number % _NEIGHBOURS
         drawn, messages[number] = messages[number], messages[-1]
         messages.pop()
+        self._next = number + 1
         self._dropped(drawn, self._known.pop(drawn))
 
     def clear(self) -> None:

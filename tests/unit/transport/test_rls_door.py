@@ -161,6 +161,19 @@ def test_the_cache_stays_within_its_bytes_and_still_hits_when_more_come_round_th
     assert cache.get(messages[0]) is entries[0]
 
 
+def test_a_lot_falls_on_neighbours_and_then_on_others(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [ask(f"{i:04}") for i in range(132)]
+    entries = [known(limiter, message) for message in messages]
+    cache: CallCache[Wording] = CallCache(Budget(100 * weight_bytes(messages[0], entries[0])))
+    lots = iter([0.5, 0.0])
+    monkeypatch.setattr("ratelimit_rls.transport.grpc.cache.random", lambda: next(lots))
+    for message, entry in zip(messages, entries, strict=True):
+        cache.put(message, entry)
+    gone = [number for number, message in enumerate(messages) if cache.get(message) is None]
+    assert gone == [*range(16), *range(48, 64)]
+    assert (len(cache), list(lots)) == (100, [])
+
+
 def test_caches_on_one_budget_give_way_to_each_other(limiter: Limiter) -> None:
     messages = [ask(f"{i:04}") for i in range(100)]
     entries = [known(limiter, message) for message in messages]
