@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
                     continue
             self._slowly(kind, flags, stream_id & frames.STREAM_ID_BITS, data[start:stop])
             if self._is_over:
-                return
+                break
             is_slow = self._blocks.is_unfinished or self._is_leaving
         self._rest = data[at:]
         if received_bytes:
