@@ -486,16 +486,15 @@ class Connection(asyncio.Protocol):
 
     def _answer_slowly(self, stream_id: int, message: bytes) -> None:
         """With a message that does not fit into one frame, or into the client's windows."""
-        end = frame(HEADERS, END_HEADERS | END_STREAM, stream_id, reply.OK)
         self._sending.headers(stream_id, reply.HEAD)
-        if not self._sending.send(stream_id, reply.prefixed(message), end):
+        if not self._sending.send(stream_id, reply.prefixed(message), reply.OK):
             self._streams[stream_id] = _ANSWERING
 
     def _turn_away(self, stream_id: int, told: NotGrpc) -> None:
         """Answer what is not gRPC in the words of HTTP."""
         del self._streams[stream_id]
         self._sending.headers(stream_id, reply.http_head(told.status))
-        if not self._sending.send(stream_id, f"{told}\n".encode(), frame(DATA, END_STREAM, stream_id)):
+        if not self._sending.send(stream_id, f"{told}\n".encode(), b""):
             self._streams[stream_id] = _ANSWERING
 
     def _tell_failure(self, stream_id: int, failure: Failure) -> None:

@@ -9,6 +9,7 @@ from ratelimit_rls.transport.http2.frames import (
     DEFAULT_TABLE_BYTES,
     DEFAULT_WINDOW_BYTES,
     END_HEADERS,
+    END_STREAM,
     HEADERS,
     LARGEST_WINDOW_BYTES,
     MOST_FRAME_BYTES,
@@ -29,7 +30,7 @@ class _Body:
     def __init__(self) -> None:
         self.data = b""
         self.at = 0  # what was sent of it
-        self.end = b""  # frames that follow the data, and end the stream
+        self.end: bytes | None = None  # a header block after the data; empty: the stream just ends; None: it goes on
 
 
 class Sending:
@@ -76,8 +77,11 @@ class Sending:
             self._reckon()
         self.write(frame(HEADERS, END_HEADERS | flags, stream_id, block))
 
-    def send(self, stream_id: int, data: bytes, end: bytes = b"") -> bool:
-        """Send data as the windows have room, then the frames of `end`. True: all of it is on its way."""
+    def send(self, stream_id: int, data: bytes, end: bytes | None = None) -> bool:
+        """Send data as the windows have room. True: all of it is on its way.
+
+        `end` is the header block that ends the stream then; an empty one: nothing but the end; None: more is to come.
+        """
         body = self._bodies.get(stream_id)
         if body is None:
             body = self._bodies[stream_id] = _Body()
@@ -148,9 +152,12 @@ class Sending:
             body.at += size
             self.given[stream_id] = given - size
             self.window -= size
-        if body.end:
-            self.write(body.end)
-            self.forget(stream_id)
-        else:
+        if body.end is None:
             del self._bodies[stream_id]
+            return True
+        if body.end:  # written only now: settings that came since may have a say in it
+            self.headers(stream_id, body.end, END_STREAM)
+        else:
+            self.write(frame(DATA, END_STREAM, stream_id))
+        self.forget(stream_id)
         return True
