@@ -327,7 +327,7 @@ class Client:
             if one.kind == frames.WINDOW_UPDATE:
                 self.others.append(one)
                 continue
-            assert answer.reset is None
+            assert answer.reset is None or one.kind == RST_STREAM
             if one.kind == RST_STREAM:
                 answer.reset = ErrorCode(int.from_bytes(one.payload, "big"))
                 continue
