@@ -23,11 +23,26 @@ function fixed_window.read(raw)
 end
 
 function fixed_window.spend(state, spec, now, cost)
-  local limit = spec.limit
+  local limit, window = spec.limit, spec.window
+  -- As nearly every call finds it: hits that fit, in the window that the state is of. All calls of a run come now, so
+  -- where that lies is worked out once for a spec. (A third of what a limit costs Redis.)
+  if window and state and cost > 0 then
+    if spec.placed ~= now then
+      spec.placed, spec.index, spec.reset = now, floor(now / window) % 65536, window - now % window
+    end
+    local index = spec.index
+    if state % 65536 == index then
+      local left = limit - cost - (state - index) / 65536
+      if left >= 0 then
+        return state + cost * 65536, left, 0, spec.reset
+      end
+    end
+  end
+
   local mine = state and state % 65536
-  local index, into, age, window = place_fixed(now, spec, mine)
+  local index, into, age, length = place_fixed(now, spec, mine)
   local count = age == 0 and (state - mine) / 65536 or 0
-  local reset = window - into
+  local reset = length - into
 
   if cost < 0 then -- a refund is never refused, and never makes more room than an unused window has
     if count == 0 then
