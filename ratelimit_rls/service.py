@@ -124,7 +124,8 @@ class RateLimiter:
 
     def _call(self, request: Request, outline: Outline, prepared: Prepared | None, valid: Validity | None) -> Call:
         line = self._ledger.line(request, outline) if self._ledger is not None else None
-        return Call(outline, self._counters_of(outline), prepared, valid, line)
+        # In half the time of asking the class, as elsewhere on the way of requests that were never seen before.
+        return tuple.__new__(Call, (outline, self._counters_of(outline), prepared, valid, line))
 
     async def check(
         self,

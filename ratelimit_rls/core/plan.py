@@ -119,7 +119,7 @@ class Planner:
                 tag = tags.of(found.entries)
                 for ending in own:
                     keys.append(tag + ending)
-        return Plan(outline, tuple(keys), valid)
+        return tuple.__new__(Plan, (outline, tuple(keys), valid))  # in half the time
 
     def _stood(self, callers: Callers, request: Request, matches: tuple[Match, ...]) -> Stood:
         terms = self._tree.identities.get(request.domain)

@@ -28,7 +28,7 @@ class RedisStore(RedisCounters):
         self._server = server
 
     def prepare(self, plan: Plan) -> Prepared:
-        # Half the time of asking the class, which counts where every request is a new one.
+        # In half the time of asking the class, which counts where every request is a new one.
         return tuple.__new__(PackedPlan, (tuple(map(bulk, plan.keys)), form(plan.outline), None, None, None, None))
 
     def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
