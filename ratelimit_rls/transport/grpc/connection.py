@@ -4,7 +4,8 @@
                  └─► _slowly ─► whatever else HTTP/2 allows, or forbids
 
 Guarantees, whatever the client sends: no more than `most_streams` calls are open, no more than MOST_HELD_BYTES of
-messages that are not whole are kept, and who does not read its answers is not read from.
+messages that are not whole are kept, who does not read its answers is not read from, and who sends what takes long to
+read waits for everybody else's turn.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ STREAM_WINDOW_BYTES = 5 * 2**20
 MOST_CUT = 1024
 PREFACE_S = 20.0
 """Within which a client has to begin."""
+
+TURN_S = 0.002
+"""After which others have theirs, if it goes into anything but ordinary calls: of those, few can be open."""
 
 LAST_PING = b"last one"
 LOOK_AGAIN_S = 0.01
@@ -116,6 +120,8 @@ class Connection(asyncio.Protocol):
         self._cut: dict[int, None] = {}  # streams that we ended while the client may still be sending
         self._held_bytes = 0
         self._received_bytes = 0
+        self._is_full = False  # the client has to read first
+        self._will_go_on = False
         self._is_leaving = False  # takes no new calls, and is closed when the last is answered
         self._is_over = False
 
@@ -140,10 +146,12 @@ class Connection(asyncio.Protocol):
         self._host.lost(self)
 
     def pause_writing(self) -> None:
+        self._is_full = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._transport.resume_reading()
+        self._is_full = False
+        self._go_on_soon()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -273,11 +281,28 @@ class Connection(asyncio.Protocol):
             self._slowly(kind, flags, stream_id & frames.STREAM_ID_BITS, data[start:stop])
             if self._is_over:
                 break
+            if monotonic() - now_s > TURN_S:
+                self._transport.pause_reading()
+                self._go_on_soon()
+                break
             is_slow = self._blocks.is_unfinished or self._is_leaving
         self._rest = data[at:]
         if received_bytes:
             self._host.gathered()
             self._received(received_bytes)
+
+    def _go_on_soon(self) -> None:
+        if not self._will_go_on:
+            self._will_go_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what is left of the last turn, and then with what comes."""
+        self._will_go_on = False
+        if not self._is_full:
+            self.data_received(b"")
+            if not (self._will_go_on or self._is_over):
+                self._transport.resume_reading()
 
     def _preface(self, data: bytes) -> bool:
         """Whether it is all there. Raises ConnectionFault if something else is."""

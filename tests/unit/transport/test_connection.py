@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from itertools import count
 from math import inf
 
 import pytest
 
 from ratelimit_rls.transport.grpc import connection as module
-from ratelimit_rls.transport.grpc.connection import LAST_PING, MOST_CUT, PREFACE_S, WINDOW_BYTES
+from ratelimit_rls.transport.grpc.connection import LAST_PING, MOST_CUT, PREFACE_S, TURN_S, WINDOW_BYTES
 from ratelimit_rls.transport.grpc.door import Failure, FailureCode
 from ratelimit_rls.transport.http2 import blocks, frames
 from ratelimit_rls.transport.http2.blocks import MOST_BLOCK_BYTES, MOST_KNOWN, MOST_LIST_BYTES
@@ -494,6 +495,7 @@ class TestBackPressure:
         client.connection.pause_writing()
         assert not client.socket.reads
         client.connection.resume_writing()
+        client.settle()
         assert client.socket.reads
 
     def test_all_answers_of_a_turn_are_one_write(self, client: Client) -> None:
@@ -506,6 +508,72 @@ class TestBackPressure:
         client.settle()
         assert len(client.socket.writes) == writes + 1
         assert [client.answers[stream_id].message for stream_id in asked] == [b"x"] * 5
+
+
+class TestTurns:
+    """Others have theirs while one client sends what takes long to read."""
+
+    @pytest.fixture(autouse=True)
+    def _a_frame_takes_long(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        ticks = count()
+        monkeypatch.setattr(module, "monotonic", lambda: next(ticks) * TURN_S / 4)
+
+    def test_what_is_left_is_read_in_the_next(self, client: Client) -> None:
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 20 + PREFACE[:3])
+        turns = 0
+        while not client.socket.reads:
+            client.loop.turn()
+            client._read()
+            turns += 1
+            assert len(client.of_kind(PING)) <= 5 * turns
+        assert len(client.of_kind(PING)) == 20
+        assert turns == 4
+
+    def test_more_may_come_before_that(self, client: Client) -> None:
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 10)
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 10)
+        client.settle()
+        assert len(client.of_kind(PING)) == 20
+        assert client.socket.reads
+
+    def test_but_not_before_the_client_reads(self, client: Client) -> None:
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 10)
+        client.connection.pause_writing()
+        client.settle()
+        assert len(client.of_kind(PING)) == 5
+        assert not client.socket.reads
+        client.connection.resume_writing()
+        client.settle()
+        assert len(client.of_kind(PING)) == 10
+        assert client.socket.reads
+
+    def test_nor_when_it_is_gone(self, client: Client) -> None:
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 10)
+        client.lose()
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 10)
+        client.settle()
+        assert len(client.of_kind(PING)) == 5
+        assert not client.socket.reads
+
+    def test_a_fault_in_a_later_one_ends_the_connection(self, client: Client) -> None:
+        client.give(frame(PING, 0, 0, b"12345678") * 10 + frame(PING, 0, 0, b""))
+        assert client.fault == ErrorCode.FRAME_SIZE_ERROR
+        assert not client.socket.reads
+
+    def test_ordinary_calls_are_read_in_one(self, client: Client) -> None:
+        block = client.plain_block(fields())
+        client.reset(client.open())  # the first of its kind is no ordinary one
+        for number in range(2):
+            stream_ids = range(3 + 20 * number, 3 + 2 * MOST_STREAMS + 20 * number, 2)
+            client.connection.data_received(
+                b"".join(
+                    frame(HEADERS, END_HEADERS, stream_id, block) + frame(DATA, END_STREAM, stream_id, prefixed(b"1"))
+                    for stream_id in stream_ids
+                )
+            )
+            assert len(client.asked) == MOST_STREAMS * (number + 1)
+            for stream_id in stream_ids:
+                client.answer(stream_id)
 
 
 class TestLeaving:

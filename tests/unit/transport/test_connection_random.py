@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratelimit_rls.transport.grpc import connection
 from ratelimit_rls.transport.grpc.connection import LAST_PING
 from ratelimit_rls.transport.grpc.door import Failure, FailureCode
 from ratelimit_rls.transport.http2 import frames
@@ -148,11 +150,11 @@ MUTATED = st.builds(mutated, PROPER, st.integers(0, 200), st.integers(0, 255))
 
 def answered(client: Client) -> None:
     """Everybody who waits, in turn."""
-    for number, (connection, stream_id, message, _, _) in enumerate(client.host.gathering):
+    for number, (_, stream_id, message, _, _) in enumerate(client.host.gathering):
         if number % 3:
-            connection.answer(stream_id, message * number)
+            client.connection.answer(stream_id, message * number)
         else:
-            connection.fail(stream_id, Failure(FailureCode.INTERNAL, "no"))
+            client.connection.fail(stream_id, Failure(FailureCode.INTERNAL, "no"))
     client.settle()
 
 
@@ -167,15 +169,17 @@ def outcome(client: Client) -> object:
     sent=st.lists(st.one_of(PROPER, PROPER, PROPER, MUTATED), max_size=20),
     cuts=st.lists(st.integers(0, 2000), max_size=30),
 )
-def test_it_does_not_matter_where_bytes_are_cut(sent: Sequence[Sent], cuts: Sequence[int]) -> None:
+def test_it_does_not_matter_where_bytes_are_cut_or_turns_end(sent: Sequence[Sent], cuts: Sequence[int]) -> None:
     ids = Ids()
     whole = OPENING + b"".join([one(ids) for one in sent])
     at_once, in_parts = Client(greets=False), Client(greets=False)
     at_once.give(whole)
     at = 0
-    for cut in sorted({*cuts, len(whole)}):
-        in_parts.give(whole[at:cut])
-        at = cut
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "TURN_S", -1.0)  # after every frame that is not one of an ordinary call
+        for cut in sorted({*cuts, len(whole)}):
+            in_parts.give(whole[at:cut])
+            at = cut
     answered(at_once)
     answered(in_parts)
     assert outcome(in_parts) == outcome(at_once)
@@ -189,22 +193,22 @@ class Told:
         self.answered_ids: list[int] = []
 
     def do(self, action: str, number: int) -> None:
-        client, connection = self.client, self.client.connection
+        client, told = self.client, self.client.connection
         waiting = [stream_id for stream_id in client.asked_ids if self.may_answer(stream_id)]
-        relayed = [stream_id for stream_id in client.host.relayed if connection.waits(stream_id)]
+        relayed = [stream_id for stream_id in client.host.relayed if told.waits(stream_id)]
         if action == "answer" and waiting:
             stream_id = waiting[number % len(waiting)]
             self.answered_ids.append(stream_id)
-            connection.answer(stream_id, b"x" * number)
+            told.answer(stream_id, b"x" * number)
         elif action == "fail" and waiting:
             self.answered_ids.append(waiting[0])
-            connection.fail(waiting[0], Failure(FailureCode.INTERNAL, "no"))
+            told.fail(waiting[0], Failure(FailureCode.INTERNAL, "no"))
         elif action == "end" and relayed:
-            connection.end(relayed[0], number % 17, "over", (), has_begun=False)
+            told.end(relayed[0], number % 17, "over", (), has_begun=False)
         elif action == "hand on" and relayed:
             client.hand_on(relayed[0], min(number, client.host.relayed[relayed[0]].held_bytes))
         elif action == "leave":
-            connection.leave()
+            told.leave()
         elif action == "wait":
             client.loop.wait(number / 1000)
         client.settle()
@@ -238,7 +242,7 @@ def test_whatever_comes_the_books_balance(proper: Sequence[Sent | tuple[str, int
     assert sorted(told.answered_ids + client.host.left_ids) == sorted(client.asked_ids)
     assert len(set(client.asked_ids)) == len(client.asked_ids)
     assert all(call.is_cancelled or not client.connection.waits(id_) for id_, call in client.host.relayed.items())
-    connection, sending = client.connection, client.connection._sending
-    assert (connection._held_bytes, connection._streams, connection._is_over) == (0, {}, True)
+    ended, sending = client.connection, client.connection._sending
+    assert (ended._held_bytes, ended._streams, ended._is_over) == (0, {}, True)
     assert (sending.given, sending._bodies, sending.ready) == ({}, {}, [])
     assert (client.loop.timers, client.host.connections) == ([], [])
