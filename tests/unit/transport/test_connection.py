@@ -155,9 +155,11 @@ class TestFrames:
         assert client.went_away[0][0] in (0, 1)
 
     def test_nothing_is_read_after_that(self, client: Client) -> None:
-        client.give(frame(PING, 0, 0, b"") + frame(HEADERS, END_HEADERS, 1, client.block(fields())))
+        client.give(frame(PING, 0, 0, b"") + frame(PING, 0, 0, b"12345678"))
         client.give(frame(PING, 0, 0, b"12345678"))
+        client.ask()
         assert not client.of_kind(PING)
+        assert client.asked == []
         client.lose()
         assert client.host.connections == []
 
@@ -173,6 +175,7 @@ class TestFrames:
     def test_a_ping_is_answered_and_an_answer_is_not(self, client: Client) -> None:
         client.give(frame(PING, 0, 0, b"abcdefgh") + frame(PING, ACK, 0, b"whatever"))
         assert client.of_kind(PING) == [(PING, ACK, 0, b"abcdefgh")]
+        assert client.is_well
 
     def test_settings_that_nobody_knows_are_acknowledged(self, client: Client) -> None:
         client.give(frame(SETTINGS, 0, 0, b"\xab\xcd\0\0\0\1"))
@@ -231,6 +234,14 @@ class TestHeaderBlocks:
         names = [head.metadata[-1][0] for *_, head in client.host.gathering]
         assert names == ["a", "a", "b", "b"]
 
+    def test_a_block_that_changes_the_table_is_read_each_time(self, client: Client) -> None:
+        plain = client.plain_block(fields())
+        for added in (b"\x40\x01a\x01x", b"\x40\x01a\x01x", b"\xbf"):  # what was added before the last
+            client.give(frame(HEADERS, END_HEADERS, client.next_id, plain + added))
+            client.data(client.next_id, prefixed(b"1"), END_STREAM)
+            client.next_id += 2
+        assert [head.metadata for *_, head in client.host.gathering] == [(("a", "x"),)] * 3
+
     def test_no_more_than_so_many_are_remembered(self, client: Client) -> None:
         for number in range(MOST_KNOWN + 1):
             stream_id = client.next_id
@@ -275,6 +286,15 @@ class TestHeaderBlocks:
     def test_nothing_may_stand_between(self, client: Client, between: bytes) -> None:
         client.give(frame(HEADERS, 0, 1, client.block(fields())) + between)
         assert client.fault == ErrorCode.PROTOCOL_ERROR
+
+    def test_not_even_an_ordinary_call(self, client: Client) -> None:
+        block = client.plain_block(fields())
+        for between in (frame(DATA, END_STREAM, 1, prefixed(b"1")), frame(HEADERS, END_HEADERS, 5, block)):
+            client = Client()
+            client.give(frame(HEADERS, END_HEADERS, 1, block))  # known from here on
+            client.give(frame(HEADERS, 0, 3, block) + between)
+            assert client.fault == ErrorCode.PROTOCOL_ERROR
+            assert client.asked == []
 
     @pytest.mark.parametrize("size", [0, 1, MOST_FRAME_BYTES])
     def test_a_block_that_does_not_end_ends_the_connection(self, client: Client, size: int) -> None:
@@ -327,8 +347,8 @@ class TestHeaderBlocks:
         self, client: Client, headers: list[tuple[str, str]]
     ) -> None:
         client.give(frame(HEADERS, END_HEADERS, 1, client.block(headers)))
-        client.data(1, prefixed(b"1"), END_STREAM)
         assert client.answers[1].reset == ErrorCode.PROTOCOL_ERROR
+        client.data(1, prefixed(b"1"), END_STREAM)
         assert client.asked == []
         assert client.is_well
 
@@ -669,6 +689,16 @@ class TestLeaving:
         client.loop.wait(30)
         client.settle()
         assert client.socket.is_closed == (grace_s < inf)
+
+    @pytest.mark.parametrize("waited_s", [0, 111])
+    def test_nothing_rings_for_one_that_is_gone(self, waited_s: float) -> None:
+        host = Host()
+        host.max_age_s, host.max_age_grace_s = 100.0, 1000.0
+        client = Client(host, greets=waited_s > 0)
+        client.loop.wait(waited_s)
+        assert client.loop.timers
+        client.lose()
+        assert client.loop.timers == []
 
     def test_not_all_of_them_at_once(self) -> None:
         host = Host()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hpack.exceptions import InvalidTableSizeError
 
+from ratelimit_rls.transport.grpc.door import Failure, FailureCode
 from ratelimit_rls.transport.http2 import frames
 from ratelimit_rls.transport.http2.frames import (
     DEFAULT_WINDOW_BYTES,
@@ -17,7 +18,7 @@ from ratelimit_rls.transport.http2.frames import (
     Setting,
     frame,
 )
-from tests.unit.transport.http2_client import RELAYED, Client, fields
+from tests.unit.transport.http2_client import RELAYED, Client, fields, prefixed
 
 MESSAGE = bytes(range(250)) * 200
 WHOLE = 5 + len(MESSAGE)
@@ -64,6 +65,27 @@ class TestWindowsOfStreams:
         client.window(stream_id, 6)
         assert client.answer(stream_id).message == b"world"
         assert client.connection._sending.given == {}
+
+    def test_also_where_the_call_fails(self, client: Client) -> None:
+        stream_id = client.ask()
+        client.window(stream_id, 6)
+        client.connection.fail(stream_id, Failure(FailureCode.INTERNAL, "no"))
+        assert client.connection._sending.given == {}
+
+    def test_the_first_bit_of_what_it_grows_by_means_nothing(self, client: Client) -> None:
+        client.settings({Setting.INITIAL_WINDOW_SIZE: 0})
+        client.answer(client.ask())
+        client.window(1, 2**31 + 3)
+        assert client.answers[1].frames_of_data == [3]
+
+    def test_messages_wait_in_their_order(self, client: Client) -> None:
+        client.settings({Setting.INITIAL_WINDOW_SIZE: 2})
+        stream_id = client.ask(b"1", fields(RELAYED))
+        client.connection.begin(stream_id)
+        assert not client.connection.send(stream_id, b"a")
+        assert not client.connection.send(stream_id, b"b")
+        client.window(stream_id, 100)
+        assert client.answers[stream_id].data == prefixed(b"a") + prefixed(b"b")
 
     def test_other_streams_do_not_wait_for_one_without(self, client: Client) -> None:
         client.settings({Setting.INITIAL_WINDOW_SIZE: 0})
