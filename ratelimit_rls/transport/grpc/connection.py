@@ -59,6 +59,9 @@ TURN_S = 0.002
 
 LAST_PING = b"last one"
 LOOK_AGAIN_S = 0.01
+LINGER_S = 5.0
+"""For which a connection that we closed stays for its client to read what was written."""
+
 AGE_SPREAD = 0.1
 """Connections that were made together should not all end together."""
 
@@ -565,6 +568,7 @@ class Connection(asyncio.Protocol):
             self._is_over = True
             self._sending.flush()
             self._transport.close()
+            self._timers["linger"] = self._loop.call_later(LINGER_S, self.abort)
 
     def _fail(self, fault: ConnectionFault) -> None:
         _log.info("a connection of the gRPC port was ended: %s (%s)", fault, fault.code.name)

@@ -24,6 +24,8 @@ MOST_LIST_BYTES = 32_768
 """Of what it says."""
 
 MOST_KNOWN = 256
+MOST_KNOWN_BYTES = 2**20
+"""Of what they say and how it is written. Blocks that callers repeat have a few hundred bytes."""
 
 T = TypeVar("T")
 
@@ -47,6 +49,7 @@ class Blocks(Generic[T]):
 
     def __init__(self) -> None:
         self.known: dict[bytes, T] = {}
+        self._known_bytes = 0
         self._decoder = Decoder(most_list_bytes=MOST_LIST_BYTES)
         self._changes = 0
         self._flags = 0
@@ -86,9 +89,15 @@ class Blocks(Generic[T]):
 
     def remember(self, block: Block, meaning: T) -> None:
         if block.is_lasting:
-            if len(self.known) >= MOST_KNOWN:
-                self.known.clear()
+            size = len(block.written) + sum(len(name) + len(value) for name, value in block.fields or ())
+            if len(self.known) >= MOST_KNOWN or self._known_bytes + size > MOST_KNOWN_BYTES:
+                self._forget()
             self.known[block.written] = meaning
+            self._known_bytes += size
+
+    def _forget(self) -> None:
+        self.known.clear()
+        self._known_bytes = 0
 
     def _read(self, flags: int, stream_id: int, written: bytes) -> Block:
         try:
@@ -98,5 +107,5 @@ class Blocks(Generic[T]):
         is_lasting = self._decoder.changes == self._changes
         if not is_lasting:
             self._changes = self._decoder.changes
-            self.known.clear()
+            self._forget()
         return Block(flags, stream_id, written, fields, is_lasting)

@@ -9,10 +9,10 @@ from math import inf
 import pytest
 
 from ratelimit_rls.transport.grpc import connection as module
-from ratelimit_rls.transport.grpc.connection import LAST_PING, MOST_CUT, PREFACE_S, TURN_S, WINDOW_BYTES
+from ratelimit_rls.transport.grpc.connection import LAST_PING, LINGER_S, MOST_CUT, PREFACE_S, TURN_S, WINDOW_BYTES
 from ratelimit_rls.transport.grpc.door import Failure, FailureCode
 from ratelimit_rls.transport.http2 import blocks, frames
-from ratelimit_rls.transport.http2.blocks import MOST_BLOCK_BYTES, MOST_KNOWN, MOST_LIST_BYTES
+from ratelimit_rls.transport.http2.blocks import MOST_BLOCK_BYTES, MOST_KNOWN, MOST_KNOWN_BYTES, MOST_LIST_BYTES
 from ratelimit_rls.transport.http2.frames import (
     ACK,
     CONTINUATION,
@@ -251,6 +251,20 @@ class TestHeaderBlocks:
             client.reset(stream_id)
             assert block in client.connection._blocks.known
         assert len(client.connection._blocks.known) <= MOST_KNOWN
+
+    def test_nor_more_than_so_much_of_them(self, client: Client) -> None:
+        """Of what they say as of how it is written: a few bytes may point to a large field of the table."""
+        added = b"\x40\x01a\x7f\xd9\x1e" + b"x" * 4056
+        plain = client.plain_block(fields())
+        client.give(frame(HEADERS, END_HEADERS, 1, plain + added))
+        for number in range(50):
+            client.next_id = 3 + 2 * number
+            block = client.plain_block(fields(number=f"{number}")) + b"\xbe" * 7
+            client.give(frame(HEADERS, END_HEADERS, client.next_id, block))
+            client.reset(client.next_id)
+            known = client.connection._blocks.known
+            assert block in known
+            assert len(known) * 7 * 4056 <= MOST_KNOWN_BYTES
 
     @pytest.mark.parametrize("flags", [PADDED, WITH_PRIORITY, PADDED | WITH_PRIORITY])
     def test_padding_and_priority_stand_around_a_block(self, client: Client, flags: int) -> None:
@@ -667,6 +681,13 @@ class TestLeaving:
         client.settle()
         client.lose()
         assert client.host.left_ids == []
+
+    def test_a_client_that_does_not_read_its_end_is_cut_off(self, client: Client) -> None:
+        client.connection.close()
+        client.loop.wait(LINGER_S - 0.001)
+        assert not client.socket.is_aborted
+        client.loop.wait(0.001)
+        assert client.socket.is_aborted
 
     def test_aborting_says_nothing(self, client: Client) -> None:
         client.connection.abort()
