@@ -69,11 +69,10 @@ class TurnedAway:
     def is_as_long_as_said(self) -> bool:
         return self.told.content_length in (None, self._taken_bytes)
 
-    def take(self, data: bytes, most_bytes: int) -> Failure | None:
+    def take(self, data: bytes, most_bytes: int) -> NotGrpc | None:
+        """What it is told before its end, if that does not come."""
         self._taken_bytes += len(data)
-        if self._taken_bytes > MOST_TURNED_AWAY_BYTES:
-            return Failure(FailureCode.RESOURCE_EXHAUSTED, str(self.told))
-        return None
+        return self.told if self._taken_bytes > MOST_TURNED_AWAY_BYTES else None
 
     def cancel(self) -> None:
         """Nobody works on it."""

@@ -423,11 +423,16 @@ class Connection(asyncio.Protocol):
         if failure is None and self._held_bytes > MOST_HELD_BYTES:
             failure = Failure(FailureCode.RESOURCE_EXHAUSTED, "too many messages of this connection are not whole")
         if failure is not None:
+            if isinstance(failure, NotGrpc):
+                self._turn_away(stream_id, failure)
+            else:
+                self._tell_failure(stream_id, failure)
             self._drop(stream_id)
-            self._tell_failure(stream_id, failure)
             self._cut_off(stream_id)
         elif flags & END_STREAM:
             self._on_end(stream_id)
+        elif len(data) < len(payload):
+            self._sending.write(frames.window_update(stream_id, len(payload) - len(data)))
 
     def _on_end(self, stream_id: int) -> None:
         """The client has sent all it had to send of a call."""

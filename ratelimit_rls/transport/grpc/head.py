@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import re
 import zlib
 from base64 import b64decode
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 _TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MOST_TIMEOUT_DIGITS = 8
 _OF_THE_TRANSPORT = frozenset({b"te", b"content-type", b"content-length", b"user-agent"})
+_CONTENT_TYPE = re.compile(rb"application/grpc([+;]|$)")
+"""What stands after it is the caller's affair; but application/grpc-web is another protocol."""
+
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 
 
@@ -65,7 +69,7 @@ class HeadReader:
         named = dict(fields)
         if pseudo[b":method"] != b"POST":
             raise NotGrpc(405, "this is a gRPC port: calls are POST requests", length)
-        if not named.get(b"content-type", b"").startswith(b"application/grpc"):
+        if not _CONTENT_TYPE.match(named.get(b"content-type", b"")):
             raise NotGrpc(415, "this is a gRPC port: calls have a content-type of application/grpc", length)
         path = pseudo[b":path"].decode("latin-1")
         try:
@@ -115,11 +119,16 @@ def _timeout_s(text: bytes | None) -> float | None:
 
 
 def _metadata(fields: Fields) -> Metadata:
-    return tuple(
-        (name.decode(), _binary(value) if name.endswith(b"-bin") else value.decode("latin-1"))
-        for name, value in fields
-        if name not in _OF_THE_TRANSPORT and not name.startswith(b"grpc-")
-    )
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name in _OF_THE_TRANSPORT or name.startswith(b"grpc-"):
+            continue
+        if name.endswith(b"-bin"):
+            # Whoever passes a call on may join fields of one name, and no comma is part of a value here.
+            metadata += [(name.decode(), _binary(part.strip())) for part in value.split(b",")]
+        else:
+            metadata.append((name.decode(), value.decode("latin-1")))
+    return tuple(metadata)
 
 
 def _binary(value: bytes) -> bytes:

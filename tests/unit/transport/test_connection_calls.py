@@ -27,7 +27,7 @@ from ratelimit_rls.transport.http2.frames import (
     Setting,
     frame,
 )
-from tests.unit.transport.http2_client import MOST_MESSAGE_BYTES, RELAYED, Client, fields, prefixed
+from tests.unit.transport.http2_client import METHOD, MOST_MESSAGE_BYTES, RELAYED, Client, fields, prefixed
 
 TOO_LARGE = (FailureCode.RESOURCE_EXHAUSTED, "the message is too large; at most 4194304 bytes are read")
 NOT_ONE = (FailureCode.INTERNAL, "the call has to have exactly one message")
@@ -78,6 +78,15 @@ class TestMessages:
         stream_id = client.open()
         client.data(stream_id, bytes([padding]) + prefixed(b"1") + b"\0" * padding, PADDED | END_STREAM)
         assert client.asked == [b"1"]
+
+    @pytest.mark.parametrize("path", [METHOD, RELAYED])
+    def test_padding_takes_no_room(self, client: Client, path: str) -> None:
+        """Or a stream that is padded well comes to a halt with nothing held of it."""
+        stream_id = client.open(fields(path))
+        client.data(stream_id, b"\2x\0\0", PADDED)
+        assert client.of_kind(WINDOW_UPDATE) == [(WINDOW_UPDATE, 0, stream_id, b"\0\0\0\3")]
+        client.data(stream_id, b"\2\0\0\0\0\0\0", PADDED | END_STREAM)
+        assert len(client.of_kind(WINDOW_UPDATE)) == 1
 
     def test_more_padding_than_payload_ends_the_connection(self, client: Client) -> None:
         client.data(client.open(), b"\5abcd", PADDED)
@@ -267,6 +276,11 @@ class TestHeads:
             client.ask(b"1", fields(a_bin=text))
         assert [head.metadata for *_, head in client.host.gathering] == [(("a-bin", value),)] * 2
 
+    def test_metadata_of_bytes_may_have_been_joined(self, client: Client) -> None:
+        """By anybody on the way: the protocol allows that, and names commas as what to split by."""
+        client.ask(b"1", fields(a_bin="MQ,Mg==, Mw", b="x,y"))
+        assert client.host.gathering[0][4].metadata == (("a-bin", b"1"), ("a-bin", b"2"), ("a-bin", b"3"), ("b", "x,y"))
+
     @pytest.mark.parametrize("text", ["a", "a b=", "!!!!", "===="])
     def test_metadata_of_bytes_that_is_none(self, client: Client, text: str) -> None:
         stream_id = client.open(fields(a_bin=text), data=prefixed(b"1"))
@@ -284,7 +298,15 @@ class TestWhatIsNoCall:
         assert answer.data == b"this is a gRPC port: calls are POST requests\n"
         assert (answer.has_ended, answer.reset) == (True, None)
 
-    @pytest.mark.parametrize("headers", [fields(content_type="application/json"), fields()[:4]])
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            fields(content_type="application/json"),
+            fields(content_type="application/grpc-web"),
+            fields(content_type="application/grpcx"),
+            fields()[:4],
+        ],
+    )
     def test_another_type(self, client: Client, headers: list[tuple[str, str]]) -> None:
         stream_id = client.open(headers)
         client.data(stream_id, b"{}")
@@ -317,8 +339,10 @@ class TestWhatIsNoCall:
             client.data(stream_id, b"x" * 8192)
             sent += 8192
         assert sent == MOST_TURNED_AWAY_BYTES + 8192
-        assert client.answers[stream_id].reset == ErrorCode.NO_ERROR
+        assert client.answers[stream_id].blocks == [{":status": "415", "content-type": "text/plain"}]
+        assert client.answers[stream_id].data.startswith(b"this is a gRPC port")
         assert client.answers[stream_id].has_ended
+        assert client.answers[stream_id].reset == ErrorCode.NO_ERROR
         assert client.is_well
 
     def test_its_caller_may_leave(self, client: Client) -> None:
