@@ -17,6 +17,7 @@ class Arriving:
     """A call with one message."""
 
     __slots__ = ("_data", "head")
+    has_begun = False  # to be answered
 
     def __init__(self, head: Head) -> None:
         self.head = head
@@ -60,6 +61,7 @@ class TurnedAway:
 
     __slots__ = ("_taken_bytes", "told")
     held_bytes = 0
+    has_begun = False
 
     def __init__(self, told: NotGrpc) -> None:
         self.told = told

@@ -195,27 +195,28 @@ class Connection(asyncio.Protocol):
 
     def begin(self, stream_id: int) -> None:
         """The head of an answer whose messages come one by one."""
+        cast("Relayed", self._streams[stream_id]).has_begun = True
         self._sending.headers(stream_id, reply.HEAD)
 
     def send(self, stream_id: int, message: bytes) -> bool:
         """Another message of it. False: it waits for room at the client's, and `Relayed.has_room` will be called."""
         return self._sending.send(stream_id, reply.prefixed(message))
 
-    def end(self, stream_id: int, code: int, words: str, metadata: reply.Metadata, *, has_begun: bool) -> None:
+    def end(self, stream_id: int, code: int, words: str, metadata: reply.Metadata) -> None:
         """The end of such an answer, or all there is of it."""
         stream = cast("Relayed", self._streams.pop(stream_id))
         self._held_bytes -= stream.held_bytes
         block = reply.status(code, words, metadata)
-        self._sending.headers(stream_id, block if has_begun else reply.HEAD + block, END_STREAM)
+        self._sending.headers(stream_id, block if stream.has_begun else reply.HEAD + block, END_STREAM)
         self._sending.forget(stream_id)
         if not stream.has_ended:
             self._cut_off(stream_id)
 
-    def consumed(self, stream_id: int, size: int) -> None:
-        """So many bytes of a relayed call have been taken on."""
+    def consumed(self, stream_id: int, size: int, held_bytes: int) -> None:
+        """A message of a relayed call has been taken on: so many bytes on the wire, and so many here."""
         stream = self._streams.get(stream_id)
         if stream is not None:
-            self._held_bytes -= size
+            self._held_bytes -= held_bytes
             if not cast("Relayed", stream).has_ended:
                 self._sending.write(frames.window_update(stream_id, size))
 
@@ -426,7 +427,7 @@ class Connection(asyncio.Protocol):
             if isinstance(failure, NotGrpc):
                 self._turn_away(stream_id, failure)
             else:
-                self._tell_failure(stream_id, failure)
+                self._tell_failure(stream_id, failure, has_begun=stream.has_begun)
             self._drop(stream_id)
             self._cut_off(stream_id)
         elif flags & END_STREAM:
@@ -446,8 +447,9 @@ class Connection(asyncio.Protocol):
             self._turn_away(stream_id, stream.told)
         elif isinstance(stream, Arriving):
             self._on_message(stream_id, stream)
-        else:
-            stream.ended()
+        elif (failure := stream.ended()) is not None:
+            self._tell_failure(stream_id, failure, has_begun=stream.has_begun)
+            self._drop(stream_id)
 
     def _on_message(self, stream_id: int, stream: Arriving) -> None:
         self._held_bytes -= stream.held_bytes
@@ -530,8 +532,9 @@ class Connection(asyncio.Protocol):
         if not self._sending.send(stream_id, f"{told}\n".encode(), b""):
             self._streams[stream_id] = _ANSWERING
 
-    def _tell_failure(self, stream_id: int, failure: Failure) -> None:
-        self._sending.headers(stream_id, reply.HEAD + reply.status(failure.code, failure.message), END_STREAM)
+    def _tell_failure(self, stream_id: int, failure: Failure, *, has_begun: bool = False) -> None:
+        block = reply.status(failure.code, failure.message)
+        self._sending.headers(stream_id, block if has_begun else reply.HEAD + block, END_STREAM)
         self._sending.forget(stream_id)
 
     def _sent(self, stream_ids: list[int]) -> None:

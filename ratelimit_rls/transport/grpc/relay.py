@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from math import inf
 
 import grpc
 from grpc import aio
 
 from ratelimit_rls.transport.grpc import reply
 from ratelimit_rls.transport.grpc.connection import Connection
-from ratelimit_rls.transport.grpc.door import Failure
+from ratelimit_rls.transport.grpc.door import Failure, FailureCode
 from ratelimit_rls.transport.grpc.head import Head, decompressed, too_large
+
+KEPT_BYTES = 128
+"""What a message takes here beyond its own bytes. Of empty ones, a client can send very many."""
+
+LONGEST_TIMEOUT_S = 1e8
+"""Three years. gRPC counts nanoseconds: what lies much farther ahead is over at once."""
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -51,8 +56,9 @@ class Relayed:
 
     def __init__(self, connection: Connection, stream_id: int, head: Head) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.has_begun = False  # to be answered
         self.has_ended = False  # on the caller's side
-        self.held_bytes = 0
+        self.held_bytes = 0  # of messages as they are kept: unpacked
         self._connection = connection
         self._stream_id = stream_id
         self._head = head
@@ -86,12 +92,17 @@ class Relayed:
             if isinstance(message, Failure):
                 return message
             self._messages.append((message, end))
+            self.held_bytes += len(message) + KEPT_BYTES - end
             self._changed.set()
         return None
 
-    def ended(self) -> None:
+    def ended(self) -> Failure | None:
+        """The caller has no more to send; a failure, if it should have."""
+        if self._data:
+            return Failure(FailureCode.INTERNAL, "the call ends within a message")
         self.has_ended = True
         self._changed.set()
+        return None
 
     def has_room(self) -> None:
         self._has_room.set()
@@ -105,15 +116,11 @@ class Relayed:
     async def run(self, channel: aio.Channel) -> None:
         head, connection, stream_id = self._head, self._connection, self._stream_id
         method: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(head.path)
-        call = method(
-            self._requests(), timeout=None if head.allowed_s == inf else head.allowed_s, metadata=tuple(head.metadata)
-        )
-        has_begun = False
+        call = method(self._requests(), timeout=timeout_s(head.allowed_s), metadata=tuple(head.metadata))
         try:
             async for message in call:
-                if not has_begun:
+                if not self.has_begun:
                     connection.begin(stream_id)
-                    has_begun = True
                 self._has_room.clear()
                 if not connection.send(stream_id, message):
                     await self._has_room.wait()
@@ -123,16 +130,21 @@ class Relayed:
             call.cancel()
         code: grpc.StatusCode = await call.code()
         trailing = await call.trailing_metadata()
-        connection.end(stream_id, code.value[0], await call.details() or "", tuple(trailing or ()), has_begun=has_begun)
+        connection.end(stream_id, code.value[0], await call.details() or "", tuple(trailing or ()))
 
     async def _requests(self) -> AsyncIterator[bytes]:
         while True:
             while self._messages:
                 message, size = self._messages.popleft()
-                self.held_bytes -= size
-                self._connection.consumed(self._stream_id, size)
+                held_bytes = len(message) + KEPT_BYTES
+                self.held_bytes -= held_bytes
+                self._connection.consumed(self._stream_id, size, held_bytes)
                 yield message
             if self.has_ended:
                 return
             self._changed.clear()
             await self._changed.wait()
+
+
+def timeout_s(allowed_s: float) -> float | None:
+    return None if allowed_s > LONGEST_TIMEOUT_S else allowed_s

@@ -152,12 +152,13 @@ class RelayedCall:
 
     def __init__(self, head: Head) -> None:
         self.head = head
-        self.has_ended = False
+        self.has_begun = self.has_ended = False
         self.held_bytes = 0
         self.taken = b""
         self.rooms = 0
         self.is_cancelled = False
         self.failure: Failure | None = None
+        self.failure_at_end: Failure | None = None
 
     @property
     def is_as_long_as_said(self) -> bool:
@@ -168,8 +169,9 @@ class RelayedCall:
         self.held_bytes += len(data)
         return self.failure
 
-    def ended(self) -> None:
+    def ended(self) -> Failure | None:
         self.has_ended = True
+        return self.failure_at_end
 
     def has_room(self) -> None:
         self.rooms += 1
@@ -307,7 +309,7 @@ class Client:
     def hand_on(self, stream_id: int, size: int) -> None:
         """Whoever serves a relayed call takes so many bytes on."""
         self.host.relayed[stream_id].held_bytes -= size
-        self.connection.consumed(stream_id, size)
+        self.connection.consumed(stream_id, size, size)
         self.settle()
 
     def lose(self) -> None:
@@ -334,7 +336,9 @@ class Client:
             assert not answer.has_ended
             if one.kind == HEADERS:
                 assert one.flags & END_HEADERS
-                answer.blocks.append(dict(self.decoder.decode(one.payload)))
+                block = dict(self.decoder.decode(one.payload))
+                assert (":status" in block) != bool(answer.blocks), "one head, and it comes first"
+                answer.blocks.append(block)
             else:
                 assert answer.blocks, "data before a head"
                 answer.data += one.payload

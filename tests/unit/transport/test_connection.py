@@ -503,7 +503,7 @@ class TestCallersThatLeave:
         client.reset(stream_id)
         assert client.host.relayed[stream_id].is_cancelled
         assert client.connection._held_bytes == 0
-        client.connection.consumed(stream_id, 5)  # what was handed on before anybody knew
+        client.connection.consumed(stream_id, 5, 5)  # what was handed on before anybody knew
         assert client.connection._held_bytes == 0
 
     def test_all_at_once(self, client: Client) -> None:

@@ -383,7 +383,7 @@ class TestRelayedCalls:
         client.connection.begin(stream_id)
         assert client.connection.send(stream_id, b"a")
         assert client.connection.send(stream_id, b"b")
-        client.connection.end(stream_id, 0, "", (), has_begun=True)
+        client.connection.end(stream_id, 0, "", ())
         client.settle()
         answer = client.answers[stream_id]
         assert answer.blocks == [{":status": "200", "content-type": "application/grpc"}, {"grpc-status": "0"}]
@@ -395,7 +395,7 @@ class TestRelayedCalls:
     def test_one_that_ends_before_its_request(self, client: Client) -> None:
         stream_id = client.open(fields(RELAYED))
         client.data(stream_id, b"12345")
-        client.connection.end(stream_id, 5, "no such thing", (("a", "1"), ("b-bin", b"\0")), has_begun=False)
+        client.connection.end(stream_id, 5, "no such thing", (("a", "1"), ("b-bin", b"\0")))
         client.settle()
         answer = client.answers[stream_id]
         head = {":status": "200", "content-type": "application/grpc"}
@@ -422,6 +422,24 @@ class TestRelayedCalls:
         assert call.is_cancelled
         assert client.answers[stream_id].status == (FailureCode.INTERNAL, "no")
         assert client.connection._held_bytes == 0
+
+    def test_one_that_cannot_end_so_is_cancelled(self, client: Client) -> None:
+        stream_id = client.open(fields(RELAYED))
+        call = client.host.relayed[stream_id]
+        call.failure_at_end = Failure(FailureCode.INTERNAL, "no")
+        client.data(stream_id, b"12345", END_STREAM)
+        assert call.is_cancelled
+        assert client.answers[stream_id].status == (FailureCode.INTERNAL, "no")
+        assert client.answers[stream_id].reset is None
+        assert client.connection._held_bytes == 0
+
+    def test_one_that_fails_within_its_answer_has_one_head(self, client: Client) -> None:
+        stream_id = client.open(fields(RELAYED))
+        client.connection.begin(stream_id)
+        client.connection.send(stream_id, b"a")
+        client.host.relayed[stream_id].failure = Failure(FailureCode.INTERNAL, "no")
+        client.data(stream_id, b"12345")
+        assert client.answers[stream_id].blocks[1:] == [{"grpc-status": "13", "grpc-message": "no"}]
 
     def test_it_is_told_when_there_is_room_again(self, client: Client) -> None:
         client.settings({Setting.INITIAL_WINDOW_SIZE: 7})

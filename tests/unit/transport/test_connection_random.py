@@ -204,7 +204,10 @@ class Told:
             self.answered_ids.append(waiting[0])
             told.fail(waiting[0], Failure(FailureCode.INTERNAL, "no"))
         elif action == "end" and relayed:
-            told.end(relayed[0], number % 17, "over", (), has_begun=False)
+            told.end(relayed[0], number % 17, "over", ())
+        elif action == "begin" and relayed and not client.host.relayed[relayed[0]].has_begun:
+            told.begin(relayed[0])
+            told.send(relayed[0], b"x" * number)
         elif action == "hand on" and relayed:
             client.hand_on(relayed[0], min(number, client.host.relayed[relayed[0]].held_bytes))
         elif action == "leave":
@@ -219,7 +222,8 @@ class Told:
 
 
 ACTIONS = st.tuples(
-    st.sampled_from(["answer", "answer", "answer", "fail", "end", "hand on", "leave", "wait"]), st.integers(0, 40_000)
+    st.sampled_from(["answer", "answer", "answer", "fail", "begin", "end", "hand on", "leave", "wait"]),
+    st.integers(0, 40_000),
 )
 
 
