@@ -306,10 +306,11 @@ class Client:
     def reset(self, stream_id: int, code: ErrorCode = ErrorCode.CANCEL) -> None:
         self.give(frames.reset(stream_id, code))
 
-    def hand_on(self, stream_id: int, size: int) -> None:
+    def hand_on(self, stream_id: int, size: int, held_bytes: int | None = None) -> None:
         """Whoever serves a relayed call takes so many bytes on."""
-        self.host.relayed[stream_id].held_bytes -= size
-        self.connection.consumed(stream_id, size, size)
+        held_bytes = size if held_bytes is None else held_bytes
+        self.host.relayed[stream_id].held_bytes -= held_bytes
+        self.connection.consumed(stream_id, size, held_bytes)
         self.settle()
 
     def lose(self) -> None:

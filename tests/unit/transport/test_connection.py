@@ -265,6 +265,7 @@ class TestHeaderBlocks:
             known = client.connection._blocks.known
             assert block in known
             assert len(known) * 7 * 4056 <= MOST_KNOWN_BYTES
+        assert len(known) > 1
 
     @pytest.mark.parametrize("flags", [PADDED, WITH_PRIORITY, PADDED | WITH_PRIORITY])
     def test_padding_and_priority_stand_around_a_block(self, client: Client, flags: int) -> None:
@@ -569,6 +570,16 @@ class TestTurns:
         client.settle()
         assert len(client.of_kind(PING)) == 20
         assert client.socket.reads
+
+    def test_it_has_one_at_a_time(self, client: Client) -> None:
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 20)
+        for _ in range(3):
+            client.connection.pause_writing()
+            client.connection.resume_writing()
+        client.loop.turn()
+        client.loop.turn()
+        client._read()
+        assert len(client.of_kind(PING)) <= 10
 
     def test_but_not_before_the_client_reads(self, client: Client) -> None:
         client.connection.data_received(frame(PING, 0, 0, b"12345678") * 10)

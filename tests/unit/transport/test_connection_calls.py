@@ -414,6 +414,13 @@ class TestRelayedCalls:
         assert client.of_kind(WINDOW_UPDATE) == [(WINDOW_UPDATE, 0, stream_id, b"\0\0\0\5")]
         assert client.connection._held_bytes == 0
 
+    def test_a_message_may_take_more_here_than_on_the_wire(self, client: Client) -> None:
+        stream_id = client.open(fields(RELAYED))
+        client.host.relayed[stream_id].held_bytes = client.connection._held_bytes = 1000
+        client.hand_on(stream_id, 5, held_bytes=990)
+        assert client.of_kind(WINDOW_UPDATE) == [(WINDOW_UPDATE, 0, stream_id, b"\0\0\0\5")]
+        assert client.connection._held_bytes == 10
+
     def test_one_that_cannot_be_taken_is_cancelled(self, client: Client) -> None:
         stream_id = client.open(fields(RELAYED))
         call = client.host.relayed[stream_id]
@@ -433,12 +440,13 @@ class TestRelayedCalls:
         assert client.answers[stream_id].reset is None
         assert client.connection._held_bytes == 0
 
-    def test_one_that_fails_within_its_answer_has_one_head(self, client: Client) -> None:
+    @pytest.mark.parametrize("when", ["failure", "failure_at_end"])
+    def test_one_that_fails_within_its_answer_has_one_head(self, client: Client, when: str) -> None:
         stream_id = client.open(fields(RELAYED))
         client.connection.begin(stream_id)
         client.connection.send(stream_id, b"a")
-        client.host.relayed[stream_id].failure = Failure(FailureCode.INTERNAL, "no")
-        client.data(stream_id, b"12345")
+        setattr(client.host.relayed[stream_id], when, Failure(FailureCode.INTERNAL, "no"))
+        client.data(stream_id, b"12345", END_STREAM)
         assert client.answers[stream_id].blocks[1:] == [{"grpc-status": "13", "grpc-message": "no"}]
 
     def test_it_is_told_when_there_is_room_again(self, client: Client) -> None:
