@@ -222,7 +222,8 @@ class Metrics:
         source = _FALLBACK if without_store else _CACHE if remembered else _STORE
         refused = _SHADOWED if decision.shadowed else _OVER_LIMIT
         is_decided = decision.outline.purpose is not _REPORT  # which tells what has happened, and decides nothing
-        for (code, step, _, _, _, reading, _, state, _, _), counted in zip(decision.statuses, counters, strict=True):
+        for number, (code, step, _, _, _, reading, _, state, _, _) in enumerate(decision.statuses):
+            counted = counters[number]
             if isinstance(counted, PassCounter):
                 counted.count += 1
             elif step is not None and reading is not None:
