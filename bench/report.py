@@ -65,7 +65,7 @@ def reading(results: Results) -> str:
             "core 0: share of the service + of anything else. core 1: share of load, Redis and Envoy + of anything"
             " else.",
             "answers/read: how many answers the load found at once. Where there are few, both sides paid for more"
-            " system calls; a TLS pipe gathers answers, so larger writes pay back part of what TLS costs.",
+            " system calls.",
             f"The load at its busiest ({busiest.calls_per_s:,.0f} calls/s) spent {busiest.load_us:.1f} µs a call,"
             f" so a core of its own would do for {1e6 / busiest.load_us:,.0f} calls/s;"
             f" with Redis or Envoy beside it, it used at most {most_of_core:.0%} of core {LOAD_CORE}.",

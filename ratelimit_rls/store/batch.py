@@ -240,7 +240,7 @@ def unpack(batch: Sequence[PackedPlan[Part]], reply: Sequence[int]) -> list[Answ
     for plan in batch:
         verdict = reply[at]
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
-        readings = tuple([filled(Reading, reply[i : i + 3]) for i in range(first, at, 3)])
+        readings = tuple([filled(Reading, (reply[i], reply[i + 1], reply[i + 2])) for i in range(first, at, 3)])
         if plan.hits is None or plan.charged_at_us is not None:
             answers.append(filled(Answer, (verdict % 2 == 1, now_us, readings, 0, False, verdict > 1, ())))
         else:
