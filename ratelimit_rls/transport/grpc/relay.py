@@ -7,6 +7,7 @@ are served by gRPC itself, streams and all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -114,6 +115,15 @@ class Relayed:
     # ── the server's side ──
 
     async def run(self, channel: aio.Channel) -> None:
+        """To its end, or until it is cancelled.
+
+        Which is not raised again: a task that ends so keeps its last frame, and with it everything here, in a circle
+        that nothing but a full collection would find.
+        """
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serve(channel)
+
+    async def _serve(self, channel: aio.Channel) -> None:
         head, connection, stream_id = self._head, self._connection, self._stream_id
         method: aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(head.path)
         call = method(self._requests(), timeout=timeout_s(head.allowed_s), metadata=tuple(head.metadata))

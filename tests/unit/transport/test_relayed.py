@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from gzip import compress
 from math import inf
 
@@ -30,6 +33,10 @@ def connection() -> Connection:
 
 @pytest.fixture
 def call(connection: Connection) -> Relayed:
+    return new_call(connection)
+
+
+def new_call(connection: Connection) -> Relayed:
     head = Head("/a/b", inf, (), b"gzip", None, None, NOWHERE)
     return Relayed(connection, 1, head)  # type: ignore[arg-type]
 
@@ -82,6 +89,42 @@ def test_a_request_does_not_end_within_a_message(call: Relayed) -> None:
     """Whoever serves it would wait for the rest for ever."""
     call.take(prefixed(b"1") + b"\0\0", MOST_BYTES)
     assert call.ended() == Failure(FailureCode.INTERNAL, "the call ends within a message")
+
+
+class Silence:
+    """A channel, and a call on it that is never answered."""
+
+    def stream_stream(self, path: str) -> Silence:
+        return self
+
+    def __call__(self, *arguments: object, **named: object) -> Silence:
+        return self
+
+    def __aiter__(self) -> Silence:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await asyncio.get_running_loop().create_future()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+async def test_nothing_stays_of_one_that_is_cancelled() -> None:
+    """The service has the collector look at young objects only, and a call may be old."""
+    gc.disable()
+    try:
+        call, silence = new_call(Connection()), Silence()
+        call.task = asyncio.create_task(call.run(silence))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call.task])
+        assert silence.is_cancelled
+        kept = weakref.ref(call)
+        del call
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
