@@ -3,9 +3,9 @@
     bytes ─► _read ─► a head that is known, one message in one frame ─► gathered      nearly every call
                  └─► _slowly ─► whatever else HTTP/2 allows, or forbids
 
-Guarantees, whatever the client sends: no more than `most_streams` calls are open, no more than MOST_HELD_BYTES of
-messages that are not whole are kept, who does not read its answers is not read from, and who sends what takes long to
-read waits for everybody else's turn.
+Guarantees, whatever the client sends: no more than `most_streams` calls are open, or were given up and are still being
+decided; no more than MOST_HELD_BYTES of messages that are not whole are kept; who does not read its answers is not read
+from; and who sends what takes long to read waits for everybody else's turn.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Host(Protocol):
         """There may be calls where heads say that they are gathered."""
         ...
 
-    def left(self, connection: Connection, stream_id: int) -> None:
-        """A caller whose call was gathered waits no longer."""
+    def left(self, connection: Connection, stream_id: int) -> bool:
+        """A caller whose call was gathered waits no longer. Says whether it will be answered all the same."""
         ...
 
     def relay(self, connection: Connection, stream_id: int, head: Head) -> Relayed:
@@ -121,6 +121,7 @@ class Connection(asyncio.Protocol):
         self._last_id = 0
         self._streams: dict[int, Head | Arriving | TurnedAway | Relayed | str] = {}
         self._cut: dict[int, None] = {}  # streams that we ended while the client may still be sending
+        self._abandoned = 0  # calls that are being decided, and whose callers do not wait any longer
         self._held_bytes = 0
         self._received_bytes = 0
         self._is_full = False  # the client has to read first
@@ -170,6 +171,7 @@ class Connection(asyncio.Protocol):
     def answer(self, stream_id: int, message: bytes) -> None:
         """Answer a call that was gathered, if its caller still waits."""
         if self._streams.pop(stream_id, None) is None:
+            self._abandoned -= 1
             return
         sending = self._sending
         size = len(message)
@@ -186,12 +188,18 @@ class Connection(asyncio.Protocol):
 
     def fail(self, stream_id: int, failure: Failure) -> None:
         """Tell the caller of a call that was gathered, if it still waits, why there is no answer."""
-        if self._streams.pop(stream_id, None) is not None:
+        if self._streams.pop(stream_id, None) is None:
+            self._abandoned -= 1
+        else:
             self._tell_failure(stream_id, failure)
 
     def waits(self, stream_id: int) -> bool:
         """Whether there is somebody to answer."""
         return stream_id in self._streams
+
+    def let_go(self) -> None:
+        """A call that was gathered is decided, and since nobody waits, not answered."""
+        self._abandoned -= 1
 
     def begin(self, stream_id: int) -> None:
         """The head of an answer whose messages come one by one."""
@@ -247,7 +255,7 @@ class Connection(asyncio.Protocol):
             at = len(frames.PREFACE)
         now_s = monotonic()
         unpack, unpack_prefix, prefix_bytes = frames.HEADER.unpack_from, reply.PREFIX.unpack_from, reply.PREFIX_BYTES
-        streams, known, most_streams = self._streams, self._blocks.known, self._host.most_streams
+        streams, known, most_streams = self._streams, self._blocks.known, self._host.most_streams - self._abandoned
         is_slow = self._blocks.is_unfinished or self._is_leaving
         received_bytes = 0
         end = len(data)
@@ -364,7 +372,7 @@ class Connection(asyncio.Protocol):
         if self._is_leaving:
             return  # and the client knows that it was not served
         stream_id = self._last_id = block.stream_id
-        if len(self._streams) >= self._host.most_streams:
+        if len(self._streams) + self._abandoned >= self._host.most_streams:
             raise StreamFault(ErrorCode.REFUSED_STREAM)
         stream = self._new_stream(block)
         if isinstance(stream, Failure):
@@ -557,7 +565,7 @@ class Connection(asyncio.Protocol):
         stream = self._streams.pop(stream_id, None)
         self._sending.forget(stream_id)
         if stream is _ASKED:
-            self._host.left(self, stream_id)
+            self._abandoned += self._host.left(self, stream_id)
         elif stream is not None and not isinstance(stream, (Head, str)):
             self._held_bytes -= stream.held_bytes
             stream.cancel()

@@ -166,11 +166,13 @@ class NativeServer:
             self._will_leave = True
             asyncio.get_running_loop().call_soon(self._leave)
 
-    def left(self, connection: Connection, stream_id: int) -> None:
+    def left(self, connection: Connection, stream_id: int) -> bool:
         """Whoever is held gives its slot back. Others need no care: their calls may be counted already, and a
         connection drops an answer that nobody waits for."""
-        if self._room.leave((connection, stream_id)):
+        was_held = self._room.leave((connection, stream_id))
+        if was_held:
             self._held -= 1
+        return not was_held
 
     # ── answering ──
 
@@ -202,6 +204,7 @@ class NativeServer:
                 elif answer is None:
                     continue
                 elif not connection.waits(stream_id):
+                    connection.let_go()
                     self._room.decline(answer)
                 else:
                     self._held += 1

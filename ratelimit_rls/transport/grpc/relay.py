@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -26,6 +27,8 @@ LONGEST_TIMEOUT_S = 1e8
 """Three years. gRPC counts nanoseconds: what lies much farther ahead is over at once."""
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+_log = logging.getLogger(__name__)
 
 
 class Relay:
@@ -121,7 +124,11 @@ class Relayed:
         that nothing but a full collection would find.
         """
         with contextlib.suppress(asyncio.CancelledError):
-            await self._serve(channel)
+            try:
+                await self._serve(channel)
+            except Exception:
+                _log.exception("a call could not be handed on")
+                self._connection.end(self._stream_id, FailureCode.INTERNAL, "internal error", ())
 
     async def _serve(self, channel: aio.Channel) -> None:
         head, connection, stream_id = self._head, self._connection, self._stream_id

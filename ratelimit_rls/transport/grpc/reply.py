@@ -20,7 +20,9 @@ HEAD = literal(b":status", b"200") + literal(b"content-type", b"application/grpc
 OK = literal(b"grpc-status", b"0")
 
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-_LONGEST_WORDS_BYTES = 4096
+_LONGEST_WORDS = 1000
+"""Characters, of which each may take twelve bytes: a block has to fit into a frame."""
+
 _HEAD_WORD = len(HEAD) << 8 | HEADERS
 _OK_WORD = len(OK) << 8 | HEADERS
 _LAST = END_HEADERS | END_STREAM
@@ -55,7 +57,7 @@ def status(code: int, words: str, metadata: Metadata = ()) -> bytes:
     """The block that ends an answer."""
     block = literal(b"grpc-status", b"%d" % code)
     if words:
-        block += literal(b"grpc-message", quote(words, _PRINTABLE).encode()[:_LONGEST_WORDS_BYTES])
+        block += literal(b"grpc-message", quote(words[:_LONGEST_WORDS], _PRINTABLE).encode())
     for name, value in metadata:
         block += literal(name.encode(), b64encode(value) if isinstance(value, bytes) else value.encode())
     return block

@@ -64,9 +64,9 @@ class TlsListener:
 
     async def _serve(self, client: socket.socket, new_protocol: NewProtocol) -> None:
         """Shake hands; the rest is for whoever is behind the admission."""
-        if client.family != socket.AF_UNIX:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
+            if client.family != socket.AF_UNIX:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Admission(self._files, new_protocol),
                 client,

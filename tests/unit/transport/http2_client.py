@@ -193,6 +193,7 @@ class Host:
         self.connections: list[Connection] = []
         self.gathered_times = 0
         self.left_ids: list[int] = []
+        self.holds_all = False  # every call that was gathered
         self.relayed: dict[int, RelayedCall] = {}
 
     def made(self, connection: Connection) -> None:
@@ -204,8 +205,9 @@ class Host:
     def gathered(self) -> None:
         self.gathered_times += 1
 
-    def left(self, connection: Connection, stream_id: int) -> None:
+    def left(self, connection: Connection, stream_id: int) -> bool:
         self.left_ids.append(stream_id)
+        return not self.holds_all
 
     def relay(self, connection: Connection, stream_id: int, head: Head) -> Any:
         self.relayed[stream_id] = RelayedCall(head)

@@ -27,7 +27,15 @@ from ratelimit_rls.transport.http2.frames import (
     Setting,
     frame,
 )
-from tests.unit.transport.http2_client import METHOD, MOST_MESSAGE_BYTES, RELAYED, Client, fields, prefixed
+from tests.unit.transport.http2_client import (
+    METHOD,
+    MOST_MESSAGE_BYTES,
+    MOST_STREAMS,
+    RELAYED,
+    Client,
+    fields,
+    prefixed,
+)
 
 TOO_LARGE = (FailureCode.RESOURCE_EXHAUSTED, "the message is too large; at most 4194304 bytes are read")
 NOT_ONE = (FailureCode.INTERNAL, "the call has to have exactly one message")
@@ -474,3 +482,27 @@ def test_data_and_the_head_of_many_calls_in_one_piece(client: Client) -> None:
     client.give(sent)
     assert client.asked == [b"1", b"3", b"5", b"7"]
     assert client.host.gathered_times == 1
+
+
+class TestCallsThatAreGivenUp:
+    def test_they_take_places_until_they_are_decided(self, client: Client) -> None:
+        """Else who opens calls and gives them up again would have the store decide without end."""
+        asked = [client.ask() for _ in range(MOST_STREAMS)]
+        for stream_id in asked:
+            client.reset(stream_id)
+        assert client.host.left_ids == asked
+        client.answers.clear()
+
+        assert client.answers[client.ask()].reset is ErrorCode.REFUSED_STREAM
+        client.connection.answer(asked[0], b"late")
+        client.connection.fail(asked[1], Failure(FailureCode.UNAVAILABLE, "late"))
+        client.connection.let_go()
+        more = [client.ask() for _ in range(4)]
+        assert [client.connection.waits(stream_id) for stream_id in more] == [True, True, True, False]
+        assert set(client.answers) == {MOST_STREAMS * 2 + 1, more[-1]}
+
+    def test_one_whose_answer_was_held_is_over_at_once(self, client: Client) -> None:
+        client.host.holds_all = True
+        for stream_id in [client.ask() for _ in range(MOST_STREAMS)]:
+            client.reset(stream_id)
+        assert client.connection.waits(client.ask())
