@@ -319,7 +319,7 @@ PROCESSES = Row(
         ),
         Panel(
             "Processor time for a call",
-            "What a call costs; 35 to 80 µs are usual on the native transport, for one to five descriptors.",
+            "What a call costs; 15 to 40 µs are usual for one to five descriptors where many come at once.",
             "s",
             (Query(f"{per_second('process.cpu.time')} / {per_second(CALLS)}", "for a call"),),
         ),

@@ -101,8 +101,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 def by_whom(call: Told) -> str:
     """Whether the store decided a call, or what its rules say without it; or neither."""
     (left,) = call.left or (0,)
-    if call.details.startswith("Stream removed"):  # so many had given up that the front took it for an attack
-        return NOBODY
     match POLICIES[call.message], call.outcome:
         case _, Code.OK if left > SHARE:
             return STORE
