@@ -1,4 +1,4 @@
-"""What of a relayed call is kept until it is handed on, and how much that counts for."""
+"""What of a relayed call is kept until it is handed on, how much that counts for, and how it ends if it cannot be."""
 
 from __future__ import annotations
 
@@ -21,9 +21,20 @@ MOST_BYTES = 1000
 class Connection:
     def __init__(self) -> None:
         self.consumed_bytes: list[tuple[int, int]] = []
+        self.ends: list[tuple[int, int, str]] = []
 
     def consumed(self, stream_id: int, size: int, held_bytes: int) -> None:
         self.consumed_bytes.append((size, held_bytes))
+
+    def end(self, stream_id: int, code: int, words: str, metadata: object) -> None:
+        self.ends.append((stream_id, code, words))
+
+
+class Broken:
+    """A channel that nothing can be sent on."""
+
+    def stream_stream(self, path: str) -> None:
+        raise RuntimeError("a secret")
 
 
 @pytest.fixture
@@ -134,3 +145,11 @@ async def test_nothing_stays_of_one_that_is_cancelled() -> None:
 def test_a_caller_that_waits_for_years_waits_for_ever(allowed_s: float, expected: float | None) -> None:
     """gRPC itself has what lies too far ahead be over at once."""
     assert timeout_s(allowed_s) == expected
+
+
+async def test_a_call_that_cannot_be_handed_on_ends_all_the_same(
+    call: Relayed, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await call.run(Broken())  # type: ignore[arg-type]
+    assert connection.ends == [(1, FailureCode.INTERNAL, "internal error")]
+    assert "RuntimeError: a secret" in caplog.text
