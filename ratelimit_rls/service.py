@@ -12,7 +12,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Decision, OnStoreFailure, Outline, Plan, Refusal, Request, Slot
+from ratelimit_rls.core.model import Answer, Decision, OnStoreFailure, Outline, Plan, Refusal, Request, Slot, filled
 from ratelimit_rls.core.plan import Planner, Policy, check, per_outline, refused
 from ratelimit_rls.core.refund import refund
 from ratelimit_rls.core.standing import Standings, Validity
@@ -125,7 +125,7 @@ class RateLimiter:
     def _call(self, request: Request, outline: Outline, prepared: Prepared | None, valid: Validity | None) -> Call:
         line = self._ledger.line(request, outline) if self._ledger is not None else None
         # In half the time of asking the class, as elsewhere on the way of requests that were never seen before.
-        return tuple.__new__(Call, (outline, self._counters_of(outline), prepared, valid, line))
+        return filled(Call, (outline, self._counters_of(outline), prepared, valid, line))
 
     async def check(
         self,

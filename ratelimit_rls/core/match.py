@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ratelimit_rls.core.model import Descriptor, Entry, Limit, Match, Request, Rule
+from ratelimit_rls.core.model import Descriptor, Entry, Limit, Match, Request, Rule, filled
 from ratelimit_rls.core.tree import Node, Tree, find
 
 NO_MATCH = Match(rule=None)
@@ -41,7 +41,7 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     if rule is None:
         return NO_MATCH
     if is_plain and not rule.detailed_metric:  # as most are, and the rest of the work is for the others
-        return tuple.__new__(Match, (rule, entries, rule.path))  # in half the time
+        return filled(Match, (rule, entries, rule.path))
     walked = list(_walked(root, descriptor))
     counted = tuple(
         Entry(entry.key, child.shared_value or child.key) if is_one_of_many and child.share_threshold else entry

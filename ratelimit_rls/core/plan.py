@@ -31,6 +31,7 @@ from ratelimit_rls.core.model import (
     Step,
     Unit,
     Watcher,
+    filled,
 )
 from ratelimit_rls.core.standing import Standings, Validity
 from ratelimit_rls.core.tree import Tree
@@ -96,7 +97,6 @@ class Planner:
         self._callers = Callers(standings) if standings is not None else None
         self._outlines: dict[object, Outline] = {}
         self._kept_bytes = 0
-        self._keys_of = per_outline(self._key_parts)
 
     def plan(self, request: Request) -> Plan:
         """Raises BadRequest if the request has no meaning."""
@@ -111,7 +111,8 @@ class Planner:
         outline = self._outline(request, matches, is_own)
         if not outline.steps:
             return Plan(outline, (), valid)
-        tags, endings = self._keys_of(outline)
+        # Not by `per_outline`, which would hold this planner, and with it the tree, in a circle of its own outlines.
+        tags, endings = outline.made_of_it.get(Tags) or self._key_parts(outline)
         keys: list[bytes] = []
         # Lists of one request's descriptors: to say `strict` would take 0.2 µs, here and below.
         for found, own in zip(matches, endings):  # noqa: B905
@@ -119,7 +120,7 @@ class Planner:
                 tag = tags.of(found.entries)
                 for ending in own:
                     keys.append(tag + ending)
-        return tuple.__new__(Plan, (outline, tuple(keys), valid))  # in half the time
+        return filled(Plan, (outline, tuple(keys), valid))
 
     def _stood(self, callers: Callers, request: Request, matches: tuple[Match, ...]) -> Stood:
         terms = self._tree.identities.get(request.domain)
@@ -129,7 +130,9 @@ class Planner:
         """What begins the keys of an outline with steps, and how those of each descriptor end, in the plan's order."""
         tags = Tags(self._key_start, outline.domain, self._tree.domains[outline.domain].shard_by)
         states = [(*(step.limit for step in slot.steps), *slot.watchers) for slot in outline.slots]
-        return tags, tuple(tuple(b":" + ending_of(state) for state in own) for own in states)
+        parts = tags, tuple(tuple(b":" + ending_of(state) for state in own) for own in states)
+        outline.made_of_it[Tags] = parts
+        return parts
 
     def _refused(self, request: Request, matches: tuple[Match, ...], refusal: Refusal) -> Outline:
         slots = tuple(

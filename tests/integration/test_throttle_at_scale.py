@@ -37,7 +37,7 @@ CROWD = bytes(rate_limit_request("edge", {"crowd": "x"}))
 
 HELD = 10_000
 CONNECTIONS = 12  # of at most 1024 calls each
-MOST_KIB_EACH = {"native": 16, "grpcio": 40}
+MOST_KIB_EACH = {"native": 4, "grpcio": 40}
 """As docs/operations.md says: most of it is what the transport keeps for any call that is under way."""
 
 

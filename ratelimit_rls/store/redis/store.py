@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ratelimit_rls.core.model import Answer, Outline, Plan
+from ratelimit_rls.core.model import Answer, Outline, Plan, filled
 from ratelimit_rls.core.plan import per_outline
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError, StoreUnavailable
@@ -29,7 +29,7 @@ class RedisStore(RedisCounters):
 
     def prepare(self, plan: Plan) -> Prepared:
         # In half the time of asking the class, which counts where every request is a new one.
-        return tuple.__new__(PackedPlan, (tuple(map(bulk, plan.keys)), form(plan.outline), None, None, None, None))
+        return filled(PackedPlan, (tuple(map(bulk, plan.keys)), form(plan.outline), None, None, None, None))
 
     def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
         charged = cast("PackedPlan[bytes]", prepared)

@@ -255,7 +255,8 @@ class Connection(asyncio.Protocol):
             at = len(frames.PREFACE)
         now_s = monotonic()
         unpack, unpack_prefix, prefix_bytes = frames.HEADER.unpack_from, reply.PREFIX.unpack_from, reply.PREFIX_BYTES
-        streams, known, most_streams = self._streams, self._blocks.known, self._host.most_streams - self._abandoned
+        streams, known = self._streams, self._blocks.known
+        most_streams = self._host.most_streams - self._abandoned
         is_slow = self._blocks.is_unfinished or self._is_leaving
         received_bytes = 0
         end = len(data)
@@ -297,6 +298,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
                 self._go_on_soon()
                 break
+            most_streams = self._host.most_streams - self._abandoned
             is_slow = self._blocks.is_unfinished or self._is_leaving
         self._rest = data[at:]
         if received_bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from ratelimit_rls.core.model import Descriptor, Entry, Override, Purpose, Request, Unit
+from ratelimit_rls.core.model import Descriptor, Entry, Override, Purpose, Request, Unit, filled
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.transport.grpc.messages import RateLimitRequest
 
@@ -24,8 +24,6 @@ _HITS = 3 << 3
 _ENTRY = 1 << 3 | 2
 _KEY = 1 << 3 | 2
 _VALUE = 2 << 3 | 2
-
-_tuple = tuple.__new__  # makes a named tuple in half the time, where eight are made for a request
 
 
 def decode(message: bytes, purpose: Purpose = Purpose.DECIDE) -> Request:
@@ -62,11 +60,11 @@ def read_plain(message: bytes, purpose: Purpose = Purpose.DECIDE) -> Request | N
                         or message[key_end] != _VALUE
                     ):
                         return None
-                    entries.append(_tuple(Entry, (text[at + 4 : key_end], text[key_end + 2 : value_end])))
+                    entries.append(filled(Entry, (text[at + 4 : key_end], text[key_end + 2 : value_end])))
                     at = value_end
                 if at != end:
                     return None
-                descriptors.append(_tuple(Descriptor, (tuple(entries), None, None, False)))
+                descriptors.append(filled(Descriptor, (tuple(entries), None, None, False)))
             elif tag == _DOMAIN:
                 domain = text[at : at + length]
                 at += length
@@ -76,7 +74,7 @@ def read_plain(message: bytes, purpose: Purpose = Purpose.DECIDE) -> Request | N
                 return None
     except IndexError:
         return None
-    return _tuple(Request, (domain, tuple(descriptors), hits, purpose)) if at == size else None
+    return filled(Request, (domain, tuple(descriptors), hits, purpose)) if at == size else None
 
 
 def read_any(message: bytes, purpose: Purpose = Purpose.DECIDE) -> Request:

@@ -9,7 +9,9 @@ import pytest
 
 from bench import report
 from bench.__main__ import options, plan
+from bench.fleet import Start
 from bench.measure import Measurement
+from bench.pace import Latencies
 from bench.scenarios import (
     ALGORITHMS,
     CALLERS,
@@ -19,6 +21,7 @@ from bench.scenarios import (
     FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
     LONG_LOGS,
+    MANY_RULES,
     REDIS_2,
     THROUGH_ENVOY,
     Scenario,
@@ -160,3 +163,35 @@ def test_other_costs_than_the_service_s_are_compared_with_their_own() -> None:
         "gcra ÷ fixed_window: 1.00 (at most 1.5: met)",
         "gcra ÷ fixed_window, Redis: 3.00 (at most 2: MISSED)",
     ]
+
+
+def test_latencies_are_held_against_the_references() -> None:
+    ours = Latencies(calls=100, per_s=50, p50_us=1500, p99_us=5000, p99_9_us=9000, max_us=9000, late_share=0)
+    theirs = replace(ours, p50_us=1000, p99_us=20_000, p99_9_us=9000)
+    assert report.latencies({REDIS_2: ours})[1:] == []
+    assert report.latencies({REDIS_2: ours, replace(REDIS_2, server=Server.PEER): theirs})[-1] == (
+        "our latencies ÷ the reference's: p50 1.50 (at most 1: MISSED), p99 0.25 (at most 1: met), "
+        "p99.9 1.00 (at most 1: met)"
+    )
+
+
+def test_starts_are_held_against_what_they_may_take() -> None:
+    few, *_, many = MANY_RULES
+    told = report.starts({REDIS_2: Start(1.6, 140_000_000), few: Start(1.4, 151_000_000), many: Start(5.0, 2**30)})
+    assert told == [
+        "redis-2: served 1.60 s after exec (at most 1.5 s: MISSED), with 134 MiB (at most 143: met)",
+        "redis-2-10-rules: served 1.40 s after exec (at most 1.5 s: met), with 144 MiB (at most 143: MISSED)",
+        "redis-2-100000-rules: served 5.00 s after exec (at most 5 s: met), with 1024 MiB",
+    ]
+
+
+@pytest.mark.parametrize("option", [["--seconds", "-1"], ["--seconds", "0"], ["--repeats", "0"], ["--in-flight", "0"]])
+def test_a_number_that_cannot_be_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options(option)
+    assert f"argument {option[0]}: {option[1]} is not above 0" in capsys.readouterr().err
+
+
+def test_who_wants_the_reference_is_told_how() -> None:
+    with pytest.raises(SystemExit, match="the reference is measured if its binary is given: --peer PATH"):
+        plan(options(["--only", "peer-2"]))

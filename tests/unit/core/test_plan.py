@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import tracemalloc
+import weakref
 
 import pytest
 
@@ -468,3 +470,16 @@ def test_a_limit_that_the_request_brings_is_counted_where_its_domain_s_are() -> 
     request = _request(_descriptor("any", limit=Override(5, Unit.HOUR)))
 
     assert Planner(tree, Policy()).plan(request).keys == (b"rl:{d}/any=v:fixed_window:3600",)
+
+
+def test_a_planner_that_has_planned_goes_with_whoever_held_it() -> None:
+    """The collector leaves old objects alone: held in a circle, the rules of every reload would stay for good."""
+    planner = Planner(compile_documents({"rules.yaml": RULES.encode()}).tree, Policy())
+    assert planner.plan(Request("d", (Descriptor((Entry("user", "a"),)),))).keys
+    left = weakref.ref(planner)
+    gc.disable()
+    try:
+        del planner
+        assert left() is None
+    finally:
+        gc.enable()

@@ -506,3 +506,14 @@ class TestCallsThatAreGivenUp:
         for stream_id in [client.ask() for _ in range(MOST_STREAMS)]:
             client.reset(stream_id)
         assert client.connection.waits(client.ask())
+
+    def test_many_in_one_piece_do_not_get_past_that(self, client: Client) -> None:
+        block = client.plain_block(fields())
+        client.give(b"".join(_given_up(block, stream_id) for stream_id in range(1, 20 * MOST_STREAMS, 2)))
+        assert len(client.host.gathering) == MOST_STREAMS
+
+
+def _given_up(block: bytes, stream_id: int) -> bytes:
+    """A whole call, and that its caller does not wait for it."""
+    call = frame(HEADERS, END_HEADERS, stream_id, block) + frame(DATA, END_STREAM, stream_id, prefixed(b"x"))
+    return call + frames.reset(stream_id, ErrorCode.CANCEL)
