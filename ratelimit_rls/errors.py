@@ -1,22 +1,26 @@
-"""Every exception of the package, by whose fault it is.
+"""Exceptions of the package.
 
     RateLimitRlsError
-     ├─ SettingsError        the environment or a flag is wrong; the process does not start
-     ├─ RulesError           a rules file is wrong; carries every problem of every file, sorted
-     ├─ BadRequest           the caller's message is wrong; nothing was counted
-     ├─ NotReady             no rules have ever been loaded
-     ├─ RecordsError         the database cannot be asked, or cannot be used as it is
-     │   └─ RecordsUnavailable   it is away; whatever was under way did not happen
-     ├─ NotFound             an administrator speaks of something that is not there
-     ├─ Conflict             what was to be changed has changed meanwhile, or is there already
-     └─ StoreError           the store did not answer; whether anything was counted is unknown
+     ├─ SettingsError        the environment or a flag is invalid; the process does not start
+     ├─ RulesError           a rules file is invalid; has all problems of all files, sorted
+     ├─ BadRequest           the client's message is invalid; nothing was counted
+     │   └─ TooComplex       it exceeds a bound on the content of one message
+     ├─ NotReady             no rules have been loaded yet
+     ├─ Unauthenticated      an administrator sent no token, or an invalid one
+     ├─ PermissionDenied     the role of an administrator's token does not suffice
+     ├─ TooManyRequests      an administrator has to wait before the next request
+     ├─ DatabaseError        the database cannot be used
+     │   └─ DatabaseUnavailable      it is not connected; a transaction may have been rolled back
+     ├─ NotFound             the object named in an admin request does not exist
+     ├─ Conflict             the object was changed meanwhile, or already exists
+     └─ StoreError           the store did not reply; it is unknown whether anything was counted
          ├─ StoreTimeout
-         │   └─ Late         it has not answered yet, and its caller cannot wait any longer
+         │   └─ CallerDeadlineExceeded   the caller's deadline comes first
          ├─ StoreUnavailable
-         └─ Overloaded       it was not even asked: too many calls wait for it
+         └─ Overloaded       not sent: too many calls wait for the store
 
-Raised where the fault is known, translated once at the edge: to a gRPC status in transport/grpc, to an HTTP status in
-transport/http, to an exit code in cli.
+They are raised where the cause is known and translated once at the edge: to a gRPC status in transport/grpc, to an HTTP
+status in transport/http and admin, to an exit code in cli.
 """
 
 from __future__ import annotations
@@ -27,23 +31,23 @@ from typing import Literal
 
 
 class RateLimitRlsError(Exception):
-    """The root: whatever this package raises on purpose."""
+    """Base class of all exceptions that this package raises on purpose."""
 
 
 class SettingsError(RateLimitRlsError):
-    """A variable or flag has a value that cannot be used; the message names it and says what would be right."""
+    """A variable or flag has an invalid value. The message names it and says what would be valid."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing wrong (or odd) in one rules file, at a place a person can jump to."""
+    """One error or warning in a rules file, with its position."""
 
     file: str
-    line: int  # 0: it is in no line, and `file` is all there is to say of its place
+    line: int  # 0: the problem has no line, only a file
     column: int
     message: str
     severity: Literal["error", "warning"] = "error"
-    code: str = ""  # the kind of warning, e.g. "unreachable"; errors have none
+    code: str = ""  # kind of warning, e.g. "unreachable"; errors have none
 
     def __str__(self) -> str:
         kind = f"{self.severity}[{self.code}]" if self.code else self.severity
@@ -52,12 +56,12 @@ class Problem:
 
 
 def one_line(text: str) -> str:
-    """What a file says may be quoted in messages, and must not reach a terminal or a log as more than text."""
+    """Escape non-printable characters: messages quote files, which must not send control characters to a terminal."""
     return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 class RulesError(RateLimitRlsError):
-    """A rules update was refused; `problems` has every error of every file, sorted by place."""
+    """A rules update was rejected. `problems` has all errors of all files, sorted by position."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(problems))
@@ -65,49 +69,78 @@ class RulesError(RateLimitRlsError):
 
 
 class BadRequest(RateLimitRlsError):
-    """The request cannot be answered as it is; the message says what would be right."""
+    """The request is invalid. The message says what would be valid."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        """Create the error. `field` is the field of the request that the message is about; "": no single one."""
+        super().__init__(message)
+        self.field = field
+
+
+class TooComplex(BadRequest):
+    """The request exceeds a bound. The error message names the bound and its setting."""
 
 
 class NotReady(RateLimitRlsError):
     """No rules have been loaded since the process started."""
 
 
-class RecordsError(RateLimitRlsError):
-    """The database cannot be used; the message says why, and what would help."""
+class Unauthenticated(RateLimitRlsError):
+    """An administrator's token is missing or invalid. The message never repeats it."""
+
+    def __init__(self, message: str, *, is_missing: bool = False) -> None:
+        super().__init__(message)
+        self.is_missing = is_missing
 
 
-class RecordsUnavailable(RecordsError):
-    """There is no connection, or it was lost: what was under way was rolled back, or its fate is told by asking."""
+class PermissionDenied(RateLimitRlsError):
+    """The role of an administrator's token does not suffice. The message names both roles."""
+
+
+class TooManyRequests(RateLimitRlsError):
+    """An administrator, or the address of failed logins, has reached a rate limit."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DatabaseError(RateLimitRlsError):
+    """The database cannot be used. The message gives the reason and the remedy."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database is not connected. A transaction in progress was rolled back, or its outcome must be queried."""
 
 
 class NotFound(RateLimitRlsError):
-    """There is nothing of that name."""
+    """No object of that name exists."""
 
 
 class Conflict(RateLimitRlsError):
-    """Somebody else was first: the version is not the expected one, or the name is taken."""
+    """A concurrent change won: the version is not the expected one, or the name is already taken."""
 
     def __init__(self, message: str, *, is_stale: bool = False) -> None:
-        """`is_stale`: the version differs, so that reading again and deciding anew would help."""
+        """Create the error. `is_stale`: the version differs, so reading again and retrying may succeed."""
         super().__init__(message)
         self.is_stale = is_stale
 
 
 class StoreError(RateLimitRlsError):
-    """The store failed, and a caller must not assume that nothing was counted."""
+    """The store failed. It is unknown whether anything was counted."""
 
 
 class StoreTimeout(StoreError):
-    """No answer within the time allowed."""
+    """The store did not reply within the timeout."""
 
 
-class Late(StoreTimeout):
-    """No answer before the caller's deadline; to others the same store may still be in time."""
+class CallerDeadlineExceeded(StoreTimeout):
+    """The store did not reply before the caller's deadline. Callers with later deadlines may still get a reply."""
 
 
 class StoreUnavailable(StoreError):
-    """There is no connection, or the server refuses to serve."""
+    """The store is not connected, or the server rejects commands."""
 
 
 class Overloaded(StoreError):
-    """As many calls wait for the store as may; this one was not sent, so nothing was counted."""
+    """Too many calls are waiting for the store. This one was not sent, so nothing was counted."""

@@ -1,0 +1,1 @@
+"""Building blocks that know nothing of rate limits: back-off, a bounded cache and timers."""
