@@ -1,1 +1,1 @@
-"""The pure heart: values in, values out. No clock, no I/O, no library that has either."""
+"""Pure decision logic: values in, values out. No clock, no I/O, and no library that uses either."""

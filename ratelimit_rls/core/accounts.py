@@ -1,20 +1,20 @@
-"""Who may call, and what each is allowed: tiers, users, keys and rules as administrators keep them. Values only.
+"""Accounts as administrators manage them: tiers, users, API keys and stored rules. Value types only.
 
-They come from the database (records/), are held in memory by every process (identity/directory.py), and are asked for
-when a request is planned, so that no decision waits for the database. Moments are seconds since the epoch.
+They are stored in the database (database/) and mirrored in the memory of every process (identity/directory.py). They
+are looked up when a request is planned, so no decision waits for the database. Times are seconds since the epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any
 
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 
-LONGEST_ID = 255
-"""Characters of the name of a user, a tier or a rule."""
+MAX_ID_LENGTH = 255
+"""Maximum characters in the name of a user, a tier or a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Limits for a while, in place of any other."""
+    """Temporary limits of a user, which replace all others."""
 
     limits: tuple[Limit, ...]
     until_s: float
@@ -38,17 +38,17 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Nothing passes."""
+    """Block of a user: all calls are rejected."""
 
     reason: str = ""
-    until_s: float | None = None  # None: until it is lifted
+    until_s: float | None = None  # None: until it is removed
 
 
 @dataclass(frozen=True, slots=True)
 class User:
     user_id: str
-    tier: str = ""  # "": none
-    limits: tuple[Limit, ...] = ()  # custom ones, in place of the tier's
+    tier: str = ""  # "": no tier
+    limits: tuple[Limit, ...] = ()  # custom limits, which replace the tier's
     override: Override | None = None
     block: Block | None = None
     org: str = ""
@@ -57,21 +57,21 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret: `digest` is the keyed hash that a secret is compared with."""
+    """An API key without its secret. `digest` is the keyed hash that presented keys are compared with."""
 
-    key_id: str  # public: what stands before the secret, and what the key is called everywhere
+    key_id: str  # public part before the secret; identifies the key everywhere
     digest: bytes = field(repr=False)
     user_id: str
     name: str = ""
-    tier: str = ""  # "": its user's
-    limits: tuple[Limit, ...] = ()  # its own, beside its user's
+    tier: str = ""  # "": the tier of its user
+    limits: tuple[Limit, ...] = ()  # its own limits, in addition to its user's
     expires_s: float | None = None
     revoked_s: float | None = None
     version: int = 1
 
 
 class Scope(Enum):
-    """Whose counter a targeted rule moves: what the innermost entry of its descriptor is."""
+    """Scope of the counters of a targeted rule: the kind of the innermost entry of its descriptor."""
 
     GLOBAL = "global"
     TENANT = "tenant"
@@ -83,7 +83,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Targeting:
-    """Which requests a stored rule is for; nothing said means all. Several of one kind are alternatives."""
+    """Requests that a stored rule applies to. Empty fields match all; several values of one field are alternatives."""
 
     tiers: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()  # paths, `*` for anything
@@ -97,11 +97,11 @@ class Targeting:
 
 @dataclass(frozen=True, slots=True)
 class StoredRule:
-    """One document of rules as the database has it."""
+    """One rules document as stored in the database."""
 
     rule_id: str
-    name: str  # unique; what errors and `explain` call it
-    document: str  # YAML, in the grammar of descriptors/
+    name: str  # unique; used in errors and by `explain`
+    document: str  # YAML, as in descriptors/
     priority: int = 100  # lower comes first
     enabled: bool = True
     targeting: Targeting = Targeting()
@@ -113,19 +113,19 @@ class StoredRule:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """All that processes hold, as of one moment of the database's feed of changes."""
+    """All accounts, as of one position in the change feed of the database."""
 
     sequence: int = 0
     tiers: tuple[Tier, ...] = ()
     users: tuple[User, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     rules: tuple[StoredRule, ...] = ()
-    at_s: float = 0.0  # of that change: in a database that was brought back another one has the number
+    at_s: float = 0.0  # time of that change: in a restored database another change may have the same number
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """What is different since another moment. None in place of a value: it is gone."""
+class AccountChanges:
+    """Changes to accounts since an earlier position in the change feed. None as a value: deleted."""
 
     sequence: int
     tiers: Mapping[str, Tier | None] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Changed:
 
 
 def limit_fields(limit: Limit) -> dict[str, Any]:
-    """A limit as rules write it (`rate_limit`), with nothing that is a default: how it is stored and shown."""
+    """Return a limit as in `rate_limit` of the rules, without defaults. This is how limits are stored and shown."""
     fields: dict[str, Any] = {"requests_per_unit": limit.requests_per_unit, "unit": limit.unit.name.lower()}
     if limit.unit_multiplier != 1:
         fields["unit_multiplier"] = limit.unit_multiplier
@@ -154,9 +154,9 @@ def limit_fields(limit: Limit) -> dict[str, Any]:
 
 
 def limit_from_fields(fields: Mapping[str, Any]) -> Limit:
-    """The opposite of limit_fields, for what it wrote: a tenth of the time that the rules' compiler takes.
+    """Return the limit that `limit_fields` wrote, in a tenth of the time of the rules compiler.
 
-    ValueError for anything it would not have written.
+    Raises ValueError for anything that `limit_fields` would not have written.
     """
     try:
         requests, unit = fields["requests_per_unit"], Unit[fields["unit"].upper()]
@@ -172,63 +172,3 @@ def limit_from_fields(fields: Mapping[str, Any]) -> Limit:
     except (KeyError, AttributeError, TypeError, ValueError):
         pass
     raise ValueError("this is not how a limit is stored")
-
-
-class Role(StrEnum):
-    """What the holder of a token may do at the API of administrators. Each may do what the ones before it may."""
-
-    READ = "read"
-    WRITE = "write"
-    ADMIN = "admin"  # tokens, too
-
-
-@dataclass(frozen=True, slots=True)
-class AdminToken:
-    """A token of an administrator without its secret."""
-
-    token_id: str
-    digest: bytes = field(repr=False)
-    name: str = ""
-    role: Role = Role.READ
-    expires_s: float | None = None
-    revoked_s: float | None = None
-    last_used_s: float | None = None
-    created_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """Who changed what, and how it was before and after; None: it was not there, or is not any more."""
-
-    audit_id: int
-    at_s: float
-    actor: str
-    actor_token: str
-    address: str
-    action: str
-    kind: str
-    subject: str
-    before: Mapping[str, Any] | None
-    after: Mapping[str, Any] | None
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """What was answered to a request with an Idempotency-Key, for whoever sends it again."""
-
-    request_digest: str
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """How much a user or a key was used, as far as it has been written down."""
-
-    total: int = 0  # of a key, ever; of a user, this month (UTC)
-    today: int = 0  # of a user (UTC)
-    refused: int = 0  # of a user, ever
-    last_s: float | None = None

@@ -1,9 +1,9 @@
-"""What Envoy tells of a request, and how descriptors are made of it: the compiled form of `ext_authz` in the rules.
+"""Attributes of an ext_authz check, and the compiled `ext_authz` mapping that makes descriptors from them.
 
     GET /users/7/orders?page=2  ─►  [remote_address=192.0.2.7, path=/users/{id}/**]   [user=7]
 
-With RLS, Envoy's route configuration builds the descriptors; here the rules do. An entry without a value leaves its
-whole descriptor out, as there. A value is never cut: what is long is kept as a digest in the storage key (core/keys).
+With RLS, Envoy's route configuration builds the descriptors; here the rules do. As in RLS, an entry without a value
+omits its whole descriptor. Values are never truncated: long ones are hashed in the storage key (core/storage_keys.py).
 """
 
 from __future__ import annotations
@@ -14,42 +14,52 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ratelimit_rls.core.client_ip import DIRECT, ClientIp
-from ratelimit_rls.core.escapes import of_a_form, parameter_pattern, unescaped
 from ratelimit_rls.core.identity import ANONYMOUS, Identity
 from ratelimit_rls.core.model import Descriptor, Entry, Request
 from ratelimit_rls.core.path_template import PathTemplate
+from ratelimit_rls.core.percent_encoding import form_decode, parameter_pattern, percent_decode
 from ratelimit_rls.core.template import Template
 
+_FINAL_DOTS = re.compile(r"\.+(?=(?::\d*)?$)")  # trailing dots of the host name, optionally before a port
+
 MetadataPath = tuple[str, ...]
-"""The namespace, then the keys that lead to the value."""
+"""Path of a dynamic metadata value: the namespace, then the keys."""
 
 
 @dataclass(slots=True)
 class Attributes:
-    """One request. What is missing is empty."""
+    """Attributes of one HTTP request. Missing ones are empty."""
 
     method: str = ""
     scheme: str = ""
     host: str = ""
     path: str = ""  # as sent, without the query
     query: str = ""
-    peer: str = ""  # the address the connection comes from; empty on a Unix socket
+    peer: str = ""  # address of the downstream connection; empty on a Unix socket
     headers: Mapping[str, str] = field(default_factory=dict)  # by lower-case name
     context: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[MetadataPath, str] = field(default_factory=dict)  # only what the mapping asks for
-    caller: Identity = ANONYMOUS  # until a credential that is found among the others proves who it is
+    metadata: Mapping[MetadataPath, str] = field(default_factory=dict)  # only the paths that the mapping uses
+    caller: Identity = ANONYMOUS  # set once a credential has been verified
+
+    @property
+    def has_control_in_path(self) -> bool:
+        """True if the path or query contains CR, LF or NUL. HTTP allows none of them, so such requests are rejected."""
+        path, query = self.path, self.query
+        return (
+            "\n" in path or "\r" in path or "\0" in path or "\n" in query or "\r" in query or "\0" in query
+        )  # six memchr calls are faster than one regular expression
 
 
 def client_address(client_ip: ClientIp, attributes: Attributes) -> str | None:
-    """Where a request comes from. What proxies say of it is looked for only where one is trusted."""
+    """Return the client address of a request. X-Forwarded-For is read only if proxies are trusted."""
     forwarded_for = attributes.headers.get("x-forwarded-for", "") if client_ip.is_behind_proxies else ""
     return client_ip.of(attributes.peer, forwarded_for)
 
 
 def metadata_text(value: str | bool | float) -> str:
-    """A value of metadata as an entry has it: a text, true or false, or a number as JSON writes it.
+    """Return a metadata value as text: a string, true or false, or a number as in JSON.
 
-    Every number is a double in Envoy's message, so whole ones are written without a point.
+    Every number is a double in Envoy's message, so whole numbers are written without a decimal point.
     """
     if isinstance(value, str):
         return value
@@ -59,45 +69,48 @@ def metadata_text(value: str | bool | float) -> str:
     return str(int(number)) if number.is_integer() else repr(number)
 
 
-class Source(Protocol):
+class ValueSource(Protocol):
     def value(self, attributes: Attributes) -> str | None:
-        """None or empty: there is none."""
+        """Return the value for an entry; None or empty if the request has none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class MethodSource:
     def value(self, attributes: Attributes) -> str:
         return attributes.method
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class SchemeSource:
     def value(self, attributes: Attributes) -> str:
         return attributes.scheme
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostSource:
     def value(self, attributes: Attributes) -> str:
-        """Hosts are the same in either case, so nobody gets a second counter by shouting."""
-        return attributes.host.lower()
+        """Return the host in lower case and without a trailing dot, so that spelling variants share a counter."""
+        host = attributes.host.lower()
+        if host[-1:] == "." or ".:" in host:
+            return _FINAL_DOTS.sub("", host) or host
+        return host
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class PathSource:
     def value(self, attributes: Attributes) -> str:
         return attributes.path
 
 
 @dataclass(frozen=True, slots=True)
-class PathShape:
-    """The first template that fits, so that all paths of one shape share a counter."""
+class PathTemplateSource:
+    """Source that returns the first matching path template, so that all paths of one shape share a counter."""
 
     templates: tuple[PathTemplate, ...]
     longest: PathTemplate
 
     @classmethod
-    def of(cls, templates: tuple[PathTemplate, ...]) -> PathShape:
+    def of(cls, templates: tuple[PathTemplate, ...]) -> PathTemplateSource:
         return cls(templates, max(templates, key=lambda template: len(template.segments)))
 
     def value(self, attributes: Attributes) -> str | None:
@@ -109,19 +122,19 @@ class PathShape:
 
 
 @dataclass(frozen=True, slots=True)
-class PathSegment:
-    """The text of one segment of a path that fits."""
+class PathSegmentSource:
+    """Source that returns one segment of a path that matches a template."""
 
     template: PathTemplate
     number: int
 
     def value(self, attributes: Attributes) -> str | None:
         pieces = self.template.split(attributes.path)
-        return unescaped(pieces[self.number]) if self.template.fits(pieces) else None
+        return percent_decode(pieces[self.number]) if self.template.fits(pieces) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientIpSource:
     client_ip: ClientIp
 
     def value(self, attributes: Attributes) -> str | None:
@@ -129,19 +142,19 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """What the caller's credential proves."""
+class CallerSource:
+    """Source that returns one field of the authenticated identity."""
 
     field: Literal["user", "tier", "org", "api_key"]
 
     def value(self, attributes: Attributes) -> str:
-        proved: str = getattr(attributes.caller, self.field)
-        return proved
+        field_value: str = getattr(attributes.caller, self.field)
+        return field_value
 
 
 @dataclass(frozen=True, slots=True)
-class CallerId:
-    """The caller by one name, whoever it is: `user:alice`, or `ip:192.0.2.1` where nothing is proved."""
+class CallerIdSource:
+    """Source that returns one identifier for any caller: `user:alice`, or `ip:192.0.2.1` if unauthenticated."""
 
     client_ip: ClientIp
 
@@ -153,8 +166,8 @@ class CallerId:
 
 
 @dataclass(frozen=True, slots=True)
-class AnonymousIp:
-    """The address of a caller that proves nothing; of any other there is none, and its descriptor is left out."""
+class AnonymousIpSource:
+    """Source that returns the address of unauthenticated callers only. Others omit the descriptor."""
 
     client_ip: ClientIp
 
@@ -163,15 +176,15 @@ class AnonymousIp:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    name: str  # in lower case
+class HeaderSource:
+    name: str  # lower case
 
     def value(self, attributes: Attributes) -> str | None:
         return attributes.headers.get(self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class QueryParameter:
+class QueryParameterSource:
     name: str
     pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
@@ -179,14 +192,14 @@ class QueryParameter:
         object.__setattr__(self, "pattern", parameter_pattern(self.name))
 
     def value(self, attributes: Attributes) -> str | None:
-        """The first of that name, as forms escape it: `+` is a space. The other parameters are only passed over."""
+        """Return the first parameter of that name, form-decoded: `+` is a space. Other parameters are not decoded."""
         found = self.pattern.search("&" + attributes.query)
-        return of_a_form(found[1] or "") if found else None
+        return form_decode(found[1] or "") if found else None
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """One of the filter's `context_extensions`, which a route can set."""
+class ContextSource:
+    """Source that returns one of the filter's `context_extensions`, which a route can set."""
 
     name: str
 
@@ -195,8 +208,8 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
-    """What a filter before ours found out, e.g. a claim of a token."""
+class MetadataSource:
+    """Source that returns dynamic metadata of an earlier filter, e.g. a claim of a token."""
 
     path: MetadataPath
 
@@ -205,7 +218,7 @@ class Metadata:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedSource:
     text: str
 
     def value(self, attributes: Attributes) -> str:
@@ -215,8 +228,8 @@ class Fixed:
 @dataclass(frozen=True, slots=True)
 class MappedEntry:
     key: str
-    source: Source
-    default: str | None = None  # in place of leaving the descriptor out
+    source: ValueSource
+    default: str | None = None  # used instead of omitting the descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +249,10 @@ class MappedDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class AttributeMapping:
-    """`ext_authz` of one domain."""
+    """The `ext_authz` section of one domain."""
 
     descriptors: tuple[MappedDescriptor, ...]
-    metadata: tuple[MetadataPath, ...]  # what is to be read of the request's
+    metadata: tuple[MetadataPath, ...]  # paths to read from the request
     upstream_headers: tuple[tuple[str, Template], ...]  # added to requests that pass
     client_ip: ClientIp = DIRECT
 
@@ -251,11 +264,11 @@ class AttributeMapping:
         client_ip: ClientIp = DIRECT,
     ) -> AttributeMapping:
         sources = (entry.source for descriptor in descriptors for entry in descriptor.entries)
-        metadata = {source.path: None for source in sources if isinstance(source, Metadata)}
+        metadata = {source.path: None for source in sources if isinstance(source, MetadataSource)}
         return cls(descriptors, tuple(metadata), upstream_headers, client_ip)
 
     def request(self, domain: str, attributes: Attributes) -> Request | None:
-        """None: every descriptor was left out, and no limit applies."""
+        """Return the rate limit request; None if every descriptor was omitted, so that no limit applies."""
         made = [descriptor.descriptor(attributes) for descriptor in self.descriptors]
         descriptors = tuple([descriptor for descriptor in made if descriptor is not None])
         return Request(domain, descriptors) if descriptors else None

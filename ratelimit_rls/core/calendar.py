@@ -1,7 +1,7 @@
-"""Windows by the calendar of a place: its days, weeks, months and years, however long they are.
+"""Calendar windows: days, weeks, months and years of a time zone.
 
-A day there lasts 23 or 25 hours when clocks are put forward or back, and a month as long as it lasts. Lua cannot know
-that, so it is told where the windows around now begin and picks by its own clock.
+A day lasts 23 or 25 hours when clocks change, and months differ in length. Lua cannot compute that, so it receives the
+bounds of the windows around now and selects one by its own clock.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from zoneinfo import ZoneInfo
 from ratelimit_rls.core.model import Unit
 
 UNITS = (Unit.DAY, Unit.WEEK, Unit.MONTH, Unit.YEAR)
-"""Those that have a calendar: hours and less are the same everywhere."""
+"""Units with calendar windows. Hours and shorter units are the same in every time zone."""
 
 
 class Bounds(NamedTuple):
-    """Where the window around a moment begins, where the next does, and where that one ends."""
+    """Start of the window around a time, start of the next window, and its end."""
 
     start_us: int
     next_us: int
@@ -27,7 +27,7 @@ class Bounds(NamedTuple):
 
 @lru_cache(1024)
 def zone(name: str) -> ZoneInfo:
-    """Raises ZoneInfoNotFoundError or ValueError if there is no such time zone."""
+    """Return a time zone. Raises ZoneInfoNotFoundError or ValueError if there is none of that name."""
     return ZoneInfo(name)
 
 
@@ -41,7 +41,7 @@ def bounds(unit: Unit, timezone: str, now_us: int) -> Bounds:
 
 def _first_day(unit: Unit, day: date) -> date:
     if unit is Unit.WEEK:
-        return day - timedelta(days=day.weekday())  # Monday, as ISO 8601 has it
+        return day - timedelta(days=day.weekday())  # Monday, as in ISO 8601
     if unit is Unit.MONTH:
         return day.replace(day=1)
     if unit is Unit.YEAR:
@@ -55,5 +55,5 @@ def _next_first_day(unit: Unit, first: date) -> date:
 
 
 def _midnight_us(day: date, place: ZoneInfo) -> int:
-    """The first moment of the day: where clocks skip midnight, when they have; where they repeat it, the first time."""
+    """Return the start of the day: after the gap if clocks skip midnight, the first occurrence if they repeat it."""
     return int(datetime.combine(day, time(), place).timestamp()) * 1_000_000

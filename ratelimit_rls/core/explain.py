@@ -1,6 +1,7 @@
-"""explain: the walk that match takes for one descriptor, and at each level why the others were not taken.
+"""Explain a match: the path taken for one descriptor, and at each level why the alternatives were not chosen.
 
-It looks the levels up with the same `find`, and its answer is match's own: it can be incomplete, never different.
+It uses the same child lookup as `match`, and the match it reports is that of `match_descriptor`, so an explanation can
+be incomplete but never disagree with the decision.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from enum import Enum
 from ratelimit_rls.core.match import NO_MATCH, match_descriptor
 from ratelimit_rls.core.model import Descriptor, Entry, Match, Position
 from ratelimit_rls.core.pattern import parse_address
-from ratelimit_rls.core.tree import Node, Tree, find
+from ratelimit_rls.core.tree import Node, Tree, find_child
 
 
-class Way(Enum):
-    """The ways to meet an entry, in the order they are tried."""
+class MatchKind(Enum):
+    """Kinds of lookup for an entry, in the order they are tried."""
 
     EXACT = "exact"
     WILDCARD = "wildcard"
@@ -26,39 +27,39 @@ class Way(Enum):
     KEY_ONLY = "key only"
 
 
-class Outcome(Enum):
+class AttemptOutcome(Enum):
     MET = "met"
-    ABSENT = "none"  # the rules have nothing of this kind for the key
+    ABSENT = "none"  # the rules define nothing of this kind for the key
     DIFFERENT = "no such value"
-    NOT_TRIED = "not tried"  # it would have been met, had nothing come before it
+    NOT_TRIED = "not tried"  # it would match, but an earlier lookup did
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    way: Way
-    pattern: str  # as the rules write it; "" where they have none
-    outcome: Outcome
+    way: MatchKind
+    pattern: str  # as written in the rules; "" if there is none
+    outcome: AttemptOutcome
     position: Position | None = None
-    overrode: tuple[Position, ...] = ()  # what weaker sources say of it, and is left out
+    overrode: tuple[Position, ...] = ()  # overridden definitions from sources of lower priority
 
 
 @dataclass(frozen=True, slots=True)
-class LevelWalked:
+class MatchLevel:
     entry: Entry
     attempts: tuple[Attempt, ...]
 
     @property
     def met(self) -> Attempt | None:
-        return next((attempt for attempt in self.attempts if attempt.outcome is Outcome.MET), None)
+        return next((attempt for attempt in self.attempts if attempt.outcome is AttemptOutcome.MET), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     domain: str
     descriptor: Descriptor
-    levels: tuple[LevelWalked, ...]
+    levels: tuple[MatchLevel, ...]
     match: Match
-    conclusion: str  # one sentence: how the walk ended
+    conclusion: str  # one sentence: the outcome
 
 
 def explain(tree: Tree, domain: str, descriptor: Descriptor) -> Explanation:
@@ -67,79 +68,81 @@ def explain(tree: Tree, domain: str, descriptor: Descriptor) -> Explanation:
         return Explanation(domain, descriptor, (), NO_MATCH, f"no rules for domain '{domain}': no limit applies")
     found = match_descriptor(root, descriptor)
     if descriptor.limit is not None:
-        return Explanation(domain, descriptor, (), found, "the request brings its own limit: the rules are not asked")
-    levels: list[LevelWalked] = []
+        return Explanation(domain, descriptor, (), found, "the request carries its own limit: the rules are not used")
+    levels: list[MatchLevel] = []
     node: Node | None = root
     for entry in descriptor.entries:
         assert node is not None
-        levels.append(LevelWalked(entry, tuple(_attempts(node, entry))))
-        node, _ = find(node, entry)
+        levels.append(MatchLevel(entry, tuple(_attempts(node, entry))))
+        node, _ = find_child(node, entry)
         if node is None:
             break
     return Explanation(domain, descriptor, tuple(levels), found, _conclude(descriptor, levels, node))
 
 
 def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
-    met, is_one_of_many = find(node, entry)
-    yield _exact(node, entry, met)
+    matched, is_one_of_many = find_child(node, entry)
+    yield _exact(node, entry, matched)
     wildcards = [wildcard for wildcard in node.wildcards if wildcard.key.matches(entry.key)]
     for wildcard in wildcards:
         pattern = wildcard.node.value or wildcard.node.key
-        outcome = Outcome.DIFFERENT
-        if wildcard.node is met and is_one_of_many:
-            outcome = Outcome.MET
+        outcome = AttemptOutcome.DIFFERENT
+        if wildcard.node is matched and is_one_of_many:
+            outcome = AttemptOutcome.MET
         elif wildcard.matches(entry):
-            outcome = Outcome.NOT_TRIED
-        yield Attempt(Way.WILDCARD, pattern, outcome, _place(wildcard.node), wildcard.node.overrode)
-    yield from _patterns(node, entry, met)
-    alone = node.by_key.get(entry.key)
-    if alone is not None and alone is not met and any(wildcard.node is alone for wildcard in wildcards):
-        return  # a key with a `*`, already told as a wildcard
-    if alone is None:
-        yield Attempt(Way.KEY_ONLY, "", Outcome.ABSENT)
-    elif not (is_one_of_many and alone is met):
-        outcome = Outcome.MET if alone is met else Outcome.NOT_TRIED
-        yield Attempt(Way.KEY_ONLY, alone.key, outcome, _place(alone), alone.overrode)
+            outcome = AttemptOutcome.NOT_TRIED
+        yield Attempt(MatchKind.WILDCARD, pattern, outcome, _position(wildcard.node), wildcard.node.overrode)
+    yield from _patterns(node, entry, matched)
+    key_only = node.by_key.get(entry.key)
+    if key_only is not None and key_only is not matched and any(wildcard.node is key_only for wildcard in wildcards):
+        return  # a key with a `*`, already reported as a wildcard
+    if key_only is None:
+        yield Attempt(MatchKind.KEY_ONLY, "", AttemptOutcome.ABSENT)
+    elif not (is_one_of_many and key_only is matched):
+        outcome = AttemptOutcome.MET if key_only is matched else AttemptOutcome.NOT_TRIED
+        yield Attempt(MatchKind.KEY_ONLY, key_only.key, outcome, _position(key_only), key_only.overrode)
 
 
-def _patterns(node: Node, entry: Entry, met: Node | None) -> Iterator[Attempt]:
+def _patterns(node: Node, entry: Entry, matched: Node | None) -> Iterator[Attempt]:
     address = parse_address(entry.value)
     for child in node.patterns.get(entry.key, ()):
         pattern = child.pattern
         assert pattern is not None
-        outcome = Outcome.DIFFERENT
-        if child is met:
-            outcome = Outcome.MET
+        outcome = AttemptOutcome.DIFFERENT
+        if child is matched:
+            outcome = AttemptOutcome.MET
         elif pattern.matches(entry.value, address):
-            outcome = Outcome.NOT_TRIED
-        yield Attempt(Way[pattern.way.name], pattern.text, outcome, _place(child), child.overrode)
+            outcome = AttemptOutcome.NOT_TRIED
+        yield Attempt(MatchKind[pattern.way.name], pattern.text, outcome, _position(child), child.overrode)
 
 
-def _exact(node: Node, entry: Entry, met: Node | None) -> Attempt:
+def _exact(node: Node, entry: Entry, matched: Node | None) -> Attempt:
     exact = node.exact.get(entry)
     if exact is not None:
-        assert exact is met
-        return Attempt(Way.EXACT, entry.value, Outcome.MET, _place(exact), exact.overrode)
+        assert exact is matched
+        return Attempt(MatchKind.EXACT, entry.value, AttemptOutcome.MET, _position(exact), exact.overrode)
     knows_key = any(key == entry.key for key, _ in node.exact)
-    return Attempt(Way.EXACT, entry.value, Outcome.DIFFERENT if knows_key else Outcome.ABSENT)
+    return Attempt(MatchKind.EXACT, entry.value, AttemptOutcome.DIFFERENT if knows_key else AttemptOutcome.ABSENT)
 
 
-def _place(node: Node) -> Position | None:
-    """Several sources may describe a node: of those, the one whose limit it has."""
+def _position(node: Node) -> Position | None:
+    """Return the position of a node. If several sources define it, it is that of the limit in effect."""
     return node.rule.position if node.rule is not None else node.position
 
 
-def _conclude(descriptor: Descriptor, levels: list[LevelWalked], node: Node | None) -> str:
+def _conclude(descriptor: Descriptor, levels: list[MatchLevel], node: Node | None) -> str:
     if not levels:
         return "the descriptor has no entries: no limit applies"
     if node is None:
         key, value = levels[-1].entry
-        if len(levels) > 1 and all(attempt.outcome is Outcome.ABSENT for attempt in levels[-1].attempts):
-            return f"the rules end before {key}={value}, and a limit counts only for the last entry: no limit applies"
-        return f"nothing is met by {key}={value}, and earlier levels are not reconsidered: no limit applies"
+        if len(levels) > 1 and all(attempt.outcome is AttemptOutcome.ABSENT for attempt in levels[-1].attempts):
+            return f"the rules end before {key}={value}, and only the last entry can have a limit: no limit applies"
+        return f"nothing matches {key}={value}, and earlier levels are not reconsidered: no limit applies"
     if node.rule is None:
         has_children = any(node.children())
-        more = "; its limits lie deeper" if has_children else ""
+        more = "; its limits are on deeper levels" if has_children else ""
         return f"the descriptor ends on {node.label}, which has no rate_limit{more}: no limit applies"
-    told = f"rule {node.rule.path}: unlimited" if node.rule.unlimited else f"rule {node.rule.path}"
-    return f"{told}, but for whoever has limits as {node.rule.limits_of.value}" if node.rule.limits_of else told
+    conclusion = f"rule {node.rule.path}: unlimited" if node.rule.unlimited else f"rule {node.rule.path}"
+    if node.rule.limits_of is None:
+        return conclusion
+    return f"{conclusion}, except for subjects with limits as {node.rule.limits_of.value}"

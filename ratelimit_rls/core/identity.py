@@ -1,4 +1,4 @@
-"""Who is calling, as far as a credential proves it, and where credentials are to be looked for."""
+"""Identity of callers, and where to find their credentials."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import NamedTuple, Protocol
 from ratelimit_rls.core.accounts import Block
 
 BLOCKED_STATUS = 403
-"""Of blocked callers, where the rules say nothing else."""
+"""Default HTTP status for blocked callers."""
 
 
 class CredentialKind(Enum):
-    """The value is the word in YAML."""
+    """Kinds of credential. The value is the name in YAML."""
 
     API_KEY = "api_key"
     JWT = "jwt"
 
 
 class Identity(NamedTuple):
-    """What is not known is empty."""
+    """Authenticated identity of a caller. Unknown fields are empty."""
 
     user: str = ""
     tier: str = ""
     org: str = ""
-    api_key: str = ""  # its public id, never the key
+    api_key: str = ""  # public id of the key, never the key itself
 
 
 ANONYMOUS = Identity()
@@ -33,47 +33,47 @@ ANONYMOUS = Identity()
 
 class Verifier(Protocol):
     def identify(self, kind: CredentialKind, credential: str, now_s: float) -> Identity | None:
-        """Whose credential it is; None if it is nobody's, or not any more. Never raises, and waits for nothing."""
+        """Return the identity that a credential proves; None if it is not valid. Never raises and never blocks."""
         ...
 
     def block_of(self, identity: Identity, now_s: float) -> Block | None:
-        """The block of whoever it is, if there is one at this moment."""
+        """Return the block of the user in effect at `now_s`, if any."""
         ...
 
 
-class Otherwise(Enum):
-    """What becomes of a caller that proves nothing. The value is the word in YAML."""
+class UnauthenticatedPolicy(Enum):
+    """Treatment of unauthenticated callers. The value is the name in YAML."""
 
-    IP = "ip"  # it is known by its address alone
+    IP = "ip"  # identify the caller by its address
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
-class CredentialPlace:
-    """Of an HTTP request, where a credential stands."""
+class CredentialLocation:
+    """Location of a credential in an HTTP request."""
 
     kind: CredentialKind
-    header: str = ""  # in lower case
+    header: str = ""  # lower case
     query: str = ""
-    scheme: str = ""  # in lower case: what stands before it in the header, e.g. `bearer`
+    scheme: str = ""  # lower case; precedes the credential in the header, e.g. `bearer`
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialEntry:
-    """Of a descriptor that Envoy sends over RLS, the entry that carries one, and what takes its place."""
+    """Entry of an RLS descriptor that carries a credential, and the entries that replace it."""
 
     key: str
     kind: CredentialKind
-    becomes: tuple[str, ...]  # fields of Identity, in order: each that is known becomes an entry of that name
+    becomes: tuple[str, ...]  # fields of Identity, in order: each non-empty one becomes an entry of that name
 
 
 @dataclass(frozen=True, slots=True)
-class IdentityTerms:
-    """`identity` of one domain."""
+class IdentityConfig:
+    """The `identity` section of one domain."""
 
-    places: tuple[CredentialPlace, ...] = ()  # the first that has something counts
+    locations: tuple[CredentialLocation, ...] = ()  # tried in order; the first credential found is used
     entries: tuple[CredentialEntry, ...] = ()
-    on_invalid: Otherwise = Otherwise.IP
-    on_missing: Otherwise = Otherwise.IP
-    blocked_status: int = BLOCKED_STATUS  # where the protocol lets us choose: ext_authz, not RLS
-    hidden: tuple[str, ...] = ()  # headers with credentials that the upstream is not shown
+    on_invalid: UnauthenticatedPolicy = UnauthenticatedPolicy.IP
+    on_missing: UnauthenticatedPolicy = UnauthenticatedPolicy.IP
+    blocked_status: int = BLOCKED_STATUS  # HTTP status; used by ext_authz, not by RLS
+    hidden: tuple[str, ...] = ()  # headers with credentials, removed before the request goes upstream

@@ -1,21 +1,22 @@
-"""match: which rule each descriptor of a request meets.
+"""Match the descriptors of a request against the rules tree.
 
-A limit applies only if it sits on the node of the descriptor's last entry, and a level once chosen is never
-reconsidered (reference behaviour, both). So a descriptor longer or shorter than the rules meets none.
+A limit applies only if it is on the node of the descriptor's last entry, and there is no backtracking: a node chosen at
+one level is final. Both are the behaviour of envoyproxy/ratelimit. So a descriptor longer or shorter than the rules
+matches none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ratelimit_rls.core.model import Descriptor, Entry, Limit, Match, Request, Rule, filled
-from ratelimit_rls.core.tree import Node, Tree, find
+from ratelimit_rls.core.model import Descriptor, Entry, Limit, Match, Request, Rule, construct
+from ratelimit_rls.core.tree import Node, Tree, find_child
 
 NO_MATCH = Match(rule=None)
 
 
 def match(tree: Tree, request: Request) -> tuple[Match, ...]:
-    """What each descriptor meets, in request order."""
+    """Return the match of each descriptor, in request order."""
     root = tree.domains.get(request.domain)
     if root is None:
         return (NO_MATCH,) * len(request.descriptors)
@@ -29,8 +30,8 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     for entry in entries:
         is_one_of_many = False
         if node.exact or node.wildcards or node.patterns:
-            child, is_one_of_many = find(node, entry)
-        else:  # a level that looks at keys alone is worth no call
+            child, is_one_of_many = find_child(node, entry)
+        else:  # a level with keys only: saves a function call
             child = node.by_key.get(entry.key)
         if child is None:
             return NO_MATCH
@@ -40,9 +41,9 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     rule = node.rule
     if rule is None:
         return NO_MATCH
-    if is_plain and not rule.detailed_metric:  # as most are, and the rest of the work is for the others
-        return filled(Match, (rule, entries, rule.path))
-    walked = list(_walked(root, descriptor))
+    if is_plain and not rule.detailed_metric:  # the common case
+        return construct(Match, (rule, entries, rule.path))
+    walked = list(_walk(root, descriptor))
     counted = tuple(
         Entry(entry.key, child.shared_value or child.key) if is_one_of_many and child.share_threshold else entry
         for entry, child, is_one_of_many in walked
@@ -50,20 +51,21 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     return Match(rule, counted, _metric_path(root.key, rule, walked))
 
 
-def _walked(root: Node, descriptor: Descriptor) -> Iterator[tuple[Entry, Node, bool]]:
-    """The way to a rule that is known to be there."""
+def _walk(root: Node, descriptor: Descriptor) -> Iterator[tuple[Entry, Node, bool]]:
+    """Yield the entries and nodes on the path to a rule that is known to exist."""
     node = root
     for entry in descriptor.entries:
-        child, is_one_of_many = find(node, entry)
+        child, is_one_of_many = find_child(node, entry)
         assert child is not None
         yield entry, child, is_one_of_many
         node = child
 
 
 def _match_override(root: Node, descriptor: Descriptor) -> Match:
-    """A limit in the request replaces the tree altogether: no shadow, no name, no exemption (reference behaviour).
+    """Return the match for a limit carried by the request.
 
-    What is told of it, and what happens to it without a store, is as the domain says.
+    It replaces the tree: no shadow mode, no name, no exemption (as in envoyproxy/ratelimit). The response and the
+    fallback without a store are those of the domain.
     """
     assert descriptor.limit is not None
     path = ".".join([root.key, *(_label(entry.key, entry.value) for entry in descriptor.entries)])
@@ -73,10 +75,10 @@ def _match_override(root: Node, descriptor: Descriptor) -> Match:
 
 
 def _metric_path(domain: str, rule: Rule, walked: list[tuple[Entry, Node, bool]]) -> str:
-    """The rule's path, with request values in it where the rules ask for them.
+    """Return the rule's path, with request values where the rules ask for them.
 
-    `detailed_metric` puts every value in, `value_to_metric` the values of its own level; the pattern of a shared
-    wildcard stays a pattern in both, since its values share one counter.
+    `detailed_metric` adds every value, `value_to_metric` the values of its own level. The pattern of a shared wildcard
+    stays a pattern in both cases, since its values share one counter.
     """
     shared = any(is_one_of_many and node.share_threshold for _, node, is_one_of_many in walked)
     if rule.detailed_metric and not shared:

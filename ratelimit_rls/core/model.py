@@ -1,10 +1,10 @@
-"""The values that travel through the service, and nothing that acts on them.
+"""Value types of the decision path. This module holds data only; the functions that use it live in its neighbours.
 
-    Request ─► match ─► Match ─► plan ─► Plan ─► store ─► Answer ─► decide ─► Decision
+    Request ─► match ─► Match ─► plan ─► Plan ─► store ─► StoreResult ─► decide ─► Decision
 
-All are frozen; those made for every call are named tuples, which take a third of the time to make. Times are integer
-microseconds (`_us`), counts are plain integers. Envoy's words are used throughout: domain, descriptor, entry, key,
-value, limit, unit, hits.
+All types are immutable. Those created for every call are named tuples, which take a third of the time of a frozen
+dataclass to create. Times are integer microseconds (`_us`); counts are plain integers. The terms are Envoy's: domain,
+descriptor, entry, key, value, limit, unit, hits.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
-from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
-
-if TYPE_CHECKING:
-    from ratelimit_rls.core.standing import Validity
+from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
 
 MAX_HITS = 2**32 - 1
-"""The most hits one descriptor may ask for: as many as the largest limit that can be written."""
+"""Maximum hits of one descriptor: the same as the largest limit that can be configured."""
 
 MAX_REQUESTS_PER_UNIT = 2**32 - 1
-"""uint32, as in Envoy's API and the reference's YAML."""
+"""Largest uint32, as in Envoy's API and the YAML of envoyproxy/ratelimit."""
 
 
 class Unit(IntEnum):
@@ -50,13 +47,13 @@ _UNIT_SECONDS = {
     Unit.HOUR: 3600,
     Unit.DAY: 86_400,
     Unit.WEEK: 604_800,
-    Unit.MONTH: 2_592_000,  # 30 days, as the reference counts
+    Unit.MONTH: 2_592_000,  # 30 days, as in envoyproxy/ratelimit
     Unit.YEAR: 31_536_000,  # 365 days
 }
 
 
 class Algorithm(Enum):
-    """The value is the name in YAML and of the file in lua/."""
+    """Rate limiting algorithms. The value is the name in YAML and the name of the file in lua/."""
 
     FIXED_WINDOW = "fixed_window"
     SLIDING_WINDOW = "sliding_window"
@@ -71,23 +68,23 @@ class Algorithm(Enum):
 
 
 class Charge(Enum):
-    """Who pays when a call is refused (docs/algorithms.md, "Who pays")."""
+    """Rule for counting the hits of a denied call (docs/algorithms.md, "Charging")."""
 
-    ALWAYS = "always"  # hits count whatever the verdict; a limit may run into debt
+    ALWAYS = "always"  # hits count whether or not the call passes; a counter may go into debt
     ADMITTED = "admitted"  # hits count only if the whole call passes
 
 
 class OnStoreFailure(Enum):
-    """What a call is told when the store did not answer. Where the rules of a call differ, the first of these holds."""
+    """Decision for a call when the store did not reply. If a call's rules differ, the first member listed here wins."""
 
     DENY = "deny"
-    ERROR = "error"  # no answer at all: Envoy's own `failure_mode_deny` decides
-    LOCAL = "local"  # decided in this process, by its share of the limit
+    ERROR = "error"  # respond with an error: Envoy's own `failure_mode_deny` decides
+    LOCAL = "local"  # decide in this process, with its share of the limit
     ALLOW = "allow"
 
 
 class Code(IntEnum):
-    """RateLimitResponse.Code."""
+    """Verdicts, numbered as in RateLimitResponse.Code."""
 
     UNKNOWN = 0
     OK = 1
@@ -100,23 +97,23 @@ class Entry(NamedTuple):
 
 
 class Subject(Enum):
-    """Whose limits a rule takes in place of its own, where they have any. The value is the word in YAML."""
+    """Kinds of subject whose own limits, if any, replace those of a rule (`limits_of`). The value is the YAML value."""
 
     USER = "user"
     API_KEY = "api_key"
 
 
 class Purpose(Enum):
-    """What a request is for. All but DECIDE are Kuadrant's two halves of a cost that is known afterwards."""
+    """Purpose of a request. LOOK and REPORT are Kuadrant's check and report calls, for costs known only afterwards."""
 
     DECIDE = "decide"
-    LOOK = "look"  # would one more pass? Nothing is counted
-    REPORT = "report"  # it has happened: counted whatever it leaves
+    LOOK = "look"  # check whether one more hit would pass; count nothing
+    REPORT = "report"  # count what has already happened, even beyond the limit
 
 
 @dataclass(frozen=True, slots=True)
-class Override:
-    """A limit that the request itself carries; it wins over the rules of a known domain."""
+class LimitOverride:
+    """A limit carried by the request itself. It replaces the rules of a known domain."""
 
     requests_per_unit: int
     unit: Unit
@@ -124,8 +121,8 @@ class Override:
 
 class Descriptor(NamedTuple):
     entries: tuple[Entry, ...]
-    limit: Override | None = None
-    hits: int | None = None  # None: the request's hits; 0 looks without spending
+    limit: LimitOverride | None = None
+    hits: int | None = None  # None: the request's hits; 0: check without counting
     is_refund: bool = False
 
 
@@ -137,7 +134,7 @@ class Request(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where in the rules something was written, for messages and `explain`."""
+    """Source position in the rules, for messages and `explain`."""
 
     file: str
     line: int
@@ -149,46 +146,49 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """So many requests in so long, counted in such a way."""
+    """A number of requests per window, and the algorithm that counts them."""
 
     requests_per_unit: int
     unit: Unit
     algorithm: Algorithm = Algorithm.FIXED_WINDOW
-    burst: int = 0  # buckets and GCRA only: the most that passes at once
+    burst: int = 0  # token_bucket, leaky_bucket and gcra only: maximum hits admitted at once
     name: str = ""
     unit_multiplier: int = 1
-    timezone: str = ""  # a calendar's day, week, month or year there; "": windows of equal length since the epoch
+    timezone: str = ""  # calendar windows in this time zone; "": windows of equal length since the epoch
 
     @property
     def window_us(self) -> int:
-        """Of a calendar's window, the usual length: its real one depends on the moment."""
+        """Window length in microseconds. For a calendar window it is nominal: the real length depends on the date."""
         return self.unit.seconds * self.unit_multiplier * 1_000_000
 
     @property
     def window(self) -> str:
-        """What tells this limit's window from any other, e.g. `60` or `month@Europe/Berlin`."""
+        """Identifier of the window in storage keys, e.g. `60` (seconds) or `month@Europe/Berlin`."""
         if self.timezone:
             return f"{self.unit.name.lower()}@{self.timezone}"
         return str(self.window_us // 1_000_000)
 
     @property
-    def spoken_unit(self) -> Unit:
-        """The unit as Envoy can be told: it knows no 30 seconds and no 5 minutes, and is told UNKNOWN."""
+    def wire_unit(self) -> Unit:
+        """Unit for Envoy's messages. They have no 30-second or 5-minute windows, so those are sent as UNKNOWN."""
         return self.unit if self.unit_multiplier == 1 else Unit.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Who is refused again and again waits longer (lua/penalty.lua says what is counted)."""
+    """Longer waits after repeated violations (lua/penalty.lua defines what counts as a violation)."""
 
     within_us: int
-    after: int  # so many violations within the period, and the first multiplier counts
-    multipliers: tuple[int, ...]  # of the wait: the last one for every violation beyond them
+    after: int  # number of violations within the period from which the first multiplier applies
+    multipliers: tuple[int, ...]  # of the wait, one per further violation; the last one applies to all beyond
 
 
 @dataclass(frozen=True, slots=True)
 class WarnAt:
-    """The warning state begins above this part of the limit, and ends below a tenth of the limit less."""
+    """Thresholds of the warning state, in thousandths of the limit.
+
+    The state begins above `permille` and ends a tenth of the limit below it.
+    """
 
     permille: int
 
@@ -198,18 +198,18 @@ class WarnAt:
 
 
 Watcher = Penalty | WarnAt
-"""What looks at how a descriptor's limits fare, and keeps a state of its own beside theirs."""
+"""Additional state of a descriptor, stored beside its counters and updated from their results."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hot:
-    """A counter that is moved so often that each process takes hits in advance (store/leases/)."""
+class LeasePolicy:
+    """Settings for a hot counter: each process leases hits in advance instead of sending every call (store/leases/)."""
 
     lease_us: int
 
 
-class State(IntEnum):
-    """How a descriptor with `warn_at` stands, numbered as in lua/warning.lua."""
+class WarningState(IntEnum):
+    """State of a descriptor with `warn_at`, numbered as in lua/warning.lua."""
 
     NORMAL = 0
     WARNING = 1
@@ -217,13 +217,14 @@ class State(IntEnum):
 
 
 class Rule(NamedTuple):
-    """What the rules say about one descriptor: the compiled form of a node that has `rate_limit`.
+    """Compiled form of a descriptor in the rules that has `rate_limit`.
 
-    A tuple, as Node is: large rules have a hundred thousand, and to make a frozen dataclass takes four times as long.
+    A named tuple, like Node: large configurations have a hundred thousand, and a frozen dataclass takes four times as
+    long to create.
     """
 
-    path: str  # "domain.key_value.key": the name the reference gives it in metrics and /rlconfig
-    limits: tuple[Limit, ...]  # all of them hold; none at all exactly when unlimited
+    path: str  # "domain.key_value.key": its name in metrics and /rlconfig of envoyproxy/ratelimit
+    limits: tuple[Limit, ...]  # all of them apply; empty exactly when the rule is unlimited
     replaces: frozenset[str] = frozenset()
     charge: Charge = Charge.ALWAYS
     shadow_mode: bool = False
@@ -231,14 +232,14 @@ class Rule(NamedTuple):
     detailed_metric: bool = False
     metadata: Mapping[str, Any] | None = None
     position: Position | None = None
-    max_delay_us: int = 0  # `action: throttle`: what fits within so long waits for it; 0: nothing waits
+    max_delay_us: int = 0  # `action: throttle`: maximum delay of a call; 0: calls are never delayed
     penalty: Penalty | None = None
     warn_at: WarnAt | None = None
-    style: AnswerStyle = PLAIN
-    deny: Deny | None = None
-    on_store_failure: OnStoreFailure | None = None  # None: as the process is set
-    hot: Hot | None = None
-    limits_of: Subject | None = None  # who is named by the descriptor's last value: their own limits, if they have any
+    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY
+    deny: DenyResponse | None = None
+    on_store_failure: OnStoreFailure | None = None  # None: the process-wide default
+    hot: LeasePolicy | None = None
+    limits_of: Subject | None = None  # use the own limits of the subject named by the last value
 
     @property
     def unlimited(self) -> bool:
@@ -246,93 +247,104 @@ class Rule(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The rule one descriptor meets, with what its counter and its metrics are called."""
+    """The rule that a descriptor matches, and the names of its counter and metrics."""
 
     rule: Rule | None  # None: no limit applies
-    entries: tuple[Entry, ...] = ()  # the descriptor's, with a shared wildcard's pattern in place of the value
-    metric_path: str = ""  # the rule's path, or a longer one where the rule asks for values in metrics
+    entries: tuple[Entry, ...] = ()  # the descriptor's entries; a shared wildcard's pattern replaces the value
+    metric_path: str = ""  # the rule's path, with request values where the rule asks for them
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What is asked of one counter."""
+class CounterOp:
+    """Operation on one counter."""
 
     limit: Limit
-    cost: int  # negative gives back; 0 looks
+    cost: int  # negative: refund; 0: check without counting
     charge: Charge
     shadow_mode: bool = False
     quota_mode: bool = False
-    max_delay_us: int = 0  # above 0: if it fits within so long, it is charged now and admitted then
+    max_delay_us: int = 0  # above 0: if it fits within this delay, charge now and admit later
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """How one descriptor of the request is answered."""
+class DescriptorPlan:
+    """Counter operations of one descriptor of the request."""
 
     rule: Rule | None
-    steps: tuple[Step, ...]  # one per limit; none: answered without the store
+    steps: tuple[CounterOp, ...]  # one per limit; empty: decided without the store
     hits: int
     metric_path: str = ""
     unlimited: bool = False
-    watchers: tuple[Watcher, ...] = ()  # none without steps
+    watchers: tuple[Watcher, ...] = ()  # empty if there are no steps
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a call does not pass whatever its limits say: nothing is asked of the store, and nothing is charged."""
+class Rejection:
+    """Reason to reject a call regardless of its limits. The store is not called and nothing is charged."""
 
-    reason: Literal["blocked", "unauthorized"]
-    message: str  # for whoever is refused
-    status: int  # of HTTP, where the protocol lets us choose
-    until_s: float | None = None  # when it ends, in seconds since the epoch; None: nobody knows
-    slot: int = 0  # the number of the descriptor by which it came
+    reason: Literal["blocked", "unauthorized", "malformed"]
+    message: str  # for the client
+    status: int  # HTTP status, where the protocol lets us choose
+    until_s: float | None = None  # end of the block, in seconds since the epoch; None: unknown
+    slot: int = 0  # index of the descriptor that caused it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outline:
-    """All of a plan but whose counters it moves: shared by every request that meets the same rules with the same hits.
+class PlanTemplate:
+    """A plan without its counter keys, shared by all requests that match the same rules with the same hits.
 
-    Requests differ in their values far more than in their rules, so whatever a store, a metric or an encoder can
-    prepare is prepared once per outline. Two outlines are equal only if they are the same object.
+    Requests differ far more in their values than in their rules, so stores, metrics and encoders prepare their data
+    once per template. Templates compare by identity.
     """
 
     domain: str
     domain_known: bool
-    steps: tuple[Step, ...]
-    slots: tuple[Slot, ...]  # one per descriptor, in order; their steps together are `steps`
-    # Under the global quota mode a descriptor without a limit is a quota that passes: the call cannot fail by quotas.
+    steps: tuple[CounterOp, ...]
+    slots: tuple[DescriptorPlan, ...]  # one per descriptor, in order; their steps concatenated are `steps`
+    # In the global quota mode a descriptor without a limit is a quota that passes, so quotas cannot deny the call.
     quota_passes: bool = False
-    shadow_mode: bool = False  # the global one: the verdict is counted and told, but does not hold
-    own_bytes: int = 0  # its weight, if the request brought some of it (limits, hits, names of metrics): few share it
+    shadow_mode: bool = False  # the global one: the verdict is counted and reported but not enforced
+    own_bytes: int = 0  # size if it holds data of one request (limits, hits, metric names), which few share
     purpose: Purpose = Purpose.DECIDE
-    can_wait: bool = False  # an answer may have to be held
+    can_wait: bool = False  # the response may have to be delayed
     on_store_failure: OnStoreFailure = OnStoreFailure.ERROR
-    refusal: Refusal | None = None  # then there are no steps
-    # What was prepared, by what prepares it. Never another's: an outline made from this one begins with nothing.
-    made_of_it: dict[object, Any] = field(default_factory=dict, repr=False, init=False)
+    refusal: Rejection | None = None  # if set, there are no steps
+    # Data derived from this template, keyed by the function that derives it. A copy of the template starts empty.
+    derived: dict[object, Any] = field(default_factory=dict, repr=False, init=False)
+
+
+class Validity(Protocol):
+    """Condition under which a plan that was made from entitlements is still valid."""
+
+    def holds(self, now_s: float) -> bool:
+        """Return True if the plan may be used. `now_s` is in seconds since the epoch."""
+        ...
 
 
 class Plan(NamedTuple):
-    """All that one request asks of the store: a function of the request, the rules and how its callers stand.
+    """Everything that one request asks of the store: a function of the request, the rules and the entitlements.
 
-    The moment is no part of it; but where a standing ends, or is changed, the plan ends with it.
+    It does not depend on the current time. It becomes invalid when an entitlement it was made from ends or changes.
     """
 
-    outline: Outline
-    keys: tuple[bytes, ...]  # for each descriptor, one state per step, then one per watcher
-    valid: Validity | None = None  # None: for as long as the rules
+    template: PlanTemplate
+    keys: tuple[bytes, ...]  # for each descriptor, one key per step, then one per watcher
+    valid: Validity | None = None  # None: valid as long as the rules
 
 
-filled = tuple.__new__
-"""A tuple with names, from all its fields in their order: by names, it takes twice as long. For those of every call."""
+construct = tuple.__new__
+"""Create a named tuple from an iterable of all its fields, in order.
+
+Used for the types created on every call: the generated constructor takes twice as long.
+"""
 
 
-class Reading(NamedTuple):
-    """What the store says of one step, after the call."""
+class LimitState(NamedTuple):
+    """State of one limit after the call, as reported by the store."""
 
-    left: int  # how many more hits fit; negative is debt
-    retry_us: int  # 0: allowed. Positive: refused, and admitted after exactly this long. -1: never; below: see wait_us
-    reset_us: int  # until the limit is as if never used (fixed_window: until its window ends)
+    left: int  # hits that still fit; negative: debt
+    retry_us: int  # 0: allowed; > 0: denied, admitted after exactly this long; -1: never; < -1: see wait_us
+    reset_us: int  # until the counter is as if never used (fixed_window: until its window ends)
 
     @property
     def allowed(self) -> bool:
@@ -340,47 +352,49 @@ class Reading(NamedTuple):
 
     @property
     def wait_us(self) -> int:
-        """How long the answer is held: it was charged now for a slot that comes then."""
+        """Delay of the response: the hits were charged now for a slot that begins after this time."""
         return -1 - self.retry_us if self.retry_us < -1 else 0
 
 
-class Answer(NamedTuple):
-    """What the store says of one call."""
+class StoreResult(NamedTuple):
+    """Result of one call, as reported by the store."""
 
-    refused: bool  # the call's verdict, on which the spending hung
-    now_us: int  # the store's clock when it decided
-    readings: tuple[Reading, ...]  # one per key of the plan
-    granted: int = 0  # of a plan that takes as many hits as there are: how many it took
-    remembered: bool = False  # a refusal that still held, so that the store was not asked
-    again: bool = False  # of a call that counts once: this was told before, and nothing was charged now
-    moments_us: tuple[int, ...] = ()  # for each key, where not all were decided at `now_us`, by one clock
+    refused: bool  # the call's verdict; charging depended on it
+    now_us: int  # time of the decision, on the store's clock
+    readings: tuple[LimitState, ...]  # one per key of the plan
+    granted: int = 0  # for a plan that takes up to a number of hits: how many it took
+    remembered: bool = False  # a cached denial: the store was not called
+    replayed: bool = False  # repeated result of an idempotent call: nothing was charged now
+    decided_at_us: tuple[int, ...] = ()  # per key, if not all were decided at `now_us` by one clock
 
 
 class Status(NamedTuple):
-    """What is told of one descriptor."""
+    """Outcome for one descriptor."""
 
     code: Code
-    step: Step | None  # the limit spoken of; None: none applies, or unlimited
+    step: CounterOp | None  # the limit reported; None: no limit applies, or unlimited
     remaining: int
-    reset_s: int  # whole seconds, rounded up; retry-after when refused
-    slot: Slot
-    reading: Reading | None = None  # of that limit
-    readings: tuple[Reading, ...] = ()  # of every limit of the descriptor, in the order of `slot.steps`
-    state: State | None = None  # with `warn_at`
-    violations: int = 0  # with `penalty`: how many of late
-    cooldown: Reading | None = None  # a penalty that refuses, and not the limits alone; `reading` then is the same
+    reset_s: int  # whole seconds, rounded up; retry-after if denied
+    slot: DescriptorPlan
+    reading: LimitState | None = None  # of the limit reported
+    readings: tuple[LimitState, ...] = ()  # of all limits of the descriptor, in the order of `slot.steps`
+    state: WarningState | None = None  # with `warn_at`
+    violations: int = 0  # with `penalty`: violations within its period
+    cooldown: LimitState | None = None  # set if a penalty denies the call; `reading` is then the same object
 
 
 class Decision(NamedTuple):
-    """What is told of one call."""
+    """Outcome for one call."""
 
     code: Code
     statuses: tuple[Status, ...]
-    outline: Outline
-    shadowed: bool = False  # OVER_LIMIT was turned into OK by the global shadow mode
+    template: PlanTemplate
+    shadowed: bool = False  # the global shadow mode turned OVER_LIMIT into OK
     now_us: int = 0
-    wait_us: int = 0  # above 0: admitted, and to be answered after so long
-    held_by: int = -1  # then: the number of the plan's key whose slot is waited for
-    without_store: OnStoreFailure | None = None  # the store did not answer, and this is what was done instead
-    remembered: bool = False  # a refusal that still held, so that the store was not asked
-    moments_us: tuple[int, ...] = ()  # as of the answer
+    wait_us: int = 0  # above 0: admitted, respond after this delay
+    delayed_by: int = -1  # if delayed: index of the plan's key whose slot is waited for
+    without_store: OnStoreFailure | None = None  # the fallback applied because the store did not reply
+    remembered: bool = False  # a cached denial: the store was not called
+    decided_at_us: tuple[int, ...] = ()  # as in StoreResult
+    replayed: bool = False  # repeated result of an idempotent call: nothing was charged now
+    share: Decision | None = None  # decided locally: the decision by this process's share of each limit

@@ -1,8 +1,8 @@
-"""Paths by their shape: `/users/{id}/orders/**` is met by the orders of every user.
+"""Path templates: `/users/{id}/orders/**` matches the orders of every user.
 
-A template is segments between slashes. `{name}` stands for one segment that is not empty, `**` at the end for the rest,
-which may be nothing, and everything else for itself. What is compared is the path as it was sent: an escape, an empty
-segment and `..` are what they are, since only Envoy can say what the upstream will make of them (`normalize_path`).
+A template consists of segments separated by slashes. `{name}` matches one non-empty segment, `**` at the end matches
+the rest, which may be empty, and everything else matches itself. The path is compared as sent: escapes, empty segments
+and `..` are not normalised, since only Envoy knows how the upstream treats them (`normalize_path`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 @dataclass(frozen=True, slots=True)
 class PathTemplate:
     text: str  # as written
-    segments: tuple[str | None, ...]  # None stands for any one of them
-    names: tuple[tuple[str, int], ...]  # with the number of the segment that they name
-    is_open: bool  # whether the rest may follow
+    segments: tuple[str | None, ...]  # None: any non-empty segment
+    names: tuple[tuple[str, int], ...]  # name and index of its segment
+    is_open: bool  # ends with `**`
 
     @classmethod
     def parse(cls, text: str) -> PathTemplate:
-        """Raises ValueError with the end of a sentence that starts with the template."""
+        """Parse a template. Raises ValueError with the end of a sentence that starts with the template."""
         if not text.startswith("/"):
             raise ValueError("does not start with '/'")
         if "?" in text or "#" in text:
-            raise ValueError("has a '?' or a '#'; it describes the path alone, and 'query' takes a parameter")
+            raise ValueError("has a '?' or a '#'; it must be a path only; use 'query' for parameters")
         *inner, last = text[1:].split("/")
         is_open = last == REST
         segments: list[str | None] = []
@@ -38,7 +38,7 @@ class PathTemplate:
             if name is None:
                 _check_plain(segment)
             elif not _NAME.fullmatch(name):
-                raise ValueError(f"has '{segment[:60]}'; between the braces is a name: letters, digits and '_'")
+                raise ValueError(f"has '{segment[:60]}'; the name in braces must consist of letters, digits and '_'")
             elif name in names:
                 raise ValueError(f"has '{segment[:60]}' twice")
             else:
@@ -47,37 +47,37 @@ class PathTemplate:
         return cls(text, tuple(segments), tuple(names.items()), is_open)
 
     def split(self, path: str) -> list[str]:
-        """The path in as many pieces as it takes to compare it: a path of a thousand slashes is not cut at each.
+        """Split a path into no more pieces than the comparison needs, even if it has a thousand slashes.
 
-        None at all of what is no path (`*`, or the nothing of a CONNECT).
+        Returns an empty list for what is not a path (`*`, or the empty path of a CONNECT).
         """
         return path[1:].split("/", len(self.segments)) if path.startswith("/") else []
 
     def fits(self, pieces: list[str]) -> bool:
-        """Whether the path that was split into `pieces`, by this template or one with more segments, is met."""
+        """Return whether the template matches a path split by this template or by one with more segments."""
         segments = self.segments
         if not pieces or len(pieces) < len(segments) or (len(pieces) > len(segments) and not self.is_open):
             return False
-        # zip stops at the template's end: what follows there is the rest.
+        # zip stops at the end of the template; what follows is the rest.
         for wanted, piece in zip(segments, pieces, strict=False):
             if piece != wanted and (wanted is not None or not piece):
                 return False
         return True
 
     def covers(self, other: PathTemplate) -> bool:
-        """Whether every path that fits `other` fits this one too."""
+        """Return whether every path that matches `other` also matches this template."""
         mine, theirs = self.segments, other.segments
         if len(theirs) < len(mine) or (not self.is_open and (other.is_open or len(theirs) > len(mine))):
             return False
-        # A plain segment that is empty is no `{name}`.
+        # `{name}` does not match an empty segment.
         pairs = zip(mine, theirs, strict=False)
         return all(one == another or (one is None and another != "") for one, another in pairs)
 
 
 def _check_plain(segment: str) -> None:
     if REST in segment:
-        raise ValueError(f"has '{REST}' before its end; it stands for the rest, as the last segment and alone")
+        raise ValueError(f"has '{REST}' before its end; it must be the last segment, and matches the rest")
     if "{" in segment or "}" in segment or "*" in segment:
         raise ValueError(
-            f"has '{segment[:60]}'; a segment is a plain text or '{{name}}', which stands for the whole of it"
+            f"has '{segment[:60]}'; a segment must be plain text or '{{name}}', which matches the whole segment"
         )

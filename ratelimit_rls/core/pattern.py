@@ -1,7 +1,7 @@
-"""Values met by what they are rather than by what they read: a network, a prefix, a regular expression.
+"""Patterns for values: a network, a prefix or a regular expression.
 
-Each is linear in the value, whatever the pattern: values come from strangers. So regular expressions are RE2's, which
-has no back-references and no look-around, and never goes back over what it has read.
+Matching is linear in the length of the value for every pattern, since values come from clients. So regular expressions
+are RE2's, which has no backreferences, no lookaround and no backtracking.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any
 
 _MAPPED_PREFIX = 96
-"""Of ::ffff:0:0/96, which is IPv4 in IPv6's clothes."""
+"""Prefix length of ::ffff:0:0/96, the IPv4-mapped IPv6 addresses."""
 
 
-class Way(IntEnum):
-    """In the order they are tried."""
+class PatternKind(IntEnum):
+    """Kinds of pattern, in the order they are tried."""
 
     CIDR = 0
     PREFIX = 1
@@ -25,47 +25,51 @@ class Way(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`subject` is the network, the prefix or the compiled expression."""
+    """A pattern for values. `subject` is the network, the prefix or the compiled expression."""
 
-    way: Way
+    way: PatternKind
     text: str  # as written
     subject: Any
 
     @property
     def label(self) -> str:
-        """As it stands in metric names and storage keys, where no value of a client can be mistaken for it."""
+        """Text in metric names and storage keys. No value sent by a client can be mistaken for it."""
         return f"{self.way.name.lower()}({self.text})"
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """The more a pattern says, the earlier it is tried; expressions say what they say in the order of the file."""
-        if self.way is Way.CIDR:
+        """Sort key: more specific patterns are tried first; expressions keep their order in the file."""
+        if self.way is PatternKind.CIDR:
             return self.way, -self.subject.prefixlen
-        return self.way, -len(self.subject) if self.way is Way.PREFIX else 0
+        return self.way, -len(self.subject) if self.way is PatternKind.PREFIX else 0
 
     def is_same(self, other: Pattern) -> bool:
-        """Whether both say the same. One network can be written in several ways; of the rest, the text is all."""
-        if self.way is Way.CIDR and other.way is Way.CIDR:
+        """Return whether both are equal. Networks are compared by value, other patterns by their text."""
+        if self.way is PatternKind.CIDR and other.way is PatternKind.CIDR:
             return bool(self.subject == other.subject)
         return self.label == other.label
 
     def contains(self, other: Pattern) -> bool:
-        """Of networks: whether whatever meets the other would meet this one."""
-        if self.way is not Way.CIDR or other.way is not Way.CIDR or self.subject.version != other.subject.version:
+        """Return whether this network contains the other. False if either is not a network."""
+        if (
+            self.way is not PatternKind.CIDR
+            or other.way is not PatternKind.CIDR
+            or self.subject.version != other.subject.version
+        ):
             return False
         return bool(other.subject.subnet_of(self.subject))
 
     def matches(self, value: str, address: IPv4Address | IPv6Address | None) -> bool:
-        """`address` is the value as an address, if it is one."""
-        if self.way is Way.CIDR:
+        """Return whether the pattern matches. `address` is the value parsed as an address, if it is one."""
+        if self.way is PatternKind.CIDR:
             return address is not None and address in self.subject
-        if self.way is Way.PREFIX:
+        if self.way is PatternKind.PREFIX:
             return value.startswith(self.subject)
         return self.subject.fullmatch(value) is not None
 
 
 def parse_address(value: str) -> IPv4Address | IPv6Address | None:
-    """IPv4 in IPv6's clothes is IPv4, and a zone is no part of an address."""
+    """Parse an address; None if the value is not one. Unwraps IPv4-mapped IPv6 addresses and ignores zone ids."""
     try:
         address = ip_address(value.partition("%")[0])
     except ValueError:
@@ -74,7 +78,10 @@ def parse_address(value: str) -> IPv4Address | IPv6Address | None:
 
 
 def parse_network(text: str) -> IPv4Network | IPv6Network:
-    """Likewise, where all of its addresses are IPv4: else it could meet none. Raises ValueError."""
+    """Parse a network. Raises ValueError.
+
+    A network of IPv4-mapped IPv6 addresses becomes an IPv4 network; otherwise it could never match.
+    """
     network = ip_network(text)
     if isinstance(network, IPv6Network) and network.prefixlen >= _MAPPED_PREFIX:
         mapped = network.network_address.ipv4_mapped

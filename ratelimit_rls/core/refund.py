@@ -1,4 +1,4 @@
-"""refund: what to give back for an admitted call that does not go ahead: its caller left, or another place refused."""
+"""Refunds for admitted calls that do not go ahead, because the client cancelled or another part denied the call."""
 
 from __future__ import annotations
 
@@ -6,52 +6,60 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Charge, Decision, Outline, Slot, Step
-from ratelimit_rls.core.plan import per_outline
+from ratelimit_rls.core.model import Charge, CounterOp, Decision, DescriptorPlan, PlanTemplate, Request
+from ratelimit_rls.core.plan import per_template
 
 
 class Refund(NamedTuple):
-    outline: Outline  # of nothing but negative costs
-    numbers: tuple[int, ...]  # for each of its steps, which key of the plan it belongs to
-    charged_at_us: tuple[int, ...]  # for each, when that was, on its store's clock
+    template: PlanTemplate  # all costs are negative
+    numbers: tuple[int, ...]  # for each of its steps, the index of the key in the plan
+    charged_at_us: tuple[int, ...]  # for each, the time of the charge, on its store's clock
 
 
 class _Charged(NamedTuple):
-    number: int  # of the plan's key
-    step: Step
-    as_debt: bool  # for a slot to come
+    number: int  # index of the key in the plan
+    step: CounterOp
+    as_debt: bool  # charged for a future slot
+
+
+def as_refund(request: Request) -> Request:
+    """Return the request with refunds as descriptors: only refunds are planned for blocked callers, too."""
+    return request._replace(descriptors=tuple([one._replace(is_refund=True) for one in request.descriptors]))
 
 
 def refund(decision: Decision) -> Refund | None:
-    """None if there is nothing to give back."""
-    charged = tuple(_charged(decision))
+    """Return the refund of a decision; None if there is nothing to refund."""
+    charged = tuple(_charged_ops(decision))
     if not charged:
         return None
     numbers = tuple(one.number for one in charged)
-    moments_us = decision.moments_us or (decision.now_us,) * (numbers[-1] + 1)
-    made = _made(decision.outline)
+    moments_us = decision.decided_at_us or (decision.now_us,) * (numbers[-1] + 1)
+    made = _refund_templates(decision.template)
     kind = tuple((one.number, one.as_debt) for one in charged)
     if kind not in made:
-        made[kind] = _outline(decision.outline, charged)
+        made[kind] = _refund_template(decision.template, charged)
     return Refund(made[kind], numbers, tuple(moments_us[number] for number in numbers))
 
 
-@per_outline
-def _made(_: Outline) -> dict[tuple[tuple[int, bool], ...], Outline]:
-    """The outlines of its refunds so far, by what was charged: there are few, and what comes of each is kept, too."""
+@per_template
+def _refund_templates(_: PlanTemplate) -> dict[tuple[tuple[int, bool], ...], PlanTemplate]:
+    """Return the cache of refund templates, by what was charged. There are few, and their derived data is kept too."""
     return {}
 
 
-def _outline(outline: Outline, charged: tuple[_Charged, ...]) -> Outline:
-    # A limit that was charged as debt cannot have been unused since, which matters to how much it may be given back.
+def _refund_template(template: PlanTemplate, charged: tuple[_Charged, ...]) -> PlanTemplate:
+    # A counter charged as debt cannot have been unused since, which affects how much may be refunded.
     steps = tuple(
         replace(step, cost=-step.cost, max_delay_us=step.max_delay_us if as_debt else 0) for _, step, as_debt in charged
     )
-    return replace(outline, steps=steps, slots=tuple(Slot(None, (step,), 0) for step in steps))
+    return replace(template, steps=steps, slots=tuple(DescriptorPlan(None, (step,), 0) for step in steps))
 
 
-def _charged(decision: Decision) -> Iterator[_Charged]:
-    """What is charged whatever happens is not given back, and a limit that refused in shadow was never charged."""
+def _charged_ops(decision: Decision) -> Iterator[_Charged]:
+    """Yield the charges to refund.
+
+    `charge: always` is not refunded, and a limit that denied in shadow mode was never charged.
+    """
     number = 0
     for status in decision.statuses:
         slot = status.slot

@@ -1,7 +1,7 @@
-"""Texts with holes, for bodies and headers of refusals: `try again in ${retry_after} s`.
+"""Text templates for the bodies and headers of denials: `try again in ${retry_after} s`.
 
-Only what the service itself knows can be put in, never a value of the request: nothing a client sends can end up in a
-header or a body. What stands in the holes is checked when the rules load.
+Placeholders stand for values of the service only, never for values of the request: nothing sent by a client can end up
+in a header or a body. Placeholders are checked when the rules are loaded.
 """
 
 from __future__ import annotations
@@ -11,28 +11,31 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Hole(Enum):
-    """What a template can tell. The value is the name in YAML."""
+class Placeholder(Enum):
+    """Placeholders of templates. The value is the name in YAML."""
 
     DOMAIN = "domain"
-    RULE = "rule"  # the path of the rule that refuses
-    NAME = "name"  # of the limit; its window's where it has none
+    RULE = "rule"  # path of the rule that denies the call
+    NAME = "name"  # name of the limit, or of its window if it has none
     LIMIT = "limit"  # requests_per_unit
-    WINDOW = "window"  # in words: minute, 5 minutes, month
-    RETRY_AFTER = "retry_after"  # whole seconds, as in the header: until the call passes, jitter included
-    RESET_AFTER = "reset_after"  # whole seconds until this limit lets one more pass
-    RESET_AT = "reset_at"  # that moment, as RFC 3339 writes it
+    WINDOW = "window"  # as text: minute, 5 minutes, month
+    RETRY_AFTER = "retry_after"  # whole seconds until the call passes, including jitter, as in the header
+    RESET_AFTER = "reset_after"  # whole seconds until this limit admits one more hit
+    RESET_AT = "reset_at"  # that time, in RFC 3339 format
     NOW = "now"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    parts: tuple[str | Hole, ...]
+    parts: tuple[str | Placeholder, ...]
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Raises ValueError with the end of a sentence that starts with the template. `$${` is a plain `${`."""
-        parts: list[str | Hole] = []
+        """Parse a template, in which `$${` is a literal `${`.
+
+        Raises ValueError with the end of a sentence that starts with the template.
+        """
+        parts: list[str | Placeholder] = []
         plain, rest = "", text
         while "${" in rest:
             before, rest = rest.split("${", 1)
@@ -40,13 +43,13 @@ class Template:
                 plain += before[:-1] + "${"
                 continue
             if "}" not in rest:
-                raise ValueError("has a '${' without its '}'; '$${' writes a plain '${'")
+                raise ValueError("has a '${' without its '}'; write '$${' for a literal '${'")
             name, rest = rest.split("}", 1)
-            if name not in _HOLES:
-                raise ValueError(f"asks for '${{{name[:60]}}}'; it can ask for {', '.join(_HOLES)}")
+            if name not in _PLACEHOLDERS:
+                raise ValueError(f"asks for '${{{name[:60]}}}'; it can ask for {', '.join(_PLACEHOLDERS)}")
             if plain + before:
                 parts.append(plain + before)
-            parts.append(_HOLES[name])
+            parts.append(_PLACEHOLDERS[name])
             plain = ""
         if plain + rest:
             parts.append(plain + rest)
@@ -54,12 +57,12 @@ class Template:
 
     @property
     def text(self) -> str:
-        """What it is parsed from."""
+        """Source text of the template."""
         written = (part.replace("${", "$${") if isinstance(part, str) else f"${{{part.value}}}" for part in self.parts)
         return "".join(written)
 
-    def render(self, values: Mapping[Hole, str], escape: Callable[[str], str] = str) -> str:
+    def render(self, values: Mapping[Placeholder, str], escape: Callable[[str], str] = str) -> str:
         return "".join([part if isinstance(part, str) else escape(values[part]) for part in self.parts])
 
 
-_HOLES = {hole.value: hole for hole in Hole}
+_PLACEHOLDERS = {hole.value: hole for hole in Placeholder}

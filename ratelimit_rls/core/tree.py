@@ -8,12 +8,12 @@
       - {key: path, value: /v1/*, ...}         └─ by_key    "plan" ────────────► Node ● 100/min
       - {key: plan, ...}
 
-One level is looked up in four steps, the first that finds something wins and is never taken back: exact pair, then the
-first wildcard in file order, then the pattern that says most (the longest network, the longest prefix, the first
-expression), then the key alone. ● marks a rule.
+Each level is looked up in four steps, and the first hit is final: the exact pair, then the first wildcard in file
+order, then the most specific pattern (the longest network, the longest prefix, the first expression), then the key
+alone. ● marks a rule.
 
-Nodes are found by (key, value) pairs, never by a joined string: the reference joins with "_", so that there the pair
-("a", "b_c") also meets a rule for ("a_b", "c").
+Nodes are found by (key, value) pairs, never by a joined string: envoyproxy/ratelimit joins with "_", so there the pair
+("a", "b_c") also matches a rule for ("a_b", "c").
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ratelimit_rls.core.attributes import AttributeMapping
-from ratelimit_rls.core.identity import IdentityTerms
-from ratelimit_rls.core.keys import ShardBy
+from ratelimit_rls.core.identity import IdentityConfig
 from ratelimit_rls.core.model import Entry, OnStoreFailure, Position, Rule
 from ratelimit_rls.core.pattern import Pattern, parse_address
-from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
+from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
+from ratelimit_rls.core.storage_keys import ShardBy
 
 WILDCARD = "*"
 
-_NO_CHILDREN: Mapping[Any, Any] = {}  # one for all leaves, which nearly all nodes of large rules are
+_NO_CHILDREN: Mapping[Any, Any] = {}  # shared by all leaves, which are nearly all nodes of large rules
 
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """A pattern in which each `*` stands for zero or more of any character, anchored at both ends."""
+    """A pattern anchored at both ends, in which each `*` matches zero or more characters."""
 
     pattern: str
     parts: tuple[str, ...]
@@ -48,7 +48,10 @@ class Glob:
         return cls(pattern, tuple(pattern.split(WILDCARD)))
 
     def matches(self, text: str) -> bool:
-        """Linear in the text: taking each middle part at its first place never loses a match."""
+        """Return whether the pattern matches, in time linear in the text.
+
+        Taking each middle part at its first occurrence never misses a match.
+        """
         first, *middle = self.parts
         if not middle:
             return text == first
@@ -65,20 +68,20 @@ class Glob:
 
 
 class Node(NamedTuple):
-    """One descriptor of the rules; the root of a domain is a Node too, with the domain's name as its key."""
+    """One descriptor of the rules. The root of a domain is also a Node, with the domain's name as its key."""
 
     key: str
-    value: str = ""  # "": any value, or those that the pattern meets
+    value: str = ""  # "": any value, or those that the pattern matches
     pattern: Pattern | None = None
     rule: Rule | None = None
     share_threshold: bool = False
     value_to_metric: bool = False
     position: Position | None = None
-    overrode: tuple[Position, ...] = ()  # what weaker sources say of it, and is left out
-    style: AnswerStyle = PLAIN  # of a domain: of limits that arrive in requests, since each rule has its own
-    deny: Deny | None = None  # likewise
-    on_store_failure: OnStoreFailure | None = None  # likewise
-    shard_by: ShardBy = ShardBy.DESCRIPTOR  # of a domain
+    overrode: tuple[Position, ...] = ()  # overridden definitions from sources of lower priority
+    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY  # roots only, for limits carried by requests; each rule has its own
+    deny: DenyResponse | None = None  # roots only, as above
+    on_store_failure: OnStoreFailure | None = None  # roots only, as above
+    shard_by: ShardBy = ShardBy.DESCRIPTOR  # roots only
     exact: Mapping[tuple[str, str], Node] = _NO_CHILDREN
     wildcards: tuple[Wildcard, ...] = ()  # in file order
     patterns: Mapping[str, tuple[Node, ...]] = _NO_CHILDREN  # by key, in the order they are tried
@@ -86,17 +89,16 @@ class Node(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As the reference writes it in metric names and /rlconfig."""
+        """Name of the node in metric names and /rlconfig, as in envoyproxy/ratelimit."""
         return f"{self.key}_{self.shared_value}" if self.shared_value else self.key
 
     @property
     def shared_value(self) -> str:
-        """What stands for every value that meets this node, where they share a counter."""
+        """Text that replaces the values that match this node where they share a counter."""
         return self.pattern.label if self.pattern else self.value
 
     @property
-    def is_level(self) -> bool:
-        """Whether it has children."""
+    def has_children(self) -> bool:
         return bool(self.exact or self.patterns or self.by_key)
 
     def children(self) -> Iterator[Node]:
@@ -106,7 +108,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wildcard:
-    """A child with a `*` in its key or value. A child without a value takes any."""
+    """A child with a `*` in its key or value. A child without a value matches any value."""
 
     key: Glob
     value: Glob | None
@@ -118,32 +120,35 @@ class Wildcard:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Every domain's rules, as one load found them."""
+    """The rules of all domains, as of one load."""
 
     domains: Mapping[str, Node] = field(default_factory=dict)
     mappings: Mapping[str, AttributeMapping] = field(default_factory=dict)  # `ext_authz` of the domains that have one
-    identities: Mapping[str, IdentityTerms] = field(default_factory=dict)  # `identity`, likewise
+    identities: Mapping[str, IdentityConfig] = field(default_factory=dict)  # `identity` of the domains that have one
 
     def rules(self) -> list[Rule]:
-        """Every rule, sorted by path."""
+        """Return all rules, sorted by path."""
         found = [node.rule for level in self.levels() for node in level.children() if node.rule is not None]
         return sorted(found, key=attrgetter("path"))
 
     def count_rules(self) -> int:
-        """Without a list of them, to say nothing of sorting it: of large rules that takes longer than to swap them."""
+        """Return the number of rules.
+
+        It builds no list: for large rules that, and sorting it, takes longer than swapping the tree.
+        """
         return sum(node.rule is not None for level in self.levels() for node in level.children())
 
     def levels(self) -> Iterator[Node]:
-        """Every node that has children, and every root: all others are one step away from these."""
+        """Yield every root and every node with children. All other nodes are children of these."""
         waiting = list(self.domains.values())
         while waiting:
             node = waiting.pop()
             yield node
-            waiting.extend([child for child in node.children() if child.is_level])
+            waiting.extend([child for child in node.children() if child.has_children])
 
 
-def find(node: Node, entry: Entry) -> tuple[Node | None, bool]:
-    """The child of `node` that `entry` meets, and whether it is one of many values that do."""
+def find_child(node: Node, entry: Entry) -> tuple[Node | None, bool]:
+    """Return the child of `node` that matches `entry`, and whether other values match it too (wildcard or pattern)."""
     child = node.exact.get(entry)
     if child is not None:
         return child, False

@@ -1,4 +1,4 @@
-"""Descriptors made from what Envoy tells of a request."""
+"""Descriptors made from the attributes of a request."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 from ratelimit_rls.core.attributes import (
     AttributeMapping,
     Attributes,
-    Client,
-    Context,
-    Fixed,
-    Header,
-    Host,
+    ClientIpSource,
+    ContextSource,
+    FixedSource,
+    HeaderSource,
+    HostSource,
     MappedDescriptor,
     MappedEntry,
-    Metadata,
-    Method,
-    Path,
-    PathSegment,
-    PathShape,
-    QueryParameter,
-    Scheme,
-    Source,
+    MetadataSource,
+    MethodSource,
+    PathSegmentSource,
+    PathSource,
+    PathTemplateSource,
+    QueryParameterSource,
+    SchemeSource,
+    ValueSource,
 )
 from ratelimit_rls.core.client_ip import ClientIp
 from ratelimit_rls.core.model import Descriptor, Entry, Request
@@ -47,39 +47,70 @@ ORDERS = PathTemplate.parse("/users/{id}/orders")
 
 
 @pytest.mark.parametrize(
-    ("source", "value"),
+    ("sent", "host"),
     [
-        (Method(), "GET"),
-        (Scheme(), "https"),
-        (Host(), "shop.example:8443"),
-        (Path(), "/users/J%C3%B6rg%2F7/orders"),
-        (Client(ClientIp()), "192.0.2.1"),
-        (Client(ClientIp(trusted_proxies=1)), "6.6.6.6"),
-        (Client(ClientIp(trusted_networks=(ip_network("192.0.2.0/24"),))), "6.6.6.6"),
-        (Header("x-api"), "v2"),
-        (Header("x-none"), None),
-        (QueryParameter("page"), "2"),
-        (QueryParameter("q"), "a b&c"),
-        (QueryParameter("name"), "x"),
-        (QueryParameter("empty"), ""),
-        (QueryParameter("flag"), ""),
-        (QueryParameter("pag"), None),
-        (Context("name"), "route"),
-        (Context("none"), None),
-        (Metadata(("jwt", "payload", "sub")), "ann"),
-        (Metadata(("jwt", "payload", "aud")), None),
-        (Fixed("x"), "x"),
-        (PathShape.of((PathTemplate.parse("/users"), ORDERS, PathTemplate.parse("/**"))), "/users/{id}/orders"),
-        (
-            PathShape.of((PathTemplate.parse("/users/{id}/orders/{order}/items"), PathTemplate.parse("/{a}/**"))),
-            "/{a}/**",
-        ),
-        (PathShape.of((PathTemplate.parse("/users"),)), None),
-        (PathSegment(ORDERS, 1), "Jörg/7"),
-        (PathSegment(PathTemplate.parse("/users/{id}"), 1), None),
+        ("Example.COM.", "example.com"),
+        ("example.com..", "example.com"),
+        ("example.com.:8443", "example.com:8443"),
+        ("example.com.:", "example.com:"),
+        ("example.com:8443", "example.com:8443"),
+        ("[2001:DB8::1]:80", "[2001:db8::1]:80"),
+        ("192.0.2.1.", "192.0.2.1"),
+        ("a.:b.c", "a.:b.c"),
+        (".", "."),
+        ("", ""),
     ],
 )
-def test_where_a_value_comes_from(source: Source, value: str | None) -> None:
+def test_host_is_normalized(sent: str, host: str) -> None:
+    assert HostSource().value(Attributes(host=sent)) == host
+
+
+@pytest.mark.parametrize("control", ["\r", "\n", "\0"])
+def test_control_characters_in_path_are_detected(control: str) -> None:
+    assert not Attributes(path="/a%0d%0a%00", query="b=\tc").has_control_in_path
+    assert Attributes(path=f"/a{control}").has_control_in_path
+    assert Attributes(path="/a", query=f"b={control}c").has_control_in_path
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        (MethodSource(), "GET"),
+        (SchemeSource(), "https"),
+        (HostSource(), "shop.example:8443"),
+        (PathSource(), "/users/J%C3%B6rg%2F7/orders"),
+        (ClientIpSource(ClientIp()), "192.0.2.1"),
+        (ClientIpSource(ClientIp(trusted_proxies=1)), "6.6.6.6"),
+        (ClientIpSource(ClientIp(trusted_networks=(ip_network("192.0.2.0/24"),))), "6.6.6.6"),
+        (HeaderSource("x-api"), "v2"),
+        (HeaderSource("x-none"), None),
+        (QueryParameterSource("page"), "2"),
+        (QueryParameterSource("q"), "a b&c"),
+        (QueryParameterSource("name"), "x"),
+        (QueryParameterSource("empty"), ""),
+        (QueryParameterSource("flag"), ""),
+        (QueryParameterSource("pag"), None),
+        (ContextSource("name"), "route"),
+        (ContextSource("none"), None),
+        (MetadataSource(("jwt", "payload", "sub")), "ann"),
+        (MetadataSource(("jwt", "payload", "aud")), None),
+        (FixedSource("x"), "x"),
+        (
+            PathTemplateSource.of((PathTemplate.parse("/users"), ORDERS, PathTemplate.parse("/**"))),
+            "/users/{id}/orders",
+        ),
+        (
+            PathTemplateSource.of(
+                (PathTemplate.parse("/users/{id}/orders/{order}/items"), PathTemplate.parse("/{a}/**"))
+            ),
+            "/{a}/**",
+        ),
+        (PathTemplateSource.of((PathTemplate.parse("/users"),)), None),
+        (PathSegmentSource(ORDERS, 1), "Jörg/7"),
+        (PathSegmentSource(PathTemplate.parse("/users/{id}"), 1), None),
+    ],
+)
+def test_each_source_reads_its_attribute(source: ValueSource, value: str | None) -> None:
     assert source.value(REQUEST) == value
 
 
@@ -95,8 +126,8 @@ def test_where_a_value_comes_from(source: Source, value: str | None) -> None:
         ("+", "+"),
     ],
 )
-def test_a_segment_is_unescaped_where_that_makes_text(sent: str, value: str) -> None:
-    source = PathSegment(PathTemplate.parse("/{id}"), 0)
+def test_path_segment_is_percent_decoded_if_utf8(sent: str, value: str) -> None:
+    source = PathSegmentSource(PathTemplate.parse("/{id}"), 0)
     assert source.value(Attributes(path="/" + sent)) == value
 
 
@@ -104,11 +135,11 @@ def mapping(*descriptors: list[MappedEntry], hits: int | None = None) -> Attribu
     return AttributeMapping.of(tuple(MappedDescriptor(tuple(entries), hits) for entries in descriptors))
 
 
-def test_a_descriptor_without_one_of_its_values_is_left_out_and_the_others_stay() -> None:
+def test_descriptor_with_missing_value_is_omitted() -> None:
     made = mapping(
-        [MappedEntry("api", Header("x-api")), MappedEntry("user", Header("x-user"))],
-        [MappedEntry("method", Method()), MappedEntry("kind", Fixed("web"))],
-        [MappedEntry("page", QueryParameter("empty"))],
+        [MappedEntry("api", HeaderSource("x-api")), MappedEntry("user", HeaderSource("x-user"))],
+        [MappedEntry("method", MethodSource()), MappedEntry("kind", FixedSource("web"))],
+        [MappedEntry("page", QueryParameterSource("empty"))],
         hits=3,
     )
     assert made.request("edge", REQUEST) == Request(
@@ -116,21 +147,24 @@ def test_a_descriptor_without_one_of_its_values_is_left_out_and_the_others_stay(
     )
 
 
-def test_a_default_stands_in_for_a_missing_or_an_empty_value() -> None:
+def test_default_replaces_missing_or_empty_value() -> None:
     made = mapping(
-        [MappedEntry("user", Header("x-user"), "nobody"), MappedEntry("page", QueryParameter("empty"), "1")],
+        [
+            MappedEntry("user", HeaderSource("x-user"), "nobody"),
+            MappedEntry("page", QueryParameterSource("empty"), "1"),
+        ],
     )
     request = made.request("edge", REQUEST)
     assert request is not None
     assert request.descriptors[0].entries == (("user", "nobody"), ("page", "1"))
 
 
-def test_without_any_descriptor_no_limit_applies() -> None:
-    assert mapping([MappedEntry("user", Header("x-user"))]).request("edge", REQUEST) is None
+def test_no_request_without_descriptors() -> None:
+    assert mapping([MappedEntry("user", HeaderSource("x-user"))]).request("edge", REQUEST) is None
 
 
-def test_requests_are_equal_exactly_when_their_descriptors_are() -> None:
-    made = mapping([MappedEntry("api", Header("x-api"))])
+def test_requests_are_equal_iff_their_descriptors_are() -> None:
+    made = mapping([MappedEntry("api", HeaderSource("x-api"))])
     one, same = (made.request("edge", replace(REQUEST, path=path)) for path in ("/a", "/b"))
     other = made.request("edge", replace(REQUEST, headers={"x-api": "v3"}))
     assert one == same
@@ -138,20 +172,20 @@ def test_requests_are_equal_exactly_when_their_descriptors_are() -> None:
     assert one != other
 
 
-def test_the_mapping_knows_what_metadata_it_asks_for() -> None:
-    sub = Metadata(("jwt", "payload", "sub"))
-    made = mapping([MappedEntry("a", sub), MappedEntry("b", Method())], [MappedEntry("c", sub)])
+def test_mapping_lists_the_metadata_it_reads() -> None:
+    sub = MetadataSource(("jwt", "payload", "sub"))
+    made = mapping([MappedEntry("a", sub), MappedEntry("b", MethodSource())], [MappedEntry("c", sub)])
     assert made.metadata == (("jwt", "payload", "sub"),)
 
 
-def test_values_of_any_length_pass_whole() -> None:
+def test_long_values_are_not_truncated() -> None:
     value = "v" * 100_000
-    assert Header("x").value(Attributes(headers={"x": value})) == value
-    assert QueryParameter("x").value(Attributes(query="&" * 100_000 + f"x={value}")) == value
+    assert HeaderSource("x").value(Attributes(headers={"x": value})) == value
+    assert QueryParameterSource("x").value(Attributes(query="&" * 100_000 + f"x={value}")) == value
 
 
 def calls_made(work: Callable[[], object]) -> int:
-    """By the interpreter itself: what is left to the library's C is not counted, and takes no time to speak of."""
+    """Count Python function calls. Calls into C are not counted, and take negligible time."""
     made = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -171,12 +205,12 @@ HOSTILE = ["%61&", "&", "+&", "x", "%78%79&", "%", "%zz", "a%61", "ö%61", "%ff"
 
 @pytest.mark.parametrize("unit", HOSTILE)
 @pytest.mark.parametrize("before", ["", "x="])
-def test_no_query_costs_more_than_to_run_over_it(before: str, unit: str) -> None:
-    source = QueryParameter("x")
+def test_query_lookup_takes_linear_time(before: str, unit: str) -> None:
+    source = QueryParameterSource("x")
     assert calls_made(lambda: source.value(Attributes(query=before + unit * 10_000))) < 50
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
-def test_no_segment_costs_more_than_to_run_over_it(unit: str) -> None:
-    source = PathSegment(PathTemplate.parse("/{id}"), 0)
+def test_segment_decoding_takes_linear_time(unit: str) -> None:
+    source = PathSegmentSource(PathTemplate.parse("/{id}"), 0)
     assert calls_made(lambda: source.value(Attributes(path="/" + unit * 10_000))) < 50

@@ -1,4 +1,4 @@
-"""Days, weeks, months and years of a place, however long they are there."""
+"""Calendar windows: days, weeks, months and years of a time zone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HOUR_US = 3_600_000_000
 @pytest.mark.parametrize(
     ("unit", "zone", "moment", "starts", "hours"),
     [
-        # clocks put forward at two, back at three: the day has 23 hours, or 25
+        # clocks go forward at two, back at three: the day has 23 or 25 hours
         (Unit.DAY, "Europe/Berlin", "2026-03-29T12:00", ["2026-03-29", "2026-03-30", "2026-03-31"], [23, 24]),
         (Unit.DAY, "Europe/Berlin", "2026-10-24T23:59", ["2026-10-24", "2026-10-25", "2026-10-26"], [24, 25]),
-        # midnight itself is skipped, or comes twice
+        # midnight is skipped, or repeated
         (Unit.DAY, "America/Sao_Paulo", "2018-11-03T12:00", ["2018-11-03", "2018-11-04T01:00", "2018-11-05"], [24, 23]),
         (Unit.DAY, "America/Havana", "2024-11-03T00:30", ["2024-11-03", "2024-11-04", "2024-11-05"], [25, 24]),
         (Unit.WEEK, "UTC", "2026-11-15T23:59", ["2026-11-09", "2026-11-16", "2026-11-23"], [168, 168]),
@@ -29,9 +29,7 @@ HOUR_US = 3_600_000_000
         (Unit.YEAR, "UTC", "2024-12-31T23:59", ["2024-01-01", "2025-01-01", "2026-01-01"], [366 * 24, 365 * 24]),
     ],
 )
-def test_windows_begin_when_the_calendar_says(
-    unit: Unit, zone: str, moment: str, starts: list[str], hours: list[int]
-) -> None:
+def test_calendar_window_bounds(unit: Unit, zone: str, moment: str, starts: list[str], hours: list[int]) -> None:
     def us(text: str) -> int:
         return int(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()) * 1_000_000
 

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.core.decide import UNLIMITED_REMAINING, allowed, decide, denied
+from ratelimit_rls.core.decide import UNLIMITED_REMAINING, allow_without_store, decide, deny_without_store
 from ratelimit_rls.core.model import (
-    Answer,
     Code,
     Decision,
     Descriptor,
     Entry,
+    LimitState,
     OnStoreFailure,
     Purpose,
-    Reading,
     Request,
-    State,
+    StoreResult,
+    WarningState,
 )
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.rules.compile import compile_documents
@@ -33,17 +33,17 @@ descriptors:
   - key: exempt
 """
 TREE = compile_documents({"f.yaml": RULES.encode()}).tree
-ALLOWED = Reading(left=3, retry_us=0, reset_us=41_000_001)
-REFUSED = Reading(left=0, retry_us=12_000_000, reset_us=41_000_000)
+ALLOWED = LimitState(left=3, retry_us=0, reset_us=41_000_001)
+DENIED = LimitState(left=0, retry_us=12_000_000, reset_us=41_000_000)
 
 
-def _decide(keys: list[str], *readings: Reading, refused: bool = False, policy: Policy | None = None) -> Decision:
-    asked = Request("d", tuple(Descriptor((Entry(key, "v"),)) for key in keys))
-    answer = Answer(refused, 1_000, tuple(readings)) if readings else None
-    return decide(Planner(TREE, policy or Policy()).plan(asked).outline, answer)
+def _decide(keys: list[str], *readings: LimitState, denied: bool = False, policy: Policy | None = None) -> Decision:
+    request = Request("d", tuple(Descriptor((Entry(key, "v"),)) for key in keys))
+    answer = StoreResult(denied, 1_000, tuple(readings)) if readings else None
+    return decide(Planner(TREE, policy or Policy()).plan(request).template, answer)
 
 
-def test_what_the_store_was_not_asked_about_is_ok() -> None:
+def test_descriptor_without_counters_is_ok() -> None:
     decision = _decide(["exempt", "free"])
 
     assert decision.code is Code.OK
@@ -52,54 +52,54 @@ def test_what_the_store_was_not_asked_about_is_ok() -> None:
     assert (free.code, free.step, free.remaining, free.reset_s) == (Code.OK, None, UNLIMITED_REMAINING, 0)
 
 
-def test_statuses_stand_in_the_order_of_the_descriptors() -> None:
-    decision = _decide(["exempt", "user", "free", "shadow"], ALLOWED, REFUSED)
+def test_statuses_are_in_descriptor_order() -> None:
+    decision = _decide(["exempt", "user", "free", "shadow"], ALLOWED, DENIED)
 
-    assert [status.reading for status in decision.statuses] == [None, ALLOWED, None, REFUSED]
+    assert [status.reading for status in decision.statuses] == [None, ALLOWED, None, DENIED]
 
 
-def test_an_allowed_descriptor_tells_what_is_left_and_when_it_is_whole_again() -> None:
+def test_allowed_status_has_remaining_and_reset() -> None:
     (status,) = _decide(["user"], ALLOWED).statuses
 
     assert status.step is not None
     assert (status.code, status.step.limit.requests_per_unit, status.remaining) == (Code.OK, 5, 3)
-    assert status.reset_s == 42  # rounded up: earlier would be too early
+    assert status.reset_s == 42  # rounded up
 
 
-def test_what_is_left_is_never_below_nothing_nor_beyond_uint32() -> None:
+def test_remaining_is_clamped_to_uint32() -> None:
     assert _decide(["user"], ALLOWED._replace(left=-7)).statuses[0].remaining == 0
     assert _decide(["user"], ALLOWED._replace(left=2**40)).statuses[0].remaining == UNLIMITED_REMAINING
 
 
-def test_a_refused_descriptor_tells_when_to_come_back() -> None:
-    decision = _decide(["user"], REFUSED, refused=True)
+def test_denied_status_has_retry_after() -> None:
+    decision = _decide(["user"], DENIED, denied=True)
 
     assert decision.code is Code.OVER_LIMIT
     assert (decision.statuses[0].code, decision.statuses[0].remaining) == (Code.OVER_LIMIT, 0)
     assert decision.statuses[0].reset_s == 12
 
 
-def test_what_can_never_be_admitted_tells_when_the_limit_is_whole_again() -> None:
-    (status,) = _decide(["user"], REFUSED._replace(retry_us=-1), refused=True).statuses
+def test_never_admitted_status_has_time_until_reset() -> None:
+    (status,) = _decide(["user"], DENIED._replace(retry_us=-1), denied=True).statuses
 
     assert (status.code, status.reset_s) == (Code.OVER_LIMIT, 41)
 
 
-def test_a_shadow_limit_that_is_over_is_ok_with_nothing_left() -> None:
-    decision = _decide(["shadow"], REFUSED)
+def test_shadow_limit_over_limit_is_ok_with_zero_remaining() -> None:
+    decision = _decide(["shadow"], DENIED)
 
     (status,) = decision.statuses
     assert (decision.code, status.code, status.remaining) == (Code.OK, Code.OK, 0)
     assert status.step is not None
 
 
-def test_the_verdict_is_the_store_s() -> None:
-    assert _decide(["user", "shadow"], REFUSED, ALLOWED, refused=False).code is Code.OK
-    assert _decide(["user", "shadow"], REFUSED, ALLOWED, refused=True).code is Code.OVER_LIMIT
+def test_code_is_the_verdict_of_the_store() -> None:
+    assert _decide(["user", "shadow"], DENIED, ALLOWED, denied=False).code is Code.OK
+    assert _decide(["user", "shadow"], DENIED, ALLOWED, denied=True).code is Code.OVER_LIMIT
 
 
-def test_the_global_shadow_mode_turns_the_verdict_and_leaves_the_statuses() -> None:
-    decision = _decide(["user"], REFUSED, refused=True, policy=Policy(shadow_mode=True))
+def test_global_shadow_mode_changes_code_but_not_statuses() -> None:
+    decision = _decide(["user"], DENIED, denied=True, policy=Policy(shadow_mode=True))
 
     assert (decision.code, decision.shadowed) == (Code.OK, True)
     assert decision.statuses[0].code is Code.OVER_LIMIT
@@ -122,45 +122,54 @@ descriptors:
 WATCHED_TREE = compile_documents({"f.yaml": WATCHED.encode()}).tree
 
 
-def _decide_watched(key: str, *readings: Reading, refused: bool = False, purpose: Purpose = Purpose.DECIDE) -> Decision:
-    asked = Request("d", (Descriptor((Entry(key, "v"),)),), purpose=purpose)
-    return decide(Planner(WATCHED_TREE, Policy()).plan(asked).outline, Answer(refused, 1_000, readings))
+def _decide_watched(
+    key: str, *readings: LimitState, denied: bool = False, purpose: Purpose = Purpose.DECIDE
+) -> Decision:
+    request = Request("d", (Descriptor((Entry(key, "v"),)),), purpose=purpose)
+    return decide(Planner(WATCHED_TREE, Policy()).plan(request).template, StoreResult(denied, 1_000, readings))
 
 
-def test_what_watchers_say_is_told_beside_the_limits() -> None:
-    decision = _decide_watched("client", Reading(1, 0, 500_000), Reading(2, 0, 9_000_000), Reading(1, 0, 0))
+def test_watcher_states_are_in_the_status() -> None:
+    decision = _decide_watched("client", LimitState(1, 0, 500_000), LimitState(2, 0, 9_000_000), LimitState(1, 0, 0))
     (status,) = decision.statuses
-    assert (status.code, status.remaining, status.violations, status.state) == (Code.OK, 1, 2, State.WARNING)
-    assert status.readings == (Reading(1, 0, 500_000),)
+    assert (status.code, status.remaining, status.violations, status.state) == (Code.OK, 1, 2, WarningState.WARNING)
+    assert status.readings == (LimitState(1, 0, 500_000),)
     assert status.cooldown is None
 
 
-def test_a_cooldown_is_a_refusal_by_its_limit_for_as_long_as_it_lasts() -> None:
+def test_cooldown_denies_until_it_ends() -> None:
     decision = _decide_watched(
-        "client", Reading(2, 0, 0), Reading(2, 2_500_000, 9_000_000), Reading(2, 0, 0), refused=True
+        "client", LimitState(2, 0, 0), LimitState(2, 2_500_000, 9_000_000), LimitState(2, 0, 0), denied=True
     )
     (status,) = decision.statuses
     assert decision.code is Code.OVER_LIMIT
-    assert (status.code, status.remaining, status.reset_s, status.state) == (Code.OVER_LIMIT, 0, 3, State.THROTTLED)
-    assert status.step is decision.outline.steps[0]
-    assert status.reading == status.cooldown == Reading(0, 2_500_000, 9_000_000)
+    assert (status.code, status.remaining, status.reset_s, status.state) == (
+        Code.OVER_LIMIT,
+        0,
+        3,
+        WarningState.THROTTLED,
+    )
+    assert status.step is decision.template.steps[0]
+    assert status.reading == status.cooldown == LimitState(0, 2_500_000, 9_000_000)
 
 
-def test_a_call_is_held_until_the_last_of_its_slots() -> None:
-    decision = _decide_watched("queue", Reading(-1, -1 - 100_000, 200_000), Reading(-1, -1 - 6_000_000, 12_000_000))
-    assert (decision.code, decision.wait_us, decision.held_by) == (Code.OK, 6_000_000, 1)
+def test_call_is_delayed_until_its_last_slot() -> None:
+    decision = _decide_watched(
+        "queue", LimitState(-1, -1 - 100_000, 200_000), LimitState(-1, -1 - 6_000_000, 12_000_000)
+    )
+    assert (decision.code, decision.wait_us, decision.delayed_by) == (Code.OK, 6_000_000, 1)
     assert [(status.code, status.remaining) for status in decision.statuses] == [(Code.OK, 0)]
 
 
-def test_a_call_that_is_refused_or_has_its_slots_now_is_not_held() -> None:
-    free = Reading(0, 0, 100_000)
-    assert _decide_watched("queue", free, free).held_by == -1
-    assert _decide_watched("queue", Reading(0, 5, 5), free, refused=True).wait_us == 0
+def test_denied_or_immediate_call_is_not_delayed() -> None:
+    free = LimitState(0, 0, 100_000)
+    assert _decide_watched("queue", free, free).delayed_by == -1
+    assert _decide_watched("queue", LimitState(0, 5, 5), free, denied=True).wait_us == 0
 
 
-def test_a_report_is_never_refused() -> None:
-    over = Reading(-3, 1_000_000, 2_000_000)
-    decision = _decide_watched("client", over, Reading(2, 0, 0), refused=True, purpose=Purpose.REPORT)
+def test_report_is_never_denied() -> None:
+    over = LimitState(-3, 1_000_000, 2_000_000)
+    decision = _decide_watched("client", over, LimitState(2, 0, 0), denied=True, purpose=Purpose.REPORT)
     assert decision.code is Code.OK
     assert decision.statuses[0].code is Code.OVER_LIMIT
 
@@ -168,27 +177,29 @@ def test_a_report_is_never_refused() -> None:
 def _denied(keys: list[str], rules: str = RULES, policy: Policy | None = None, **request: Any) -> Decision:
     tree = compile_documents({"f.yaml": rules.encode()}).tree
     descriptors = tuple(Descriptor((Entry(key, "v"),), is_refund=key == "refund") for key in keys)
-    return denied(Planner(tree, policy or Policy()).plan(Request("d", descriptors, **request)).outline, 1_000)
+    return deny_without_store(
+        Planner(tree, policy or Policy()).plan(Request("d", descriptors, **request)).template, 1_000
+    )
 
 
-def test_without_a_store_nothing_is_claimed_of_what_is_let_through() -> None:
-    decision = allowed(_decide(["user", "shadow", "free"], ALLOWED, ALLOWED).outline)
+def test_allow_without_store_reports_no_limits() -> None:
+    decision = allow_without_store(_decide(["user", "shadow", "free"], ALLOWED, ALLOWED).template)
 
     assert (decision.code, decision.without_store) == (Code.OK, OnStoreFailure.ALLOW)
     assert [(status.code, status.step, status.reading) for status in decision.statuses] == [(Code.OK, None, None)] * 3
 
 
-def test_without_a_store_every_limit_that_holds_refuses() -> None:
+def test_deny_without_store_denies_by_every_enforced_limit() -> None:
     decision = _denied(["exempt", "user", "shadow", "free"])
 
     assert (decision.code, decision.without_store, decision.now_us) == (Code.OVER_LIMIT, OnStoreFailure.DENY, 1_000)
     assert [status.code.name for status in decision.statuses] == ["OK", "OVER_LIMIT", "OK", "OK"]
     user = decision.statuses[1]
-    assert user.step is decision.outline.steps[0]
+    assert user.step is decision.template.steps[0]
     assert (user.remaining, user.reset_s, len(user.readings)) == (0, 1, 1)
 
 
-def test_several_limits_of_a_descriptor_refuse_together_and_the_first_is_spoken_of() -> None:
+def test_deny_without_store_reports_the_first_limit() -> None:
     limits = "[{unit: minute, requests_per_unit: 5}, {unit: day, requests_per_unit: 9}]"
     rules = f"domain: d\ndescriptors: [{{key: user, limits: {limits}}}]"
     (status,) = _denied(["user"], rules).statuses
@@ -198,11 +209,11 @@ def test_several_limits_of_a_descriptor_refuse_together_and_the_first_is_spoken_
 
 
 @pytest.mark.parametrize(
-    ("keys", "policy", "asked", "code"),
+    ("keys", "policy", "fields", "code"),
     [
         (["shadow"], Policy(), {}, Code.OK),
         (["free", "exempt"], Policy(), {}, Code.OK),
-        (["user"], Policy(), {"purpose": Purpose.REPORT}, Code.OK),  # it has happened
+        (["user"], Policy(), {"purpose": Purpose.REPORT}, Code.OK),  # already happened
         (["user"], Policy(), {"purpose": Purpose.LOOK}, Code.OVER_LIMIT),
         (["user"], Policy(shadow_mode=True), {}, Code.OK),
         (["user"], Policy(quota_mode=True), {}, Code.OVER_LIMIT),
@@ -211,23 +222,23 @@ def test_several_limits_of_a_descriptor_refuse_together_and_the_first_is_spoken_
         (["user", "free"], Policy(quota_mode=True), {}, Code.OVER_LIMIT),
     ],
 )
-def test_without_a_store_is_refused_what_a_store_could_refuse(
-    keys: list[str], policy: Policy, asked: dict[str, Any], code: Code
+def test_deny_without_store_denies_only_what_a_store_could(
+    keys: list[str], policy: Policy, fields: dict[str, Any], code: Code
 ) -> None:
-    decision = _denied(keys, policy=policy, **asked)
+    decision = _denied(keys, policy=policy, **fields)
 
     assert decision.code is code
     assert decision.shadowed is policy.shadow_mode
 
 
-def test_what_is_given_back_is_never_refused() -> None:
+def test_refund_is_never_denied() -> None:
     rules = "domain: d\ndescriptors: [{key: refund, rate_limit: {unit: minute, requests_per_unit: 5}}]"
 
     assert _denied(["refund"], rules).code is Code.OK
 
 
-def test_a_refusal_that_was_remembered_says_so() -> None:
-    outline = _decide(["user"], REFUSED).outline
+def test_cached_denial_is_marked() -> None:
+    template = _decide(["user"], DENIED).template
 
-    assert decide(outline, Answer(True, 1_000, (REFUSED,), remembered=True)).remembered
-    assert not decide(outline, Answer(True, 1_000, (REFUSED,))).remembered
+    assert decide(template, StoreResult(True, 1_000, (DENIED,), remembered=True)).remembered
+    assert not decide(template, StoreResult(True, 1_000, (DENIED,))).remembered

@@ -1,11 +1,11 @@
-"""Which descriptor is met: the reference's algorithm, row by row, and its metric names."""
+"""Matching as in envoyproxy/ratelimit, case by case, and its metric names."""
 
 from __future__ import annotations
 
 import pytest
 
 from ratelimit_rls.core.match import match
-from ratelimit_rls.core.model import Descriptor, Entry, Limit, Match, Override, Request, Unit
+from ratelimit_rls.core.model import Descriptor, Entry, Limit, LimitOverride, Match, Request, Unit
 from ratelimit_rls.core.tree import Glob, Tree
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -59,13 +59,13 @@ descriptors:
 TREE = compile_documents({"f.yaml": RULES.encode()}).tree
 
 
-def _match(tree: Tree, *entries: tuple[str, str], domain: str = "d", limit: Override | None = None) -> Match:
+def _match(tree: Tree, *entries: tuple[str, str], domain: str = "d", limit: LimitOverride | None = None) -> Match:
     descriptor = Descriptor(tuple(Entry(*entry) for entry in entries), limit)
     (found,) = match(tree, Request(domain, (descriptor,)))
     return found
 
 
-MET = {
+MATCHING = {
     "exact value before the bare key": ([("key1", "value1")], 1),
     "bare key for any other value": ([("key1", "value2")], 4),
     "bare key for an empty value": ([("key1", "")], 4),
@@ -75,17 +75,17 @@ MET = {
     "the same key on both levels": ([("key1", "deeper"), ("key1", "deep")], 13),
     "first wildcard in the order written, not the longest": ([("path", "/a/b/c")], 7),
     "wildcard before the bare key": ([("path", "/x.png")], 9),
-    "the first of two wildcards that fit": ([("path", "/a/x.png")], 7),
+    "the first of two matching wildcards": ([("path", "/a/x.png")], 7),
     "exact value before any wildcard": ([("path", "/a/exact")], 10),
-    "bare key where no wildcard fits": ([("path", "/b")], 11),
+    "bare key if no wildcard matches": ([("path", "/b")], 11),
     "a literal star is an exact value": ([("path", "/a/b/*")], 8),
     "wildcard in the key": ([("x-tenant", "any")], 12),
     "wildcard in the key with an empty value": ([("x-", "")], 12),
 }
 
 
-@pytest.mark.parametrize(("entries", "requests_per_unit"), MET.values(), ids=MET.keys())
-def test_a_descriptor_meets_the_rule_of_its_last_entry(entries: list[tuple[str, str]], requests_per_unit: int) -> None:
+@pytest.mark.parametrize(("entries", "requests_per_unit"), MATCHING.values(), ids=MATCHING.keys())
+def test_descriptor_matches_rule_of_its_last_entry(entries: list[tuple[str, str]], requests_per_unit: int) -> None:
     rule = _match(TREE, *entries).rule
 
     assert rule is not None
@@ -93,14 +93,14 @@ def test_a_descriptor_meets_the_rule_of_its_last_entry(entries: list[tuple[str, 
     assert rule.limits[0].requests_per_unit == requests_per_unit
 
 
-NOT_MET = {
+NOT_MATCHING = {
     "no such key": [("nope", "")],
-    "keys are told apart by case": [("KEY1", "value1")],
+    "keys are case-sensitive": [("KEY1", "value1")],
     "more entries than levels": [("key2", "x"), ("more", "y")],
     "the order of entries matters": [("sub", "x"), ("key1", "value1")],
     "a descriptor without limit exempts": [("key2", "exempt")],
-    "no way back from the exact value": [("key1", "value1"), ("other", "y")],
-    "no way back from the wildcard": [("key1", "deeper"), ("other", "y")],
+    "no backtracking from the exact value": [("key1", "value1"), ("other", "y")],
+    "no backtracking from the wildcard": [("key1", "deeper"), ("other", "y")],
     "the level above has no limit of its own": [("key1", "deeper")],
     "no entries": [],
     "joined text is not compared: key": [("a", "b_c")],
@@ -109,24 +109,24 @@ NOT_MET = {
 }
 
 
-@pytest.mark.parametrize("entries", NOT_MET.values(), ids=NOT_MET.keys())
-def test_a_descriptor_meets_nothing_otherwise(entries: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("entries", NOT_MATCHING.values(), ids=NOT_MATCHING.keys())
+def test_descriptor_without_match(entries: list[tuple[str, str]]) -> None:
     assert _match(TREE, *entries).rule is None
 
 
-def test_an_unknown_domain_has_no_rules_and_no_override() -> None:
+def test_unknown_domain_has_no_match_even_with_override() -> None:
     assert _match(TREE, ("key1", "value1"), domain="D").rule is None
-    assert _match(TREE, ("key1", "value1"), domain="nope", limit=Override(5, Unit.DAY)).rule is None
+    assert _match(TREE, ("key1", "value1"), domain="nope", limit=LimitOverride(5, Unit.DAY)).rule is None
 
 
-def test_an_override_takes_the_place_of_the_rules() -> None:
+def test_override_replaces_the_rules() -> None:
     for entries in ([("key1", "value1"), ("new", "")], [("key2", "exempt")]):
-        found = _match(TREE, *entries, limit=Override(99, Unit.WEEK))
+        found = _match(TREE, *entries, limit=LimitOverride(99, Unit.WEEK))
 
         assert found.rule is not None
         assert found.rule.limits == (Limit(99, Unit.WEEK),)
         assert found.entries == tuple(entries)
-    assert _match(TREE, ("k", "v"), ("e", ""), limit=Override(1, Unit.DAY)).metric_path == "d.k_v.e"
+    assert _match(TREE, ("k", "v"), ("e", ""), limit=LimitOverride(1, Unit.DAY)).metric_path == "d.k_v.e"
 
 
 GLOBS = [
@@ -142,12 +142,12 @@ GLOBS = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "meets", "misses"), GLOBS)
-def test_a_star_is_any_characters_and_the_rest_is_literal(pattern: str, meets: list[str], misses: list[str]) -> None:
+@pytest.mark.parametrize(("pattern", "matching", "not_matching"), GLOBS)
+def test_glob(pattern: str, matching: list[str], not_matching: list[str]) -> None:
     glob = Glob.of(pattern)
 
-    assert [text for text in meets if not glob.matches(text)] == []
-    assert [text for text in misses if glob.matches(text)] == []
+    assert [text for text in matching if not glob.matches(text)] == []
+    assert [text for text in not_matching if glob.matches(text)] == []
 
 
 LIMIT = "rate_limit: {unit: second, requests_per_unit: 1}"
@@ -157,7 +157,7 @@ def _nested(key: str, value: str, flags: str, below: str, flags_below: str) -> s
     return f"[{{key: {key}, value: '{value}', {flags}, descriptors: [{{key: {below}, {flags_below}, {LIMIT}}}]}}]"
 
 
-# The descriptors, the request's entries, the metric's name and the counter's entries.
+# Descriptors of the rules, entries of the request, metric path, and entries of the counter.
 METRICS = {
     "the pattern of a wildcard": (
         f"[{{key: wild, value: foo*, {LIMIT}}}]",
@@ -224,7 +224,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize(("descriptors", "entries", "path", "counted"), METRICS.values(), ids=METRICS.keys())
-def test_what_a_rule_is_called_in_metrics_and_counted_under(
+def test_metric_path_and_counter_entries(
     descriptors: str, entries: list[tuple[str, str]], path: str, counted: list[tuple[str, str]]
 ) -> None:
     tree = compile_documents({"f": f"domain: t\ndescriptors: {descriptors}".encode()}).tree
@@ -260,9 +260,7 @@ ROUTE_METRICS = [
 
 
 @pytest.mark.parametrize(("value_to_metric", "detailed_metric", "route", "path"), ROUTE_METRICS)
-def test_values_appear_in_metrics_where_the_rules_ask_for_them(
-    value_to_metric: str, detailed_metric: str, route: str, path: str
-) -> None:
+def test_values_in_metric_paths(value_to_metric: str, detailed_metric: str, route: str, path: str) -> None:
     rules = ROUTES.format(value_to_metric=value_to_metric, detailed_metric=detailed_metric)
     tree = compile_documents({"f": rules.encode()}).tree
 

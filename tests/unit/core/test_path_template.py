@@ -1,4 +1,4 @@
-"""Which paths a template meets."""
+"""Which paths a template matches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fits(template: str, path: str) -> bool:
         ("/{a}/{b}", "/x/y"),
     ],
 )
-def test_a_path_that_fits(template: str, path: str) -> None:
+def test_template_matches_path(template: str, path: str) -> None:
     assert fits(template, path)
 
 
@@ -50,39 +50,39 @@ def test_a_path_that_fits(template: str, path: str) -> None:
         ("/users/{id}/**", "/users"),
         ("/users/{id}/**", "/user/7"),
         ("/a/b", "/a//b"),
-        ("/a/b", "xa/b"),  # not the path /a/b with another first character
+        ("/a/b", "xa/b"),  # does not start with a slash
         ("/**", ""),
         ("/**", "*"),
         ("/", ""),
     ],
 )
-def test_a_path_that_does_not(template: str, path: str) -> None:
+def test_template_does_not_match_path(template: str, path: str) -> None:
     assert not fits(template, path)
 
 
-def test_a_path_is_cut_no_further_than_the_template_needs() -> None:
+def test_path_is_split_no_further_than_needed() -> None:
     template = PathTemplate.parse("/a/{b}")
     assert template.split("/a/b" + "/c" * 100_000) == ["a", "b", "c" + "/c" * 99_999]
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "error"),
     [
         ("", "does not start with '/'"),
         ("users", "does not start with '/'"),
         ("/users?page=1", "has a '?' or a '#'"),
-        ("/users/{id", "'{id'; a segment is a plain text or '{name}'"),
+        ("/users/{id", "'{id'; a segment must be plain text or '{name}'"),
         ("/users/{id}.json", "'{id}.json'; a segment"),
-        ("/users/{}", "between the braces is a name"),
-        ("/users/{a-b}", "between the braces is a name"),
+        ("/users/{}", "the name in braces must"),
+        ("/users/{a-b}", "the name in braces must"),
         ("/users/{id}/x/{id}", "has '{id}' twice"),
         ("/users/**/x", "'**' before its end"),
         ("/users/x**", "'**' before its end"),
         ("/users/*", "'*'; a segment"),
     ],
 )
-def test_a_bad_template_says_why(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(why)):
+def test_invalid_template(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(error)):
         PathTemplate.parse(text)
 
 
@@ -100,5 +100,5 @@ def test_a_bad_template_says_why(text: str, why: str) -> None:
         ("/users/{id}", "/users/**", False),
     ],
 )
-def test_what_is_never_reached(earlier: str, later: str, covered: bool) -> None:
+def test_covers(earlier: str, later: str, covered: bool) -> None:
     assert PathTemplate.parse(earlier).covers(PathTemplate.parse(later)) is covered

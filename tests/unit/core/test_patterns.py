@@ -1,4 +1,4 @@
-"""Networks, prefixes and expressions: who is met, and who first."""
+"""Networks, prefixes and regular expressions: which values they match, and their order."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ ROOT = compile_documents({"f": RULES.encode()}).tree.domains["d"]
         ("ip", "10.1.2.91", 8),  # wildcard before cidr
         ("ip", "10.1.2.3", 6),  # the longer network first
         ("ip", "10.1.3.3", 5),
-        ("ip", "::ffff:10.1.3.3", 5),  # IPv4 in IPv6's clothes
-        ("ip", "10.1.999", 4),  # no address: the longer prefix
+        ("ip", "::ffff:10.1.3.3", 5),  # IPv4-mapped IPv6
+        ("ip", "10.1.999", 4),  # not an address: the longer prefix
         ("ip", "10.199.0.0", 3),
-        ("ip", "10.200.0.1", 2),  # no network, no prefix: the expression
-        ("ip", "2001:DB8:0:0::1", 7),  # however it is written
-        ("ip", "fe80::1%eth0", 1),  # nothing else: the key alone
+        ("ip", "10.200.0.1", 2),  # neither network nor prefix matches: the expression
+        ("ip", "2001:DB8:0:0::1", 7),  # another spelling
+        ("ip", "fe80::1%eth0", 1),  # nothing else matches: the key alone
         ("ip", "x10.1.2.3", 1),  # expressions are anchored at both ends
         ("path", "/v1/a", 11),  # the first expression in the file
         ("path", "/v1/c", 12),
         ("path", "/v2/c", None),
     ],
 )
-def test_what_says_most_is_met_first(key: str, value: str, requests_per_unit: int | None) -> None:
+def test_most_specific_pattern_matches_first(key: str, value: str, requests_per_unit: int | None) -> None:
     rule = match_descriptor(ROOT, Descriptor((Entry(key, value),))).rule
 
     assert (rule.limits[0].requests_per_unit if rule else None) == requests_per_unit
 
 
-def test_values_have_counters_of_their_own_unless_they_share_one() -> None:
+def test_values_share_a_counter_only_with_share_threshold() -> None:
     alone = match_descriptor(ROOT, Descriptor((Entry("ip", "10.1.3.3"),)))
     shared = match_descriptor(ROOT, Descriptor((Entry("office", "192.168.7.7"),)))
 
@@ -71,12 +71,12 @@ def test_values_have_counters_of_their_own_unless_they_share_one() -> None:
         ("::ffff:10.1.2.3", "10.1.2.3", True),
         ("::ffff:0:0/96", "192.0.2.1", True),  # all of IPv4
         ("::ffff:0:0/96", "2001:db8::1", False),
-        ("::fffe:0:0/95", "192.0.2.1", False),  # more than IPv4 is IPv6
+        ("::fffe:0:0/95", "192.0.2.1", False),  # not only IPv4-mapped addresses, so it stays IPv6
         ("::/0", "192.0.2.1", False),
         ("::fffe:a00:0/104", "10.1.2.3", False),
     ],
 )
-def test_a_network_in_ipv6_s_clothes_meets_ipv4(network: str, value: str, is_met: bool) -> None:
+def test_ipv4_mapped_network_matches_ipv4(network: str, value: str, is_met: bool) -> None:
     limit = "rate_limit: {unit: day, requests_per_unit: 1}"
     rules = f"domain: d\ndescriptors: [{{key: ip, match: {{cidr: '{network}'}}, {limit}}}]"
     root = compile_documents({"f": rules.encode()}).tree.domains["d"]
@@ -84,10 +84,10 @@ def test_a_network_in_ipv6_s_clothes_meets_ipv4(network: str, value: str, is_met
     rule = match_descriptor(root, Descriptor((Entry("ip", value),))).rule
 
     assert (rule is not None) == is_met
-    assert [node.label for node in root.patterns["ip"]] == [f"ip_cidr({network})"]  # shown as it is written
+    assert [node.label for node in root.patterns["ip"]] == [f"ip_cidr({network})"]  # shown as written
 
 
-def test_the_longer_network_is_first_whatever_it_wears() -> None:
+def test_longer_network_is_first_even_if_ipv4_mapped() -> None:
     rules = """
     domain: d
     descriptors:
@@ -102,11 +102,11 @@ def test_the_longer_network_is_first_whatever_it_wears() -> None:
     assert rule.limits[0].requests_per_unit == 16
 
 
-def test_a_hostile_value_meets_an_expression_in_linear_time() -> None:
+def test_regex_matches_hostile_value_in_linear_time() -> None:
     rules = (
         "domain: d\ndescriptors: [{key: k, match: {regex: '(a*)*b'}, rate_limit: {unit: day, requests_per_unit: 1}}]"
     )
     root = compile_documents({"f": rules.encode()}).tree.domains["d"]
 
-    # A backtracking engine would take longer than the universe has existed.
+    # Exponential time in a backtracking engine.
     assert match_descriptor(root, Descriptor((Entry("k", "a" * 100_000),))).rule is None

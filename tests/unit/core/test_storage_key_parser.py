@@ -1,12 +1,12 @@
-"""Keys read back: whatever was written into one, in both forms of a tag."""
+"""Storage keys parsed back, in both forms of a tag."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.key_text import parse_key
-from ratelimit_rls.core.keys import ShardBy, encode_tag, ending_of, storage_key
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt
+from ratelimit_rls.core.storage_key_parser import parse_key
+from ratelimit_rls.core.storage_keys import ShardBy, encode_tag, key_suffix, storage_key
 
 GCRA = Limit(10, Unit.MINUTE, Algorithm.GCRA, burst=5)
 BERLIN = Limit(10, Unit.MONTH, timezone="Europe/Berlin")
@@ -23,13 +23,13 @@ ENTRIES = [
 @pytest.mark.parametrize("shard_by", ShardBy)
 @pytest.mark.parametrize("entries", ENTRIES)
 @pytest.mark.parametrize("domain", ["edge", "e:d/g}e*"])
-def test_whose_state_it_is(domain: str, entries: tuple[Entry, ...], shard_by: ShardBy) -> None:
+def test_parsed_key_has_domain_and_entries(domain: str, entries: tuple[Entry, ...], shard_by: ShardBy) -> None:
     tag = encode_tag(domain, entries, shard_by)
     states = {
-        "gcra:60": storage_key(b"p:", tag, ending_of(GCRA)),
-        "fixed_window:month@Europe/Berlin": storage_key(b"p:", tag, ending_of(BERLIN)),
-        "penalty": storage_key(b"p:", tag, ending_of(Penalty(1, 1, (1,)))),
-        "warning": storage_key(b"p:", tag, ending_of(WarnAt(800))),
+        "gcra:60": storage_key(b"p:", tag, key_suffix(GCRA)),
+        "fixed_window:month@Europe/Berlin": storage_key(b"p:", tag, key_suffix(BERLIN)),
+        "penalty": storage_key(b"p:", tag, key_suffix(Penalty(1, 1, (1,)))),
+        "warning": storage_key(b"p:", tag, key_suffix(WarnAt(800))),
     }
     for state, key in states.items():
         for prefix in ("p:", None):
@@ -38,9 +38,9 @@ def test_whose_state_it_is(domain: str, entries: tuple[Entry, ...], shard_by: Sh
 
 
 @pytest.mark.parametrize("shard_by", ShardBy)
-def test_of_a_long_one_the_beginning_is_known(shard_by: ShardBy) -> None:
+def test_truncated_key_keeps_its_beginning(shard_by: ShardBy) -> None:
     tag = encode_tag("edge", [Entry("plan", "free"), Entry("user", "x" * 600)], shard_by)
-    text = parse_key(storage_key(b"", tag, ending_of(GCRA)).decode(), "")
+    text = parse_key(storage_key(b"", tag, key_suffix(GCRA)).decode(), "")
     assert text is not None
     assert text.is_cut
     assert (text.domain, text.entries[0]) == ("edge", ("plan", "free"))
@@ -54,5 +54,5 @@ def test_of_a_long_one_the_beginning_is_known(shard_by: ShardBy) -> None:
     "key",
     ["", "rl:", "rl:{edge", "rl:{edge/user=a}:once:00", "rl:{edge}:once:00", "rl:{edge/user=a}:gcra:60:x", "session:7"],
 )
-def test_what_is_no_counter(key: str) -> None:
+def test_other_keys_are_not_parsed(key: str) -> None:
     assert parse_key(key) is None

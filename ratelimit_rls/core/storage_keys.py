@@ -1,0 +1,130 @@
+"""Storage keys of counters.
+
+    rl:{edge/plan=free/user=alice}:gcra:60
+       └───────── tag ───────────┘ └algorithm, window: in seconds, or month@Europe/Berlin
+
+The tag is an injective encoding of the domain and the entries: two different descriptors never share a counter
+(envoyproxy/ratelimit joins with "_", so there they can). On a cluster, the text in braces determines the slot. By
+default it is the whole tag, so that all limits of one descriptor are on one slot and different descriptors spread. With
+`shard_by: domain` it is the domain alone, so that all counters of a call are on one slot:
+
+    rl:{edge}/plan=free/user=alice:gcra:60
+
+The two forms cannot collide: the brace is followed by a colon in the first and by a slash in the second. Limits and
+bursts are not in the key, so they can be changed without losing what was counted. The algorithm is, so that no
+algorithm reads the state of another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from hashlib import blake2b
+
+from ratelimit_rls.core.model import Entry, Limit, Penalty, Watcher
+
+MAX_TAG_BYTES = 512
+"""Maximum length of a tag. A longer one keeps its beginning, for readability, and ends in a digest of the whole.
+
+If the domain is alone in the braces, it is kept up to this length by itself, since it must be the same for all of its
+descriptors.
+"""
+
+_KEPT_BYTES = 128
+
+# Separators, the braces of the hash tag, the escape character, the digest marker, and control characters.
+_UNSAFE = re.compile(r"[%/={}~\x00-\x20\x7f]")
+_ESCAPED = [f"%{byte:02X}".encode() if _UNSAFE.match(chr(byte)) else bytes([byte]) for byte in range(256)]
+_UNSAFE_BYTES = bytes(byte for byte in range(128) if _UNSAFE.match(chr(byte)))
+
+
+class ShardBy(Enum):
+    """Counters that share a cluster slot and are decided there in one step."""
+
+    DESCRIPTOR = "descriptor"
+    DOMAIN = "domain"
+
+
+def encode_tag(domain: str, entries: Sequence[Entry], shard_by: ShardBy = ShardBy.DESCRIPTOR) -> bytes:
+    """Return the tag of a descriptor, with its braces. The first colon after them ends the tag unambiguously."""
+    return TagEncoder(b"", domain, shard_by).of(entries)
+
+
+def key_start(prefix: bytes) -> bytes:
+    """Return the text before the tag, the same for all keys."""
+    return prefix + b"rl:"
+
+
+class TagEncoder:
+    """Encoder of the tags of one domain, each prefixed with `start`. Common parts are computed once."""
+
+    __slots__ = ("_after", "_before", "_domain", "_room_bytes", "_shard_by", "_start", "_unsafe")
+
+    def __init__(self, start: bytes, domain: str, shard_by: ShardBy) -> None:
+        self._start = start
+        self._domain = _escape(domain)
+        self._shard_by = shard_by
+        by_domain = shard_by is ShardBy.DOMAIN
+        self._before = start + (b"{%s}" if by_domain else b"{%s") % self._domain
+        self._after = b"" if by_domain else b"}"
+        self._unsafe = _UNSAFE_BYTES + (b":" if by_domain else b"")
+        self._room_bytes = MAX_TAG_BYTES - len(self._domain)
+
+    def of(self, entries: Sequence[Entry]) -> bytes:
+        # Usually the separators are the only unsafe characters. Counting is the fastest way to find out: 0.15 µs, where
+        # a search takes 0.5 µs.
+        text = "".join([f"/{key}={value}" for key, value in entries]).encode()
+        safe_bytes = len(text.translate(None, self._unsafe))
+        if entries and len(text) <= self._room_bytes and safe_bytes == len(text) - 2 * len(entries):
+            return self._before + text + self._after
+        return self._start + self._escape_and_shorten(entries)
+
+    def _escape_and_shorten(self, entries: Sequence[Entry]) -> bytes:
+        first = self._domain
+        whole = b"/".join([first, *[b"%s=%s" % (_escape(key), _escape(value)) for key, value in entries]])
+        if self._shard_by is ShardBy.DOMAIN:
+            return _domain_sharded_tag(first, whole)
+        return b"{%s}" % (whole if len(whole) <= MAX_TAG_BYTES else _shorten(whole, whole))
+
+
+def _domain_sharded_tag(domain: bytes, whole: bytes) -> bytes:
+    entries = whole[len(domain) + 1 :]
+    if len(whole) > MAX_TAG_BYTES:
+        entries = _shorten(entries, whole)
+        if len(domain) > MAX_TAG_BYTES:
+            domain = _shorten(domain, domain)
+    # Colons inside the braces need no escape, since the brace ends the text.
+    return b"{%s}/%s" % (domain, entries.replace(b":", b"%3A"))
+
+
+def _shorten(text: bytes, whole: bytes) -> bytes:
+    """Return the beginning of a text with a 160-bit digest of the whole.
+
+    Collisions cannot be found, so no client can use the counter of another.
+    """
+    beginning = text[:_KEPT_BYTES].decode(errors="ignore")  # drop an incomplete character
+    return f"{beginning}~{blake2b(whole, digest_size=20).hexdigest()}".encode()
+
+
+def storage_key(prefix: bytes, tag: bytes, ending: bytes) -> bytes:
+    return b"%s%s:%s" % (key_start(prefix), tag, ending)
+
+
+def key_suffix(state: Limit | Watcher) -> bytes:
+    """Return the end of a key: `gcra:60`, `penalty` or `warning`.
+
+    It has no settings of watchers, so these can be changed without losing state.
+    """
+    if isinstance(state, Limit):
+        return f"{state.algorithm.value}:{state.window}".encode()
+    return b"penalty" if isinstance(state, Penalty) else b"warning"
+
+
+def _escape(text: str) -> bytes:
+    encoded = text.encode()
+    if _UNSAFE.search(text) is None:
+        return encoded
+    # Byte by byte: the cost is the same for every input, 2 ms for 60 KB. `re.sub` takes 50 ms if all characters are
+    # unsafe, and `str.translate` is slower than this if every other character is. Non-ASCII bytes are kept.
+    return b"".join([_ESCAPED[byte] for byte in encoded])
