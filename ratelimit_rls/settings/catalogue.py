@@ -1,4 +1,4 @@
-"""Every variable with what a person may want to know of it: the source of `serve --help`, its flags, and the docs."""
+"""Catalogue of all variables with their documentation: the source of `serve --help`, its flags, and the docs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Literal, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from ratelimit_rls.settings import later, records, telemetry, variables, xds
+from ratelimit_rls.settings import database, groups, telemetry, unsupported, xds
 from ratelimit_rls.settings.parse import format_duration
 
 GROUPS: tuple[type[BaseModel], ...] = (
-    variables.RulesSettings,
+    groups.RulesSettings,
     xds.XdsSettings,
-    variables.GrpcSettings,
-    variables.HttpSettings,
-    variables.StoreSettings,
-    variables.RedisSettings,
-    variables.PerSecondSettings,
-    variables.FailureSettings,
-    variables.AnswerSettings,
-    variables.LogSettings,
+    groups.GrpcSettings,
+    groups.HttpSettings,
+    groups.MessageSettings,
+    groups.StoreSettings,
+    groups.RedisSettings,
+    groups.PerSecondSettings,
+    groups.FailureSettings,
+    groups.ResponseSettings,
+    groups.LogSettings,
     telemetry.StatsSettings,
     telemetry.TracingSettings,
-    records.RecordsSettings,
-    records.IdentitySettings,
-    records.AdminSettings,
-    later.NoEffectSettings,
-    later.CalendarSettings,
-    later.MemcachedSettings,
+    database.DatabaseSettings,
+    database.IdentitySettings,
+    database.AdminSettings,
+    unsupported.NoEffectSettings,
+    unsupported.CalendarSettings,
+    unsupported.MemcachedSettings,
 )
 
 _KINDS: dict[object, str] = {
@@ -50,7 +51,7 @@ class Variable:
     field: str
     group: str
     kind: str  # bool, number, duration, text, secret, list, map, or the choices joined by |
-    default: str  # as it would be written in the variable
+    default: str  # as text, as in the variable
     description: str
 
     @property

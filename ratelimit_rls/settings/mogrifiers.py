@@ -1,4 +1,4 @@
-"""DOG_STATSD_MOGRIFIER_<NAME>_…: variables whose names are made of what another one lists."""
+"""DOG_STATSD_MOGRIFIER_<NAME>_… variables, whose names are listed by USE_DOG_STATSD_MOGRIFIERS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPTIONS.log_errors = False
 
 
 class Mogrifier(NamedTuple):
-    """Which statsd names get another name in DogStatsD, and tags: $1 in either is the pattern's first group."""
+    """Pattern that renames statsd names for DogStatsD and adds tags. `$1` in either is the first group."""
 
     pattern: Any  # compiled
     name: str
@@ -24,16 +24,16 @@ class Mogrifier(NamedTuple):
 
 
 def parse_mogrifiers(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Mogrifier, ...]:
-    """Those that are listed; raises ValueError with a sentence for each that cannot be used."""
+    """Parse the listed mogrifiers. Raises ValueError with one sentence for each that is invalid."""
     found: list[Mogrifier] = []
-    wrong: list[str] = []
+    invalid: list[str] = []
     for name in names:
         try:
             found.append(_mogrifier(f"{PREFIX}{name.upper()}_", environ))
         except ValueError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise ValueError("\n".join(wrong))
+            invalid.append(str(error))
+    if invalid:
+        raise ValueError("\n".join(invalid))
     return tuple(found)
 
 
@@ -41,11 +41,11 @@ def _mogrifier(prefix: str, environ: Mapping[str, str]) -> Mogrifier:
     pattern, name, tags = (environ.get(prefix + part, "") for part in ("PATTERN", "NAME", "TAGS"))
     for part, value in ("PATTERN", pattern), ("NAME", name):
         if not value:
-            raise ValueError(f"{prefix}{part} is not given, and USE_DOG_STATSD_MOGRIFIERS lists it; give it")
+            raise ValueError(f"{prefix}{part} is not set, although USE_DOG_STATSD_MOGRIFIERS lists its name; set it")
     try:
         compiled = re2.compile(pattern, _OPTIONS)
     except re2.error as error:
-        raise ValueError(f"{prefix}PATTERN={pattern!r} is not a regular expression: {_words(error)}") from None
+        raise ValueError(f"{prefix}PATTERN={pattern!r} is not a regular expression: {_error_text(error)}") from None
     try:
         pairs = parse_map(tags)
         assert isinstance(pairs, dict)
@@ -56,6 +56,6 @@ def _mogrifier(prefix: str, environ: Mapping[str, str]) -> Mogrifier:
     return Mogrifier(compiled, name, tuple(pairs.items()))
 
 
-def _words(error: re2.error) -> str:
-    (why,) = error.args
-    return why.decode(errors="replace") if isinstance(why, bytes) else str(why)
+def _error_text(error: re2.error) -> str:
+    (message,) = error.args
+    return message.decode(errors="replace") if isinstance(message, bytes) else str(message)

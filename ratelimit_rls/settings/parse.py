@@ -1,8 +1,9 @@
-"""Text as the reference reads it: Go's booleans, whole numbers, floats and durations, comma lists, k:v maps.
+"""Parsers of variables, with the syntax of envoyproxy/ratelimit: Go's booleans, integers, floats and durations,
+comma-separated lists, and key:value maps.
 
-A value that is not text (a default, or a test's own) passes through untouched. Every parser raises ValueError with the
-second half of a sentence; the first half, the variable and its value, is the caller's. No parser repeats the value:
-it may be a secret.
+A value that is not text (a default, or one set by a test) is returned unchanged. Every parser raises ValueError with
+the second half of a sentence; the first half, the variable and its value, is added by the caller. No parser quotes the
+value, since it may be a secret.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from ratelimit_rls.core.span import format_span, parse_span
+from ratelimit_rls.core.duration import format_duration_us, parse_duration_us
 
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
-# "017" is octal in Go and an error in Python, hence a form of its own.
+# "017" is octal in Go and an error in Python, hence a separate alternative.
 _WHOLE = re.compile(r"([+-]?)(?:0([0-7_]+)|(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[1-9][0-9_]*|0))")
 _MODE = re.compile(r"0?[0-7]{3}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -61,10 +62,10 @@ def parse_file_mode(text: object) -> object:
 
 
 def parse_duration(text: object) -> object:
-    """A timedelta, rounded up to a whole microsecond."""
+    """Return a timedelta, rounded up to a whole microsecond."""
     if not isinstance(text, str):
         return text
-    return timedelta(microseconds=parse_span(text))
+    return timedelta(microseconds=parse_duration_us(text))
 
 
 def parse_list(text: object) -> object:
@@ -83,8 +84,8 @@ def parse_map(text: object) -> object:
 
 
 def format_duration(value: timedelta) -> str:
-    """The shortest exact text that parses back to the same duration, in one unit."""
-    return format_span(value // timedelta(microseconds=1)) if value else "0"
+    """Return the shortest exact text that parses back to the same duration, in one unit."""
+    return format_duration_us(value // timedelta(microseconds=1)) if value else "0"
 
 
 FileMode = Annotated[str, BeforeValidator(parse_file_mode)]

@@ -1,9 +1,9 @@
-"""Where one Redis server is and who we are to it, and which servers make up one Redis.
+"""Addresses and credentials of Redis servers.
 
     host:port    /path/to.sock    redis://user:password@host:port/db    unix://user:password@/path/to.sock?db=1
                                   rediss://user:password@host:port/db
 
-No message here repeats the URL: it may hold a password.
+No error message quotes the URL, since it may contain a password.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _PARAMETERS = ("db", "username", "password")
 
 @dataclass(frozen=True, slots=True)
 class RedisTls:
-    """What a TLS connection to Redis is made of; the files are read at every connection."""
+    """TLS options for Redis. The files are read at every connection."""
 
-    ca_file: str = ""  # trusted beside the system's own
+    ca_file: str = ""  # trusted in addition to the system's CAs
     certificate_file: str = ""
     key_file: str = ""
-    check_hostname: bool = True  # whoever a trusted CA vouches for is believed anyhow
+    check_hostname: bool = True  # False: accept any certificate of a trusted CA
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """One Redis server; safe to log, since its text never has the password."""
+    """Address of one Redis server. Safe to log: its text never contains the password."""
 
     host: str = ""
     port: int = DEFAULT_PORT
-    path: str = ""  # of the Unix socket; then host and port mean nothing
+    path: str = ""  # Unix socket; if set, host and port are unused
     database: int = 0
     username: str = ""
     password: SecretStr = field(default=SecretStr(""))
-    auth_file: str = ""  # `password` or `user:password`, read at every connection; wins over the two above
+    auth_file: str = ""  # `password` or `user:password`, read at every connection; replaces the two above
     tls: RedisTls | None = None
 
     @property
@@ -59,20 +59,23 @@ class RedisAddress:
 
 @dataclass(frozen=True, slots=True)
 class RedisServers:
-    """One Redis, of whatever kind; safe to log."""
+    """Servers of one Redis deployment. Safe to log."""
 
     kind: Literal["single", "sentinel", "cluster"]
-    addresses: tuple[RedisAddress, ...]  # the server, the sentinels, or some nodes of the cluster
-    master: str = ""  # the name under which the sentinels know it
-    data: RedisAddress | None = None  # with sentinels: who we are to the master, whose place they tell
+    addresses: tuple[RedisAddress, ...]  # the server, the sentinels, or seed nodes of the cluster
+    master: str = ""  # name of the master, with sentinels
+    data: RedisAddress | None = None  # with sentinels: credentials and TLS for the master
 
     def __str__(self) -> str:
-        """As REDIS_URL would name it, without secrets."""
+        """Return the servers as in REDIS_URL, without secrets."""
         return ",".join([*filter(None, [self.master]), *map(str, self.addresses)])
 
 
 def parse_redis_address(url: str, *, is_path: bool = False) -> RedisAddress:
-    """Raises ValueError with the rest of a sentence. `is_path`: text that names no port is a socket, not a mistake."""
+    """Parse an address. Raises ValueError with the second half of a sentence.
+
+    `is_path`: a text without a port is a socket path, not an error.
+    """
     if "://" in url:
         return _from_url(url)
     if (is_path and ":" not in url) or url.startswith(("/", "./", "../")):
@@ -81,7 +84,7 @@ def parse_redis_address(url: str, *, is_path: bool = False) -> RedisAddress:
 
 
 def parse_auth(auth: str) -> tuple[str, str]:
-    """User and password of `password` or `user:password` (the reference splits at the first colon, too)."""
+    """Return user and password of `password` or `user:password`, split at the first colon (as envoyproxy/ratelimit)."""
     user, colon, password = auth.partition(":")
     return (user, password) if colon else ("", auth)
 
@@ -91,7 +94,7 @@ def _from_url(url: str) -> RedisAddress:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ValueError(f"is not a URL that can be read; {_FORMS}") from None
+        raise ValueError(f"is not a valid URL; {_FORMS}") from None
     if parts.scheme not in _SCHEMES:
         raise ValueError(f"has a scheme other than redis, rediss or unix; {_FORMS}")
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))

@@ -1,10 +1,11 @@
-"""The servers of one Redis, from the family of variables that names it: REDIS_… or REDIS_PERSECOND_….
+"""Servers of one Redis deployment, from the REDIS_… or the REDIS_PERSECOND_… variables.
 
     host:port or any one address    one server
-    host:port,host:port,…           some nodes of a cluster
-    name,host:port,host:port,…      the sentinels that know where the master of that name is
+    host:port,host:port,…           seed nodes of a cluster
+    name,host:port,host:port,…      name of a master and the sentinels that monitor it
 
-The type decides if it is given; else the form does. Whatever is wrong is a ValueError with a whole sentence.
+The type determines the form if it is set; otherwise the form of the URL does. Errors are ValueErrors with a whole
+sentence.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _SENTINELS = (
 )
 
 
-class Family(NamedTuple):
-    """What one family of variables says; None: nobody did."""
+class RedisVariables(NamedTuple):
+    """Values of the variables with one prefix. None: not set."""
 
     prefix: str
     url: str
@@ -38,108 +39,115 @@ class Family(NamedTuple):
     auth_file: str
     sentinel_auth: str
     tls: bool
-    tls_files: RedisTls  # what TLS is made of, should there be any
+    tls_files: RedisTls  # used if TLS is on
 
 
-def parse_redis_servers(said: Family) -> RedisServers:
-    if said.socket_type is not None and said.socket_type not in SOCKET_TYPES:
+def parse_redis_servers(variables: RedisVariables) -> RedisServers:
+    if variables.socket_type is not None and variables.socket_type not in SOCKET_TYPES:
         networks = f"{', '.join(SOCKET_TYPES[:-1])} or {SOCKET_TYPES[-1]}"
-        raise ValueError(f"{said.prefix}SOCKET_TYPE={said.socket_type!r} is not a network; use {networks}")
-    kind = kind_of(said)
-    elements = [element.strip() for element in said.url.split(",")]
+        raise ValueError(f"{variables.prefix}SOCKET_TYPE={variables.socket_type!r} is not a network; use {networks}")
+    kind = deployment_kind(variables)
+    elements = [element.strip() for element in variables.url.split(",")]
     if kind == "single":
-        return RedisServers("single", (_only(said, elements),))
-    if said.socket_type == "unix":
+        return RedisServers("single", (_single_server(variables, elements),))
+    if variables.socket_type == "unix":
         listed = "the nodes of a cluster" if kind == "cluster" else "sentinels"
-        raise ValueError(f"{said.prefix}SOCKET_TYPE=unix is not for {listed}, which are reached by host:port; unset it")
+        raise ValueError(
+            f"{variables.prefix}SOCKET_TYPE=unix is not valid for {listed}, which need host:port; unset it"
+        )
     if kind == "cluster":
-        nodes = _alike(said, [_listed(said, place, text) for place, text in enumerate(elements, 1)])
+        nodes = _with_shared_credentials(
+            variables, [_list_element(variables, place, text) for place, text in enumerate(elements, 1)]
+        )
         if any(node.database for node in nodes):
-            raise ValueError(f"{said.prefix}URL names a database, but a cluster has none except 0; leave it out")
-        return RedisServers("cluster", tuple(_as_user(node, said) for node in nodes))
+            raise ValueError(f"{variables.prefix}URL names a database, but a cluster has only database 0; remove it")
+        return RedisServers("cluster", tuple(_with_auth(node, variables) for node in nodes))
     if len(elements) < 2:
-        raise ValueError(f"{said.prefix}URL: {_SENTINELS}")
-    return _sentinels(said, elements[0], elements[1:])
+        raise ValueError(f"{variables.prefix}URL: {_SENTINELS}")
+    return _sentinels(variables, elements[0], elements[1:])
 
 
-def kind_of(said: Family) -> Kind:
-    """The type decides if it is given; else the form of the URL does."""
-    if said.type is None:
-        first, comma, _ = said.url.partition(",")
+def deployment_kind(variables: RedisVariables) -> Kind:
+    """Return the kind of deployment: by the type if it is set, otherwise by the form of the URL."""
+    if variables.type is None:
+        first, comma, _ = variables.url.partition(",")
         if not comma:
             return "single"
         return "cluster" if ":" in first or first.startswith(("/", "./", "../")) else "sentinel"
-    kind = said.type.lower()
+    kind = variables.type.lower()
     if kind not in ("single", "sentinel", "cluster"):
         raise ValueError(
-            f"{said.prefix}TYPE={said.type!r}: Unrecognized redis type {said.type}; use SINGLE, CLUSTER or SENTINEL"
+            f"{variables.prefix}TYPE={variables.type!r}: Unrecognized redis type {variables.type}; "
+            "use SINGLE, CLUSTER or SENTINEL"
         )
     return cast("Kind", kind)
 
 
-def _only(said: Family, elements: Sequence[str]) -> RedisAddress:
+def _single_server(variables: RedisVariables, elements: Sequence[str]) -> RedisAddress:
     if len(elements) > 1:
         raise ValueError(
-            f"{said.prefix}URL is a list, but {said.prefix}TYPE={said.type}; use CLUSTER or SENTINEL, "
+            f"{variables.prefix}URL is a list, but {variables.prefix}TYPE={variables.type}; use CLUSTER or SENTINEL, "
             "or name one server (a comma in a password is written %2C)"
         )
     try:
-        address = parse_redis_address(elements[0], is_path=said.socket_type == "unix")
-    except ValueError as fault:
-        raise ValueError(f"{said.prefix}URL {fault}") from None
+        address = parse_redis_address(elements[0], is_path=variables.socket_type == "unix")
+    except ValueError as error:
+        raise ValueError(f"{variables.prefix}URL {error}") from None
     network = "unix" if address.path else "tcp"
-    if said.socket_type is not None and network not in said.socket_type:
-        what = "a socket path" if address.path else "host:port"
+    if variables.socket_type is not None and network not in variables.socket_type:
+        form = "a socket path" if address.path else "host:port"
         raise ValueError(
-            f"{said.prefix}URL is {what}, but {said.prefix}SOCKET_TYPE={said.socket_type}; "
-            f"make them agree or unset {said.prefix}SOCKET_TYPE"
+            f"{variables.prefix}URL is {form}, but {variables.prefix}SOCKET_TYPE={variables.socket_type}; "
+            f"make them agree or unset {variables.prefix}SOCKET_TYPE"
         )
-    if address.path and said.tls:
-        raise ValueError(f"{said.prefix}TLS=true is not for a socket of the same machine; unset it or use host:port")
-    return _as_user(_alike(said, [address])[0], said)
+    if address.path and variables.tls:
+        raise ValueError(f"{variables.prefix}TLS=true is not valid for a Unix socket; unset it or use host:port")
+    return _with_auth(_with_shared_credentials(variables, [address])[0], variables)
 
 
-def _listed(said: Family, place: int, text: str) -> RedisAddress:
+def _list_element(variables: RedisVariables, place: int, text: str) -> RedisAddress:
     try:
         if not text:
             raise ValueError("is empty; use host:port,host:port,…")
         address = parse_redis_address(text)
         if address.path:
             raise ValueError("is a socket path; in a list, use host:port")
-    except ValueError as fault:
-        raise ValueError(f"{said.prefix}URL: element {place} {fault}") from None
+    except ValueError as error:
+        raise ValueError(f"{variables.prefix}URL: element {place} {error}") from None
     return address
 
 
-def _alike(said: Family, addresses: Sequence[RedisAddress]) -> list[RedisAddress]:
-    """All with the same TLS and credentials: others will be found that nobody has listed, and need them too."""
+def _with_shared_credentials(variables: RedisVariables, addresses: Sequence[RedisAddress]) -> list[RedisAddress]:
+    """Return the addresses with the same TLS and credentials, which servers discovered later need too."""
     known = {(one.username, one.password.get_secret_value()) for one in addresses} - {("", "")}
     if len(known) > 1:
-        raise ValueError(f"{said.prefix}URL has more than one user or password; give all elements the same")
+        raise ValueError(f"{variables.prefix}URL has more than one user or password; use the same for all elements")
     username, password = known.pop() if known else ("", "")
-    with_tls = said.tls or any(one.tls for one in addresses)
-    tls = said.tls_files if with_tls else None
+    with_tls = variables.tls or any(one.tls for one in addresses)
+    tls = variables.tls_files if with_tls else None
     return [replace(one, username=username, password=SecretStr(password), tls=tls) for one in addresses]
 
 
-def _sentinels(said: Family, master: str, elements: Sequence[str]) -> RedisServers:
+def _sentinels(variables: RedisVariables, master: str, elements: Sequence[str]) -> RedisServers:
     if not master or ":" in master:
-        raise ValueError(f"{said.prefix}URL: {_SENTINELS}")
-    sentinels = _alike(said, [_listed(said, place, text) for place, text in enumerate(elements, 2)])
+        raise ValueError(f"{variables.prefix}URL: {_SENTINELS}")
+    sentinels = _with_shared_credentials(
+        variables, [_list_element(variables, place, text) for place, text in enumerate(elements, 2)]
+    )
     if any(sentinel.database for sentinel in sentinels):
-        raise ValueError(f"{said.prefix}URL names a database, but sentinels have none; leave it out, 0 is used")
-    if said.sentinel_auth:
-        username, password = parse_auth(said.sentinel_auth)
+        raise ValueError(f"{variables.prefix}URL names a database, but sentinels have none; remove it, 0 is used")
+    if variables.sentinel_auth:
+        username, password = parse_auth(variables.sentinel_auth)
         sentinels = [replace(one, username=username, password=SecretStr(password)) for one in sentinels]
-    data = _as_user(RedisAddress(tls=sentinels[0].tls), said)
+    data = _with_auth(RedisAddress(tls=sentinels[0].tls), variables)
     return RedisServers("sentinel", tuple(sentinels), master, data)
 
 
-def _as_user(address: RedisAddress, said: Family) -> RedisAddress:
-    """REDIS_AUTH wins over the URL (reference behaviour), and so does the file that stands for it."""
-    if said.auth_file:
-        return replace(address, username="", password=SecretStr(""), auth_file=said.auth_file)
-    if not said.auth:
+def _with_auth(address: RedisAddress, variables: RedisVariables) -> RedisAddress:
+    """Apply REDIS_AUTH or REDIS_AUTH_FILE, which replace the credentials of the URL, as in envoyproxy/ratelimit."""
+    if variables.auth_file:
+        return replace(address, username="", password=SecretStr(""), auth_file=variables.auth_file)
+    if not variables.auth:
         return address
-    username, password = parse_auth(said.auth)
+    username, password = parse_auth(variables.auth)
     return replace(address, username=username, password=SecretStr(password))

@@ -1,4 +1,4 @@
-"""Every variable of the reference, read as it reads them; ours; and the flags and descriptions made from both."""
+"""Variables of envoyproxy/ratelimit, with its syntax; our own; and their flags and descriptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ratelimit_rls.settings.catalogue import GROUPS, VARIABLES, Variable
 from ratelimit_rls.settings.parse import format_duration, parse_duration
 from tests.unit.conftest import Read
 
-# As the reference's source lists them (OTEL_EXPORTER_OTLP_* are the exporter library's own).
+# As listed in the source of envoyproxy/ratelimit (OTEL_EXPORTER_OTLP_* belong to the exporter library).
 REFERENCE = """
 HOST PORT DEBUG_HOST DEBUG_PORT GRPC_UDS GRPC_HOST GRPC_PORT GRPC_MAX_CONNECTION_AGE GRPC_MAX_CONNECTION_AGE_GRACE
 GRPC_SERVER_USE_TLS GRPC_SERVER_TLS_CERT GRPC_SERVER_TLS_KEY GRPC_CLIENT_TLS_CACERT GRPC_CLIENT_TLS_SAN
@@ -46,7 +46,7 @@ TRACING_ENABLED TRACING_SERVICE_NAME TRACING_SERVICE_NAMESPACE TRACING_SERVICE_I
 TRACING_SAMPLING_RATE
 """.split()  # noqa: SIM905 - a list would be three pages
 
-# Set by others for the reference, though no code of its snapshot reads them.
+# Set by other projects for envoyproxy/ratelimit, although the version compared with does not read them.
 NEIGHBOURS = {"GRPC_SERVER_TLS_CA_CERT", "REDIS_POOL_ON_EMPTY_WAIT_DURATION", "USE_CALENDAR_MONTH_RATE_LIMIT"}
 
 OURS = {
@@ -55,6 +55,7 @@ OURS = {
     "RLS_SNAPSHOT_FILE": "",
     "RLS_AUDIT_SAMPLE": "0.01",
     "RLS_AUDIT_BUFFER": "100000",
+    "RLS_AUDIT_REFUSALS_PER_MINUTE": "1000",
     "RLS_USAGE_LINES": "10000",
     "RLS_REGION": "",
     "RLS_AUDIT_RETENTION": "2160h",
@@ -68,6 +69,7 @@ OURS = {
     "RLS_ADMIN_AUTH": "tokens",
     "RLS_ADMIN_TOKEN": "",
     "RLS_LIMITER_DOMAIN": "",
+    "GRPC_SERVER_TLS_CRL": "",
     "RLS_XDS_KEEPALIVE": "310s",
     "RLS_TRANSPORT": "native",
     "RLS_WORKERS": "1",
@@ -79,7 +81,22 @@ OURS = {
     "RLS_RUNTIME_DIR": "",
     "RLS_RULES": "",
     "RLS_MAX_CONCURRENT_STREAMS": "1024",
+    "RLS_GRPC_MAX_CONNECTIONS": "4096",
+    "RLS_GRPC_MAX_CONNECTIONS_PER_PEER": "2048",
+    "RLS_GRPC_MAX_STREAMS": "65536",
+    "RLS_GRPC_MAX_UNFINISHED_BYTES": "33554432",
+    "RLS_GRPC_MESSAGE_TIMEOUT": "15s",
+    "RLS_GRPC_KEEPALIVE_TIME": "5m",
+    "RLS_GRPC_KEEPALIVE_TIMEOUT": "20s",
+    "RLS_MAX_CALLS_PER_SECOND": "0",
+    "RLS_MAX_CALLS_PER_SECOND_PER_PEER": "0",
     "RLS_MAX_HELD_CALLS": "10000",
+    "RLS_MAX_DESCRIPTORS": "256",
+    "RLS_MAX_ENTRIES": "1024",
+    "RLS_MAX_ENTRY_BYTES": "65536",
+    "RLS_MAX_MESSAGE_BYTES": "524288",
+    "RLS_MAX_CHECK_FIELDS": "8192",
+    "RLS_MAX_JSON_BYTES": "65536",
     "RLS_DEADLINE_MARGIN": "3ms",
     "RLS_EXT_AUTHZ_DOMAIN": "",
     "RLS_FAILURE_MODE": "error",
@@ -91,24 +108,35 @@ OURS = {
     "RLS_REQUEST_ID_METADATA": "",
     "RLS_REQUEST_ID_TTL": "5m",
     "RLS_HOT_KEY_RATE": "1000",
+    "RLS_HOT_KEY_VALUES": "false",
+    "RLS_HTTP_JSON": "auto",
+    "RLS_HTTP_ALLOWED_HOSTS": "",
+    "RLS_HTTP_TOKEN": "",
+    "RLS_HTTP_TOKEN_FILE": "",
+    "RLS_HTTP_TLS": "false",
+    "RLS_HTTP_CLIENT_CERT": "false",
+    "RLS_HTTP_UDS": "",
+    "RLS_DEBUG_UDS": "",
+    "RLS_HTTP_MAX_CONNECTIONS": "1024",
+    "RLS_HTTP_MAX_CONNECTIONS_PER_PEER": "256",
     "RLS_GRPC_UDS_MODE": "",
-    "RLS_LOG_DENIALS": "1",
+    "RLS_LOG_DENIALS": "0",
     "RLS_OTLP_METRICS": "",
     "REDIS_AUTH_FILE": "",
     "REDIS_PERSECOND_AUTH_FILE": "",
 }
 
 
-def test_every_variable_of_the_reference_is_a_setting() -> None:
+def test_every_variable_of_ratelimit_is_a_setting() -> None:
     assert {name for name in REFERENCE if name.lower() not in Settings.model_fields} == set()
 
 
-def test_there_is_no_setting_that_is_neither_the_references_nor_ours() -> None:
+def test_there_are_no_other_settings() -> None:
     assert {name.upper() for name in Settings.model_fields} == {*REFERENCE, *NEIGHBOURS, *OURS}
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_own_settings_have_their_defaults(name: str) -> None:
+def test_defaults_of_our_settings(name: str) -> None:
     assert next(variable.default for variable in VARIABLES if variable.name == name) == OURS[name]
 
 
@@ -119,7 +147,7 @@ def test_our_own_settings_have_their_defaults(name: str) -> None:
         ("GRPC_PORT", "8081"),
         ("DEBUG_PORT", "6070"),
         ("GRPC_MAX_CONNECTION_AGE", "24h"),
-        ("LOG_LEVEL", "WARN"),
+        ("LOG_LEVEL", "INFO"),
         ("RUNTIME_ROOT", "/srv/runtime_data/current"),
         ("RUNTIME_APPDIRECTORY", "config"),
         ("RUNTIME_WATCH_ROOT", "true"),
@@ -130,11 +158,11 @@ def test_our_own_settings_have_their_defaults(name: str) -> None:
         ("LIMIT_RESET_HEADER", "RateLimit-Reset"),
     ],
 )
-def test_the_references_settings_have_its_defaults(name: str, default: str) -> None:
+def test_defaults_of_ratelimit_settings(name: str, default: str) -> None:
     assert next(variable.default for variable in VARIABLES if variable.name == name) == default
 
 
-def test_every_setting_is_described_in_one_line_and_has_a_flag_of_its_own() -> None:
+def test_every_setting_has_a_short_description_and_its_own_flag() -> None:
     assert len({variable.flag for variable in VARIABLES}) == len(VARIABLES) == len(Settings.model_fields)
     for variable in VARIABLES:
         assert variable.description, variable.name
@@ -142,37 +170,37 @@ def test_every_setting_is_described_in_one_line_and_has_a_flag_of_its_own() -> N
         assert re.fullmatch(r"--[a-z]+(-[a-z]+)*", variable.flag)
 
 
-def test_what_is_offered_is_used_and_what_comes_later_is_not() -> None:
-    """A setting that nothing reads would be a promise nobody keeps."""
+def test_every_setting_is_used_except_unsupported_ones() -> None:
+    """Every documented setting must be read somewhere."""
     package = Path(ratelimit_rls.__file__).parent
     sources = {path: path.read_text() for path in package.rglob("*.py")}
     outside = "".join(text for path, text in sources.items() if path.parent.name != "settings")
     everywhere = "".join(sources.values())
     for group in GROUPS:
-        is_offered = group.__module__ != "ratelimit_rls.settings.later"
+        is_offered = group.__module__ != "ratelimit_rls.settings.unsupported"
         for field in group.model_fields:
             is_used = re.search(rf"\.{field}\b", everywhere if is_offered else outside) is not None
             assert is_used is is_offered, field
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "TRUE", "true", "True"])
-def test_what_go_calls_true_is_true(read: Read, text: str) -> None:
+def test_go_true_values(read: Read, text: str) -> None:
     assert read(SHADOW_MODE=text).shadow_mode is True
 
 
 @pytest.mark.parametrize("text", ["0", "f", "F", "FALSE", "false", "False"])
-def test_what_go_calls_false_is_false(read: Read, text: str) -> None:
+def test_go_false_values(read: Read, text: str) -> None:
     assert read(RUNTIME_WATCH_ROOT=text).runtime_watch_root is False
 
 
 @pytest.mark.parametrize("text", ["yes", "no", "on", "tRuE", " true", "2"])
-def test_other_words_are_not_booleans(read: Read, text: str) -> None:
+def test_invalid_booleans(read: Read, text: str) -> None:
     with pytest.raises(SettingsError, match=r"SHADOW_MODE='.*' is not a boolean; use true or false"):
         read(SHADOW_MODE=text)
 
 
 @pytest.mark.parametrize("text", ["0660", "660", "", "999", "rw-rw----", "00660"])
-def test_permissions_of_a_socket_are_octal(read: Read, text: str) -> None:
+def test_socket_mode_is_octal(read: Read, text: str) -> None:
     if text in ("0660", "660", ""):
         assert read(RLS_GRPC_UDS_MODE=text).rls_grpc_uds_mode == text
         return
@@ -184,68 +212,57 @@ def test_permissions_of_a_socket_are_octal(read: Read, text: str) -> None:
     ("text", "number"),
     [("8081", 8081), ("0", 0), ("+7", 7), ("0x1F91", 8081), ("0b11", 3), ("0o17", 15), ("017", 15), ("1_000", 1000)],
 )
-def test_whole_numbers_may_be_written_in_any_base_go_knows(read: Read, text: str, number: int) -> None:
+def test_integers_in_any_base_of_go(read: Read, text: str, number: int) -> None:
     assert read(GRPC_PORT=text).grpc_port == number
 
 
 @pytest.mark.parametrize(
     "text", ["abc", "1.5", " 1", "1 ", "08", "1__0", "_1", "0x", "tcp://10.0.0.1:80", "١", "9" * 5000]
 )
-def test_other_text_is_not_a_whole_number(read: Read, text: str) -> None:
+def test_invalid_integers(read: Read, text: str) -> None:
     with pytest.raises(SettingsError, match=r"GRPC_PORT=.* is not a whole number"):
         read(GRPC_PORT=text)
 
 
 @pytest.mark.parametrize(("text", "number"), [("0.8", 0.8), ("1", 1.0), (".5", 0.5), ("1e-2", 0.01)])
-def test_numbers_may_have_fractions(read: Read, text: str, number: float) -> None:
+def test_floats(read: Read, text: str, number: float) -> None:
     assert read(NEAR_LIMIT_RATIO=text).near_limit_ratio == number
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "eighty", "0,8", "1e999"])
-def test_what_cannot_be_computed_with_is_not_a_number(read: Read, text: str) -> None:
+def test_invalid_floats(read: Read, text: str) -> None:
     with pytest.raises(SettingsError, match="NEAR_LIMIT_RATIO"):
         read(NEAR_LIMIT_RATIO=text)
 
 
 @pytest.mark.parametrize(
     ("text", "duration"),
-    [
-        ("0", timedelta()),
-        ("150us", timedelta(microseconds=150)),
-        ("150µs", timedelta(microseconds=150)),
-        ("3s", timedelta(seconds=3)),
-        ("24h", timedelta(hours=24)),
-        ("1h2m3.5s", timedelta(hours=1, minutes=2, seconds=3.5)),
-        (".5s", timedelta(milliseconds=500)),
-        ("+10ms", timedelta(milliseconds=10)),
-        ("1ns", timedelta(microseconds=1)),
-        ("0s", timedelta()),
-    ],
+    [("0", timedelta()), ("1ns", timedelta(microseconds=1)), ("1h30m", timedelta(minutes=90)), ("1d", timedelta(1))],
 )
-def test_durations_are_gos(read: Read, text: str, duration: timedelta) -> None:
+def test_durations(read: Read, text: str, duration: timedelta) -> None:
     assert read(RLS_DRAIN_DELAY=text).rls_drain_delay == duration
 
 
-@pytest.mark.parametrize("text", ["5", "5 s", "s", "5d", "1h5", "-3s", "5S", "300000000h"])
-def test_other_text_is_not_a_duration(read: Read, text: str) -> None:
+@pytest.mark.parametrize("text", ["5", "-3s", "300000000h"])
+def test_invalid_durations(read: Read, text: str) -> None:
     with pytest.raises(SettingsError, match=r"RLS_DRAIN_DELAY=.*duration"):
         read(RLS_DRAIN_DELAY=text)
 
 
 @pytest.mark.parametrize("text", ["0", "1us", "250ms", "3s", "90s", "2m", "24h"])
-def test_a_duration_written_out_reads_back_the_same(text: str) -> None:
+def test_formatted_duration_parses_back(text: str) -> None:
     duration = parse_duration(text)
     assert isinstance(duration, timedelta)
     assert parse_duration(format_duration(duration)) == duration
 
 
-def test_lists_are_split_at_commas(read: Read) -> None:
+def test_lists(read: Read) -> None:
     settings = read(RLS_RULES="a.yaml,dir/b", MEMCACHE_HOST_PORT=" ")
     assert settings.rls_rules == ("a.yaml", "dir/b")
     assert settings.memcache_host_port == ()
 
 
-def test_maps_are_pairs_at_colons(read: Read) -> None:
+def test_maps(read: Read) -> None:
     assert read(EXTRA_TAGS="a:b,c:").extra_tags == {"a": "b", "c": ""}
     with pytest.raises(SettingsError, match="EXTRA_TAGS='a:b:c' is not a map"):
         read(EXTRA_TAGS="a:b:c")
@@ -254,13 +271,13 @@ def test_maps_are_pairs_at_colons(read: Read) -> None:
 @pytest.mark.parametrize(
     "variable", [v for v in VARIABLES if v.kind in ("bool", "number", "duration")], ids=lambda v: v.name
 )
-def test_a_variable_that_is_set_must_not_be_empty(read: Read, variable: Variable) -> None:
+def test_empty_variable_is_rejected_unless_it_may_be_empty(read: Read, variable: Variable) -> None:
     name = variable.name
-    with pytest.raises(SettingsError, match=f"^{name} is set but empty; give it a value or unset it$"):
+    with pytest.raises(SettingsError, match=f"^{name} is set but empty; set a value or unset it$"):
         read(**{name: ""})
 
 
-def test_names_of_variables_are_in_capitals_only(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_names_are_upper_case_only(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("grpc_port", "9")
     assert read().grpc_port == 8081
 
@@ -268,53 +285,66 @@ def test_names_of_variables_are_in_capitals_only(read: Read, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("GRPC_PORT", "65536", "GRPC_PORT='65536' is too large; the most is 65535"),
-        ("PORT", "-1", "PORT='-1' is too small; the least is 0"),
-        ("RLS_WORKERS", "0", "RLS_WORKERS='0' is too small; the least is 1"),
-        ("RLS_STORE_TIMEOUT", "0", "RLS_STORE_TIMEOUT='0' is too small; it must be more than 0 seconds"),
-        ("RLS_EMBEDDED_MEMORY_BYTES", "5", "RLS_EMBEDDED_MEMORY_BYTES='5' is too small; the least is 1048576"),
-        ("RLS_REPLICAS", "0", "RLS_REPLICAS='0' is too small; the least is 1"),
-        ("RLS_MAX_IN_FLIGHT", "0", "RLS_MAX_IN_FLIGHT='0' is too small; the least is 1"),
-        ("RLS_REQUEST_ID_TTL", "0s", "RLS_REQUEST_ID_TTL='0s' is too small; it must be more than 0 seconds"),
-        ("LOCAL_CACHE_SIZE_IN_BYTES", "-1", "LOCAL_CACHE_SIZE_IN_BYTES='-1' is too small; the least is 0"),
+        ("GRPC_PORT", "65536", "GRPC_PORT='65536' is too large; it must be ≤ 65535"),
+        ("PORT", "-1", "PORT='-1' is too small; it must be ≥ 0"),
+        ("RLS_WORKERS", "0", "RLS_WORKERS='0' is too small; it must be ≥ 1"),
+        ("RLS_STORE_TIMEOUT", "0", "RLS_STORE_TIMEOUT='0' is too small; it must be > 0 seconds"),
+        ("RLS_EMBEDDED_MEMORY_BYTES", "5", "RLS_EMBEDDED_MEMORY_BYTES='5' is too small; it must be ≥ 1048576"),
+        ("RLS_REPLICAS", "0", "RLS_REPLICAS='0' is too small; it must be ≥ 1"),
+        ("RLS_MAX_IN_FLIGHT", "0", "RLS_MAX_IN_FLIGHT='0' is too small; it must be ≥ 1"),
+        ("RLS_MAX_DESCRIPTORS", "1025", "RLS_MAX_DESCRIPTORS='1025' is too large; it must be ≤ 1024"),
+        ("RLS_MAX_ENTRY_BYTES", "127", "RLS_MAX_ENTRY_BYTES='127' is too small; it must be ≥ 128"),
+        ("RLS_REQUEST_ID_TTL", "0s", "RLS_REQUEST_ID_TTL='0s' is too small; it must be > 0 seconds"),
+        ("LOCAL_CACHE_SIZE_IN_BYTES", "-1", "LOCAL_CACHE_SIZE_IN_BYTES='-1' is too small; it must be ≥ 0"),
         (
             "RLS_FAILURE_MODE",
             "open",
-            "RLS_FAILURE_MODE='open' is not one of the choices; use 'allow', 'deny', 'local' or 'error'",
+            "RLS_FAILURE_MODE='open' is not a valid choice; use 'allow', 'deny', 'local' or 'error'",
         ),
-        ("RLS_OTLP_METRICS", "udp", "RLS_OTLP_METRICS='udp' is not one of the choices; use '', 'http' or 'grpc'"),
-        ("STATS_FLUSH_INTERVAL", "0s", "STATS_FLUSH_INTERVAL='0s' is too small; it must be more than 0 seconds"),
-        ("TRACING_SAMPLING_RATE", "1.5", "TRACING_SAMPLING_RATE='1.5' is too large; the most is 1.0"),
-        ("TRACING_SAMPLING_RATE", "-1", "TRACING_SAMPLING_RATE='-1' is too small; the least is 0.0"),
-        ("RLS_LOG_DENIALS", "-1", "RLS_LOG_DENIALS='-1' is too small; the least is 0"),
-        ("RLS_TRANSPORT", "rust", "RLS_TRANSPORT='rust' is not one of the choices; use 'native' or 'grpcio'"),
+        ("RLS_OTLP_METRICS", "udp", "RLS_OTLP_METRICS='udp' is not a valid choice; use '', 'http' or 'grpc'"),
+        ("STATS_FLUSH_INTERVAL", "0s", "STATS_FLUSH_INTERVAL='0s' is too small; it must be > 0 seconds"),
+        ("TRACING_SAMPLING_RATE", "1.5", "TRACING_SAMPLING_RATE='1.5' is too large; it must be ≤ 1.0"),
+        ("TRACING_SAMPLING_RATE", "-1", "TRACING_SAMPLING_RATE='-1' is too small; it must be ≥ 0.0"),
+        ("RLS_LOG_DENIALS", "-1", "RLS_LOG_DENIALS='-1' is too small; it must be ≥ 0"),
+        (
+            "RLS_TRANSPORT",
+            "grpcio",
+            "RLS_TRANSPORT='grpcio' is not available: gRPC is served by the native HTTP/2 server; unset RLS_TRANSPORT",
+        ),
         ("LIMIT_LIMIT_HEADER", "a b", "LIMIT_LIMIT_HEADER='a b' is not a header name; use letters, digits and dashes"),
     ],
 )
-def test_a_value_out_of_bounds_is_told_the_bounds(read: Read, name: str, value: str, sentence: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_value_out_of_bounds_is_rejected_with_the_bound(read: Read, name: str, value: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as raised:
         read(**{name: value})
-    assert str(refused.value) == sentence
+    assert str(raised.value) == sentence
 
 
-def test_a_flag_wins_over_its_variable(read: Read) -> None:
+def test_former_transport_setting_has_no_effect(read: Read) -> None:
+    assert read(RLS_TRANSPORT="native").warnings() == [
+        "RLS_TRANSPORT has no effect: the native HTTP/2 server is the only one"
+    ]
+    assert not read().warnings()
+
+
+def test_flag_takes_precedence_over_variable(read: Read) -> None:
     read(GRPC_PORT="1")
     assert Settings(GRPC_PORT="2").grpc_port == 2  # type: ignore[call-arg]
     assert Settings(grpc_port=3).grpc_port == 3
 
 
-def test_settings_are_frozen(read: Read) -> None:
+def test_settings_are_immutable(read: Read) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         read().grpc_port = 1  # type: ignore[misc]
 
 
-def test_an_unknown_setting_is_refused() -> None:
+def test_unknown_setting_is_rejected() -> None:
     with pytest.raises(SettingsError, match="GRPC_PROT is not a setting"):
         Settings(grpc_prot=1)  # type: ignore[call-arg]
 
 
-def test_all_problems_are_reported_together_in_the_order_of_the_docs(read: Read) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_all_problems_are_reported_in_documented_order(read: Read) -> None:
+    with pytest.raises(SettingsError) as raised:
         read(NEAR_LIMIT_RATIO="x", GRPC_PORT="x", REDIS_TYPE="cluster", LOG_LEVEL="loud", RLS_WORKERS="2")
-    names = [re.split("[= ]", line)[0] for line in str(refused.value).splitlines()]
+    names = [re.split("[= ]", line)[0] for line in str(raised.value).splitlines()]
     assert names == ["GRPC_PORT", "NEAR_LIMIT_RATIO", "LOG_LEVEL", "RLS_WORKERS", "REDIS_TYPE"]

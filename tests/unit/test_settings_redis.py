@@ -1,4 +1,4 @@
-"""Which servers REDIS_… and REDIS_PERSECOND_… are taken to mean, and what of them is refused or without effect."""
+"""REDIS_… and REDIS_PERSECOND_…: the servers they name, errors and warnings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def servers(read: Read, **environ: str) -> RedisServers:
     return found
 
 
-def entry(address: RedisAddress | None) -> tuple[str, str]:
+def credentials(address: RedisAddress | None) -> tuple[str, str]:
     assert address is not None
     return address.username, address.password.get_secret_value()
 
@@ -50,13 +50,13 @@ def entry(address: RedisAddress | None) -> tuple[str, str]:
         ({"REDIS_URL": "cache:6379", "REDIS_TYPE": "Single"}, "redis://cache:6379"),
     ],
 )
-def test_one_server_is_where_the_url_says(read: Read, environ: dict[str, str], address: str) -> None:
+def test_single_server_url(read: Read, environ: dict[str, str], address: str) -> None:
     found = servers(read, **environ)
     assert (found.kind, str(found), len(found.addresses)) == ("single", address, 1)
 
 
 @pytest.mark.parametrize("environ", [{}, {"REDIS_URL": ""}, {"REDIS_SOCKET_TYPE": "tcp"}])
-def test_without_redis_url_the_store_is_embedded(read: Read, environ: dict[str, str]) -> None:
+def test_embedded_store_without_redis_url(read: Read, environ: dict[str, str]) -> None:
     assert read(**environ).redis is None
 
 
@@ -73,19 +73,19 @@ def test_without_redis_url_the_store_is_embedded(read: Read, environ: dict[str, 
         ({"REDIS_URL": "[::1]:1,[::1]:2", "REDIS_SOCKET_TYPE": "tcp"}, "redis://[::1]:1,redis://[::1]:2"),
     ],
 )
-def test_a_list_names_nodes_of_a_cluster(read: Read, environ: dict[str, str], text: str) -> None:
+def test_cluster_url(read: Read, environ: dict[str, str], text: str) -> None:
     found = servers(read, **environ)
     assert (found.kind, str(found), found.master, found.data) == ("cluster", text, "", None)
 
 
-def test_every_node_of_a_cluster_is_entered_alike(read: Read) -> None:
-    """Others will be found that nobody has listed."""
+def test_cluster_nodes_share_credentials_and_tls(read: Read) -> None:
+    """Nodes that are discovered later need the same credentials and TLS."""
     by_url = servers(read, REDIS_URL="redis://me:hush@a:1,b:2")
-    assert [entry(node) for node in by_url.addresses] == [("me", "hush")] * 2
+    assert [credentials(node) for node in by_url.addresses] == [("me", "hush")] * 2
     by_auth = servers(read, REDIS_URL="redis://me:hush@a:1,b:2", REDIS_AUTH="you:loud")
-    assert [entry(node) for node in by_auth.addresses] == [("you", "loud")] * 2
+    assert [credentials(node) for node in by_auth.addresses] == [("you", "loud")] * 2
     by_file = servers(read, REDIS_URL="redis://me:hush@a:1,b:2", REDIS_AUTH_FILE="/run/auth")
-    assert [(entry(node), node.auth_file) for node in by_file.addresses] == [(("", ""), "/run/auth")] * 2
+    assert [(credentials(node), node.auth_file) for node in by_file.addresses] == [(("", ""), "/run/auth")] * 2
 
 
 @pytest.mark.parametrize(
@@ -97,20 +97,20 @@ def test_every_node_of_a_cluster_is_entered_alike(read: Read) -> None:
         ({"REDIS_URL": "main,a:1", "REDIS_TLS": "1"}, "main,rediss://a:1"),
     ],
 )
-def test_a_name_and_a_list_name_sentinels(read: Read, environ: dict[str, str], text: str) -> None:
+def test_sentinel_url(read: Read, environ: dict[str, str], text: str) -> None:
     found = servers(read, **environ)
     assert (found.kind, str(found), found.master) == ("sentinel", text, "main")
     assert found.data is not None
     assert found.data.tls == found.addresses[0].tls
 
 
-def test_sentinels_and_their_master_are_entered_each_in_its_own_way(read: Read) -> None:
+def test_sentinels_and_master_have_own_credentials(read: Read) -> None:
     both = servers(read, REDIS_URL="main,a:1,b:2", REDIS_AUTH="me:hush", REDIS_SENTINEL_AUTH="guard:loud")
-    assert [entry(sentinel) for sentinel in both.addresses] == [("guard", "loud")] * 2
-    assert entry(both.data) == ("me", "hush")
+    assert [credentials(sentinel) for sentinel in both.addresses] == [("guard", "loud")] * 2
+    assert credentials(both.data) == ("me", "hush")
 
     by_url = servers(read, REDIS_URL="main,redis://guard:loud@a:1,b:2", REDIS_AUTH_FILE="/run/auth")
-    assert [(entry(one), one.auth_file) for one in by_url.addresses] == [(("guard", "loud"), "")] * 2
+    assert [(credentials(one), one.auth_file) for one in by_url.addresses] == [(("guard", "loud"), "")] * 2
     assert by_url.data == RedisAddress(auth_file="/run/auth")
 
 
@@ -125,15 +125,15 @@ def test_sentinels_and_their_master_are_entered_each_in_its_own_way(read: Read) 
         ({"REDIS_URL": "cache:1"}, "", ""),
     ],
 )
-def test_redis_auth_wins_over_the_urls_credentials(
+def test_redis_auth_replaces_credentials_of_url(
     read: Read, environ: dict[str, str], username: str, password: str
 ) -> None:
     address = servers(read, **environ).addresses[0]
-    assert entry(address) == (username, password)
+    assert credentials(address) == (username, password)
     assert address.auth_file == environ.get("REDIS_AUTH_FILE", "")
 
 
-def test_tls_is_made_of_the_files_that_are_named(read: Read) -> None:
+def test_tls_files(read: Read) -> None:
     files = {
         "REDIS_TLS_CACERT": "/ca",
         "REDIS_TLS_CLIENT_CERT": "/cert",
@@ -147,7 +147,7 @@ def test_tls_is_made_of_the_files_that_are_named(read: Read) -> None:
     assert servers(read, REDIS_URL="a:1", **files).addresses[0].tls is None
 
 
-def test_the_second_redis_is_named_as_the_first_is(read: Read) -> None:
+def test_persecond_redis_url(read: Read) -> None:
     settings = read(
         REDIS_URL="first:6379",
         REDIS_AUTH="hush",
@@ -163,12 +163,12 @@ def test_the_second_redis_is_named_as_the_first_is(read: Read) -> None:
     second = settings.redis_persecond_servers
     assert second is not None
     assert (str(settings.redis), str(second)) == ("redis://first:6379", "main,rediss://a:1")
-    assert (entry(second.addresses[0]), entry(second.data)) == (("", "guard"), ("me", "loud"))
+    assert (credentials(second.addresses[0]), credentials(second.data)) == (("", "guard"), ("me", "loud"))
     assert second.addresses[0].tls == RedisTls("/ca")
     assert settings.warnings() == []
 
 
-def test_there_is_a_second_redis_only_if_it_is_asked_for(read: Read) -> None:
+def test_persecond_redis_is_off_by_default(read: Read) -> None:
     assert read(**REDIS).redis_persecond_servers is None
     assert read(**SECOND).redis_persecond_servers == RedisServers("single", (RedisAddress("second"),))
     assert read(**{**SECOND, "REDIS_PERSECOND": "false"}).redis_persecond_servers is None
@@ -177,7 +177,7 @@ def test_there_is_a_second_redis_only_if_it_is_asked_for(read: Read) -> None:
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        # of one address
+        # single address
         (
             {**REDIS, "REDIS_SOCKET_TYPE": "udp"},
             "REDIS_SOCKET_TYPE='udp' is not a network; use tcp, tcp4, tcp6 or unix",
@@ -194,36 +194,39 @@ def test_there_is_a_second_redis_only_if_it_is_asked_for(read: Read) -> None:
             "REDIS_URL has a parameter that is not one of db, username, password",
         ),
         ({"REDIS_URL": "redis://:6379"}, "REDIS_URL names no host"),
-        ({"REDIS_URL": "redis://h:port"}, "REDIS_URL is not a URL that can be read"),
+        ({"REDIS_URL": "redis://h:port"}, "REDIS_URL is not a valid URL"),
         ({"REDIS_URL": "unix://tmp/r.sock"}, "REDIS_URL names no socket"),
         ({"REDIS_URL": "u:p@localhost:6379"}, "REDIS_URL has credentials but no scheme"),
-        ({"REDIS_URL": "/r.sock", "REDIS_TLS": "true"}, "REDIS_TLS=true is not for a socket of the same machine"),
-        # of kinds
+        ({"REDIS_URL": "/r.sock", "REDIS_TLS": "true"}, "REDIS_TLS=true is not valid for a Unix socket"),
+        # type
         ({"REDIS_TYPE": "ring"}, "REDIS_TYPE='ring': Unrecognized redis type ring; use SINGLE, CLUSTER or SENTINEL"),
         ({"REDIS_TYPE": "cluster"}, "REDIS_TYPE=cluster needs REDIS_URL"),
         ({"REDIS_TYPE": "SINGLE", "REDIS_URL": "a:1,b:2"}, "REDIS_URL is a list, but REDIS_TYPE=SINGLE"),
         ({"REDIS_TYPE": "sentinel", "REDIS_URL": "a:1"}, "Expected master name and a list of urls for the sentinels"),
         ({"REDIS_TYPE": "sentinel", "REDIS_URL": "a:1,b:2"}, "REDIS_URL: Expected master name and a list of urls"),
-        # of lists
+        # lists
         ({"REDIS_URL": "a:1,b"}, "REDIS_URL: element 2 has no port; use host:port"),
         ({"REDIS_URL": "a:1,,b:2"}, "REDIS_URL: element 2 is empty; use host:port,host:port,…"),
         ({"REDIS_URL": "main,a"}, "REDIS_URL: element 2 has no port"),
         ({"REDIS_URL": "/a.sock,b:1"}, "REDIS_URL: element 1 is a socket path; in a list, use host:port"),
         (
             {"REDIS_URL": "a:1,b:2", "REDIS_SOCKET_TYPE": "unix"},
-            "REDIS_SOCKET_TYPE=unix is not for the nodes of a cluster",
+            "REDIS_SOCKET_TYPE=unix is not valid for the nodes of a cluster",
         ),
-        ({"REDIS_URL": "main,b:2", "REDIS_SOCKET_TYPE": "unix"}, "REDIS_SOCKET_TYPE=unix is not for sentinels"),
-        ({"REDIS_URL": "redis://a/1,b:2"}, "REDIS_URL names a database, but a cluster has none except 0; leave it out"),
-        ({"REDIS_URL": "redis://a/1", "REDIS_TYPE": "CLUSTER"}, "REDIS_URL names a database, but a cluster has none"),
+        ({"REDIS_URL": "main,b:2", "REDIS_SOCKET_TYPE": "unix"}, "REDIS_SOCKET_TYPE=unix is not valid for sentinels"),
+        ({"REDIS_URL": "redis://a/1,b:2"}, "REDIS_URL names a database, but a cluster has only database 0; remove it"),
+        (
+            {"REDIS_URL": "redis://a/1", "REDIS_TYPE": "CLUSTER"},
+            "REDIS_URL names a database, but a cluster has only database 0",
+        ),
         ({"REDIS_URL": "main,redis://a/1"}, "REDIS_URL names a database, but sentinels have none"),
         ({"REDIS_URL": "redis://x:1@a,redis://y:1@b"}, "REDIS_URL has more than one user or password"),
-        # of what belongs together, or does not
-        ({**REDIS, "REDIS_AUTH": "x", "REDIS_AUTH_FILE": "/f"}, "REDIS_AUTH and REDIS_AUTH_FILE are both given"),
-        ({**REDIS, "REDIS_TLS_CLIENT_CERT": "c"}, "REDIS_TLS_CLIENT_CERT is given without REDIS_TLS_CLIENT_KEY"),
-        ({**REDIS, "REDIS_TLS_CLIENT_KEY": "k"}, "REDIS_TLS_CLIENT_KEY is given without REDIS_TLS_CLIENT_CERT"),
+        # combinations
+        ({**REDIS, "REDIS_AUTH": "x", "REDIS_AUTH_FILE": "/f"}, "REDIS_AUTH and REDIS_AUTH_FILE are both set"),
+        ({**REDIS, "REDIS_TLS_CLIENT_CERT": "c"}, "REDIS_TLS_CLIENT_CERT is set without REDIS_TLS_CLIENT_KEY"),
+        ({**REDIS, "REDIS_TLS_CLIENT_KEY": "k"}, "REDIS_TLS_CLIENT_KEY is set without REDIS_TLS_CLIENT_CERT"),
         ({**REDIS, "REDIS_TIMEOUT": "0s"}, "REDIS_TIMEOUT='0s' is too small"),
-        # of the second one
+        # second Redis
         ({**REDIS, "REDIS_PERSECOND": "true"}, "REDIS_PERSECOND=true needs REDIS_PERSECOND_URL"),
         ({"REDIS_PERSECOND": "true", "REDIS_PERSECOND_URL": "a:1"}, "REDIS_PERSECOND=true needs REDIS_URL"),
         ({**SECOND, "REDIS_PERSECOND_TYPE": "ring"}, "REDIS_PERSECOND_TYPE='ring': Unrecognized redis type ring"),
@@ -234,14 +237,14 @@ def test_there_is_a_second_redis_only_if_it_is_asked_for(read: Read) -> None:
         ),
         (
             {**SECOND, "REDIS_PERSECOND_AUTH": "x", "REDIS_PERSECOND_AUTH_FILE": "/f"},
-            "REDIS_PERSECOND_AUTH and REDIS_PERSECOND_AUTH_FILE are both given",
+            "REDIS_PERSECOND_AUTH and REDIS_PERSECOND_AUTH_FILE are both set",
         ),
     ],
 )
-def test_refused(read: Read, environ: dict[str, str], sentence: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_invalid_redis_settings_are_rejected(read: Read, environ: dict[str, str], sentence: str) -> None:
+    with pytest.raises(SettingsError) as raised:
         read(**environ)
-    (line,) = str(refused.value).splitlines()
+    (line,) = str(raised.value).splitlines()
     assert sentence in line
 
 
@@ -262,13 +265,13 @@ def test_refused(read: Read, environ: dict[str, str], sentence: str) -> None:
         ),
     ],
 )
-def test_warned_of(read: Read, environ: dict[str, str], sentence: str) -> None:
+def test_unused_redis_settings_warn(read: Read, environ: dict[str, str], sentence: str) -> None:
     (warning,) = read(**environ).warnings()
     assert sentence in warning
 
 
 @pytest.mark.parametrize("second_url", ["rediss://second", "second:1"])
-def test_the_files_of_tls_are_for_whichever_redis_has_it(read: Read, second_url: str) -> None:
+def test_tls_files_do_not_warn_if_either_redis_uses_tls(read: Read, second_url: str) -> None:
     warnings = read(**{**SECOND, "REDIS_PERSECOND_URL": second_url, "REDIS_TLS_CACERT": "/ca"}).warnings()
     assert len(warnings) == (second_url == "second:1")
 
@@ -291,8 +294,8 @@ def test_the_files_of_tls_are_for_whichever_redis_has_it(read: Read, second_url:
         "hush",
     ],
 )
-def test_secrets_are_not_in_what_is_said_of_a_refused_url(read: Read, url: str) -> None:
+def test_error_about_url_has_no_secret(read: Read, url: str) -> None:
     for prefix in ("REDIS_", "REDIS_PERSECOND_"):
-        with pytest.raises(SettingsError, match=f"{prefix}URL") as refused:
+        with pytest.raises(SettingsError, match=f"{prefix}URL") as raised:
             read(**{**SECOND, f"{prefix}URL": url, f"{prefix}AUTH": SECRET, "GRPC_PORT": "x"})
-        assert SECRET not in str(refused.value) + "".join(traceback.format_exception(refused.value))
+        assert SECRET not in str(raised.value) + "".join(traceback.format_exception(raised.value))

@@ -1,4 +1,4 @@
-"""What is refused, what is warned of, and that no secret is ever told; test_settings_redis.py has more of Redis."""
+"""Errors and warnings about settings, without secrets; test_settings_redis.py has those about Redis."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ REDIS = {"REDIS_URL": "localhost:6379"}
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        # features of later versions
-        ({"USE_CALENDAR_MONTH_RATE_LIMIT": "1"}, "USE_CALENDAR_MONTH_RATE_LIMIT=true is not available in this version"),
-        ({"BACKEND_TYPE": "memcache"}, "BACKEND_TYPE=memcache is not supported and not planned; use redis"),
-        # what the reference refuses, in its words
+        # unsupported features
+        ({"USE_CALENDAR_MONTH_RATE_LIMIT": "1"}, "USE_CALENDAR_MONTH_RATE_LIMIT=true is not supported"),
+        ({"BACKEND_TYPE": "memcache"}, "BACKEND_TYPE=memcache is not supported; use redis"),
+        # errors of envoyproxy/ratelimit, with its sentences
         ({"BACKEND_TYPE": "disk"}, "Invalid setting for BackendType: disk"),
         ({"CONFIG_TYPE": "file"}, "Invalid setting for ConfigType: file"),
         ({"CONFIG_TYPE": ""}, "Invalid setting for ConfigType: "),
@@ -37,25 +37,31 @@ REDIS = {"REDIS_URL": "localhost:6379"}
         ({"REDIS_CLUSTER_PIPELINE_PARALLELISM": "-1"}, "redis cluster pipeline parallelism must be >= 0"),
         ({"REDIS_POOL_ON_EMPTY_BEHAVIOR": "CREATE"}, "REDIS_POOL_ON_EMPTY_BEHAVIOR=CREATE is not supported"),
         ({"REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR": "error"}, "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR=error is not"),
-        # what cannot be meant
-        ({"GRPC_SERVER_TLS_CERT": "c"}, "GRPC_SERVER_TLS_CERT is given without GRPC_SERVER_TLS_KEY"),
-        ({"GRPC_SERVER_TLS_KEY": "k"}, "GRPC_SERVER_TLS_KEY is given without GRPC_SERVER_TLS_CERT"),
+        # inconsistent combinations
+        ({"GRPC_SERVER_TLS_CERT": "c"}, "GRPC_SERVER_TLS_CERT is set without GRPC_SERVER_TLS_KEY"),
+        ({"GRPC_SERVER_TLS_KEY": "k"}, "GRPC_SERVER_TLS_KEY is set without GRPC_SERVER_TLS_CERT"),
         ({"GRPC_SERVER_USE_TLS": "true"}, "GRPC_SERVER_USE_TLS=true needs GRPC_SERVER_TLS_CERT and"),
         ({"GRPC_CLIENT_TLS_SAN": "envoy"}, "GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT"),
+        ({"GRPC_SERVER_TLS_CRL": "crl"}, "GRPC_SERVER_TLS_CRL needs GRPC_CLIENT_TLS_CACERT"),
+        (
+            {"GRPC_CLIENT_TLS_SAN": "envoy,spiffe://td", "GRPC_CLIENT_TLS_CACERT": "ca"},
+            "GRPC_CLIENT_TLS_SAN: 'spiffe://td' is not a SPIFFE ID; write spiffe://trust.domain/path",
+        ),
+        ({"GRPC_CLIENT_TLS_SAN": "https://td/x", "GRPC_CLIENT_TLS_CACERT": "ca"}, "'https://td/x' is not a SPIFFE ID"),
         ({**REDIS, "RLS_WORKERS": "2", "GRPC_UDS": "/s"}, "GRPC_UDS cannot be shared by several processes"),
-        ({"RLS_WORKERS": "2"}, "RLS_WORKERS=2 needs REDIS_URL: the embedded store's counters are one process's own"),
+        ({"RLS_WORKERS": "2"}, "RLS_WORKERS=2 needs REDIS_URL: the embedded store counts per process"),
         (
             {"RLS_REQUEST_ID_METADATA": "X-Request-Id"},
-            "RLS_REQUEST_ID_METADATA='X-Request-Id' is not a name gRPC metadata",
+            "RLS_REQUEST_ID_METADATA='X-Request-Id' is not a valid name of gRPC metadata",
         ),
-        ({"CACHE_KEY_PREFIX": "{all}:"}, "CACHE_KEY_PREFIX='{all}:' has a brace or a control character in it"),
-        ({"CACHE_KEY_PREFIX": "a\nb"}, "CACHE_KEY_PREFIX='a\\nb' has a brace or a control character in it"),
+        ({"CACHE_KEY_PREFIX": "{all}:"}, "CACHE_KEY_PREFIX='{all}:' has a brace or a control character"),
+        ({"CACHE_KEY_PREFIX": "a\nb"}, "CACHE_KEY_PREFIX='a\\nb' has a brace or a control character"),
     ],
 )
-def test_refused(read: Read, environ: dict[str, str], sentence: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_invalid_settings_are_rejected(read: Read, environ: dict[str, str], sentence: str) -> None:
+    with pytest.raises(SettingsError) as raised:
         read(**environ)
-    assert sentence in str(refused.value)
+    assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +79,20 @@ def test_refused(read: Read, environ: dict[str, str], sentence: str) -> None:
         {"CONFIG_GRPC_XDS_SERVER_URL": "gateway:18001", "STATSD_PORT": "9125", "TRACING_EXPORTER_PROTOCOL": "zipkin"},
     ],
 )
-def test_accepted_without_a_word(read: Read, environ: dict[str, str]) -> None:
+def test_valid_settings_do_not_warn(read: Read, environ: dict[str, str]) -> None:
     assert read(**environ).warnings() == []
 
 
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({"REDIS_POOL_SIZE": "10"}, "REDIS_POOL_SIZE has no effect in this version"),
-        ({"REDIS_POOL_ON_EMPTY_BEHAVIOR": "WAIT"}, "REDIS_POOL_ON_EMPTY_BEHAVIOR has no effect in this version"),
+        ({"REDIS_POOL_SIZE": "10"}, "REDIS_POOL_SIZE has no effect"),
+        ({"REDIS_POOL_ON_EMPTY_BEHAVIOR": "WAIT"}, "REDIS_POOL_ON_EMPTY_BEHAVIOR has no effect"),
         ({"REDIS_POOL_ON_EMPTY_WAIT_DURATION": "1s"}, "REDIS_POOL_ON_EMPTY_WAIT_DURATION has no effect"),
-        ({"REDIS_PIPELINE_WINDOW": "150us"}, "REDIS_PIPELINE_WINDOW has no effect in this version"),
-        ({"REDIS_PIPELINE_LIMIT": "8"}, "REDIS_PIPELINE_LIMIT has no effect in this version"),
+        ({"REDIS_PIPELINE_WINDOW": "150us"}, "REDIS_PIPELINE_WINDOW has no effect"),
+        ({"REDIS_PIPELINE_LIMIT": "8"}, "REDIS_PIPELINE_LIMIT has no effect"),
         ({"REDIS_CLUSTER_PIPELINE_PARALLELISM": "0"}, "REDIS_CLUSTER_PIPELINE_PARALLELISM has no effect"),
-        ({"REDIS_PERSECOND_POOL_SIZE": "10"}, "REDIS_PERSECOND_POOL_SIZE has no effect in this version"),
+        ({"REDIS_PERSECOND_POOL_SIZE": "10"}, "REDIS_PERSECOND_POOL_SIZE has no effect"),
         (
             {"LOCAL_CACHE_SIZE_IN_BYTES": "1000", "RLS_DENIAL_CACHE_BYTES": "9"},
             "RLS_DENIAL_CACHE_BYTES has no effect: LOCAL_CACHE_SIZE_IN_BYTES",
@@ -97,21 +103,21 @@ def test_accepted_without_a_word(read: Read, environ: dict[str, str]) -> None:
         ({"RLS_WORKER": "4"}, "RLS_WORKER is not a setting; did you mean RLS_WORKERS?"),
     ],
 )
-def test_warned_of(read: Read, environ: dict[str, str], sentence: str) -> None:
+def test_ineffective_settings_warn(read: Read, environ: dict[str, str], sentence: str) -> None:
     (warning,) = read(**environ).warnings()
     assert sentence in warning
 
 
-def test_what_kubernetes_sets_for_a_service_called_rls_is_not_warned_of(read: Read) -> None:
+def test_kubernetes_service_variables_do_not_warn(read: Read) -> None:
     names = ("RLS_SERVICE_HOST", "RLS_SERVICE_PORT", "RLS_PORT", "RLS_PORT_8081_TCP_ADDR")
     assert read(**dict.fromkeys(names, "10.0.0.1")).warnings() == []
 
 
-def test_connection_ages_are_honoured(read: Read) -> None:
+def test_connection_ages(read: Read) -> None:
     assert read(GRPC_MAX_CONNECTION_AGE="1h").warnings() == []
 
 
-def test_envoy_gateways_name_for_the_client_ca_is_honoured(read: Read) -> None:
+def test_envoy_gateway_name_of_client_ca(read: Read) -> None:
     tls = {"GRPC_SERVER_USE_TLS": "true", "GRPC_SERVER_TLS_CERT": "/certs/c", "GRPC_SERVER_TLS_KEY": "/certs/k"}
     assert read(**tls, GRPC_SERVER_TLS_CA_CERT="/certs/ca").client_ca == "/certs/ca"
     assert read(**tls, GRPC_SERVER_TLS_CA_CERT="/a", GRPC_CLIENT_TLS_CACERT="/b").client_ca == "/b"
@@ -131,7 +137,7 @@ SECRETS = {
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What is logged."""
+    """The log output."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
@@ -141,16 +147,16 @@ def lines() -> Iterator[io.StringIO]:
     root.handlers[:], root.level = handlers, level
 
 
-def test_secrets_are_not_in_the_settings_text_nor_in_logs(read: Read, lines: io.StringIO) -> None:
+def test_secrets_are_not_in_repr_or_logs(read: Read, lines: io.StringIO) -> None:
     settings = read(**SECRETS, REDIS_PERSECOND="true")
     redis, second = settings.redis, settings.redis_persecond_servers
     structlog.get_logger().info("starting", settings=settings, redis=redis, second=second, warnings=settings.warnings())
-    told = lines.getvalue() + f"{settings} {settings!r} {redis} {redis!r} {second} {second!r} {settings.warnings()}"
-    assert "starting" in told
-    assert "hush" not in told
+    output = lines.getvalue() + f"{settings} {settings!r} {redis} {redis!r} {second} {second!r} {settings.warnings()}"
+    assert "starting" in output
+    assert "hush" not in output
 
 
-def test_secrets_are_not_in_what_is_said_of_a_refused_map(read: Read) -> None:
-    with pytest.raises(SettingsError, match="CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS is not a map") as refused:
+def test_error_about_map_has_no_secret(read: Read) -> None:
+    with pytest.raises(SettingsError, match="CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS is not a map") as raised:
         read(CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS="authorization:Bearer:hush")
-    assert "hush" not in str(refused.value)
+    assert "hush" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Where metrics and traces go, what of it is refused, and the variables whose names another one lists."""
+"""Settings of metrics and traces: sinks, errors, and mogrifiers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MOGRIFIER = {
         ({"USE_PROMETHEUS": "true", "USE_STATSD": "true", "DISABLE_STATS": "true"}, ""),
     ],
 )
-def test_metrics_go_to_one_place_and_to_none_by_default(read: Read, environ: dict[str, str], sink: str) -> None:
+def test_metrics_sink(read: Read, environ: dict[str, str], sink: str) -> None:
     assert read(**environ).stats_sink == sink
 
 
-def test_otlp_is_beside_it_unless_nothing_is_to_be_sent(read: Read) -> None:
+def test_otlp_metrics_unless_stats_are_disabled(read: Read) -> None:
     settings = read(USE_PROMETHEUS="true", RLS_OTLP_METRICS="grpc")
     assert (settings.stats_sink, settings.otlp_metrics) == ("prometheus", "grpc")
     assert read(RLS_OTLP_METRICS="http", DISABLE_STATS="true").otlp_metrics == ""
@@ -51,24 +51,24 @@ def test_otlp_is_beside_it_unless_nothing_is_to_be_sent(read: Read) -> None:
         (":9090", ("::" if socket.has_dualstack_ipv6() else "0.0.0.0", 9090)),
     ],
 )
-def test_the_address_of_the_metrics_is_the_references(read: Read, address: str, listen: tuple[str, int]) -> None:
+def test_prometheus_address(read: Read, address: str, listen: tuple[str, int]) -> None:
     assert read(USE_PROMETHEUS="true", PROMETHEUS_ADDR=address).prometheus_listen == listen
 
 
 @pytest.mark.parametrize("address", ["", "9090", "::1:9090", "[::1]", "host:", "host:65536", ":-1", ":" + "9" * 5000])
-def test_other_addresses_are_refused(read: Read, address: str) -> None:
+def test_invalid_prometheus_address(read: Read, address: str) -> None:
     with pytest.raises(SettingsError, match=r"PROMETHEUS_ADDR='.*' is not an address; use host:port, \[IPv6"):
         read(USE_PROMETHEUS="true", PROMETHEUS_ADDR=address)
 
 
 @pytest.mark.parametrize("tag", ["le", "__name__"])
-def test_tags_that_are_prometheus_s_own_are_refused(read: Read, tag: str) -> None:
-    with pytest.raises(SettingsError, match=rf"EXTRA_TAGS has '{tag}', which means something to Prometheus itself"):
+def test_reserved_prometheus_labels_are_rejected(read: Read, tag: str) -> None:
+    with pytest.raises(SettingsError, match=rf"EXTRA_TAGS has '{tag}', which is reserved by Prometheus"):
         read(USE_PROMETHEUS="true", EXTRA_TAGS=f"zone:a,{tag}:b")
 
 
 @pytest.mark.parametrize("path", ["", "metrics", "/a b", "/{path}", "/metrics?x=1", "/\n"])
-def test_other_paths_are_refused(read: Read, path: str) -> None:
+def test_invalid_prometheus_path(read: Read, path: str) -> None:
     with pytest.raises(SettingsError, match=r"PROMETHEUS_PATH='.*' is not a path; use /metrics"):
         read(USE_PROMETHEUS="true", PROMETHEUS_PATH=path)
 
@@ -76,14 +76,14 @@ def test_other_paths_are_refused(read: Read, path: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({"USE_STATSD": "1", "STATSD_PROTOCOL": "http"}, "STATSD_PROTOCOL='http' is not one of the choices; use tcp"),
-        ({"USE_STATSD": "1", "STATSD_PORT": "0"}, "STATSD_HOST and STATSD_PORT must say where to send metrics"),
-        ({"USE_DOG_STATSD": "1", "STATSD_HOST": ""}, "STATSD_HOST and STATSD_PORT must say where to send metrics"),
+        ({"USE_STATSD": "1", "STATSD_PROTOCOL": "http"}, "STATSD_PROTOCOL='http' is not a valid choice; use tcp"),
+        ({"USE_STATSD": "1", "STATSD_PORT": "0"}, "STATSD_HOST and STATSD_PORT must be set to send metrics"),
+        ({"USE_DOG_STATSD": "1", "STATSD_HOST": ""}, "STATSD_HOST and STATSD_PORT must be set to send metrics"),
         (
             {**MOGRIFIER, "USE_DOG_STATSD_MOGRIFIERS": "hits,calls"},
-            "DOG_STATSD_MOGRIFIER_CALLS_PATTERN is not given, and USE_DOG_STATSD_MOGRIFIERS lists it; give it",
+            "DOG_STATSD_MOGRIFIER_CALLS_PATTERN is not set, although USE_DOG_STATSD_MOGRIFIERS lists its name; set it",
         ),
-        ({**MOGRIFIER, "DOG_STATSD_MOGRIFIER_HITS_NAME": ""}, "DOG_STATSD_MOGRIFIER_HITS_NAME is not given"),
+        ({**MOGRIFIER, "DOG_STATSD_MOGRIFIER_HITS_NAME": ""}, "DOG_STATSD_MOGRIFIER_HITS_NAME is not set"),
         (
             {**MOGRIFIER, "DOG_STATSD_MOGRIFIER_HITS_PATTERN": "(a"},
             "DOG_STATSD_MOGRIFIER_HITS_PATTERN='(a' is not a regular expression: missing ): (a",
@@ -96,10 +96,10 @@ def test_other_paths_are_refused(read: Read, path: str) -> None:
         ({**MOGRIFIER, "DOG_STATSD_MOGRIFIER_HITS_TAGS": "a:"}, "_HITS_TAGS='a:' has a tag without a key or a value"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(read: Read, environ: dict[str, str], sentence: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_invalid_telemetry_settings_are_rejected(read: Read, environ: dict[str, str], sentence: str) -> None:
+    with pytest.raises(SettingsError) as raised:
         read(**environ)
-    assert sentence in str(refused.value)
+    assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_what_cannot_be_sent_is_refused(read: Read, environ: dict[str, str], sen
         {"USE_PROMETHEUS": "true", "PROMETHEUS_ADDR": "nowhere", "DISABLE_STATS": "true"},
     ],
 )
-def test_what_is_not_used_is_not_refused(read: Read, environ: dict[str, str]) -> None:
+def test_unused_telemetry_settings_are_not_checked(read: Read, environ: dict[str, str]) -> None:
     assert read(**environ).warnings() == []
 
 
-def test_mogrifiers_are_read_in_the_order_they_are_listed(read: Read) -> None:
+def test_mogrifiers_are_in_listed_order(read: Read) -> None:
     settings = read(
         **{**MOGRIFIER, "USE_DOG_STATSD_MOGRIFIERS": "Second,HITS"},
         DOG_STATSD_MOGRIFIER_SECOND_PATTERN=".",
@@ -126,7 +126,7 @@ def test_mogrifiers_are_read_in_the_order_they_are_listed(read: Read) -> None:
     assert hits.pattern.search("ratelimit.service.rate_limit.a.b.c.total_hits").groups() == ("a", "b.c", "total_hits")
 
 
-def test_they_are_read_once_as_all_settings_are(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mogrifiers_are_read_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = read(**MOGRIFIER)
     monkeypatch.setenv("DOG_STATSD_MOGRIFIER_HITS_NAME", "changed")
     assert settings.dog_statsd_mogrifiers[0].name == "ratelimit.$3"
