@@ -1,1 +1,1 @@
-"""What the service tells of itself: counters and logs, written from finished decisions."""
+"""Metrics, traces, logs and usage recording, fed from finished decisions."""

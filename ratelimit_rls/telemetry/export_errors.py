@@ -1,4 +1,4 @@
-"""What OpenTelemetry's exporters complain of, in our log and rarely: a collector away for a night is one fact."""
+"""Rate limit for warnings of OpenTelemetry's exporters: a collector that is down for a night is one fact."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import Callable
 
 import structlog
 
-EVERY_S = 60.0
+WARNING_INTERVAL_S = 60.0
 
-_EXPORTING = ("opentelemetry.exporter", "opentelemetry.sdk")
+_LOGGER_PREFIXES = ("opentelemetry.exporter", "opentelemetry.sdk")
 
 
-class RareWarnings(logging.Handler):
-    """For the logger of a library: of each of its parts, the first message in a minute."""
+class ThrottledWarnings(logging.Handler):
+    """A handler for a library's logger that passes on the first message per minute of each child logger."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
         self._clock = clock
-        self._said: dict[str, float] = {}  # by logger, of which a library has few
-        self._unsaid = 0
+        self._logged_at_s: dict[str, float] = {}  # by logger; a library has few
+        self._suppressed = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not record.name.startswith(_EXPORTING):
-            return  # such as what is wrong with a header that a client sent, in its own words
+        if not record.name.startswith(_LOGGER_PREFIXES):
+            return  # for example messages that quote a header sent by a client
         now = self._clock()
-        before = self._said.get(record.name)
-        if before is not None and now - before < EVERY_S:
-            self._unsaid += 1
+        before = self._logged_at_s.get(record.name)
+        if before is not None and now - before < WARNING_INTERVAL_S:
+            self._suppressed += 1
             return
-        self._said[record.name] = now
-        unsaid, self._unsaid = self._unsaid, 0
+        self._logged_at_s[record.name] = now
+        suppressed, self._suppressed = self._suppressed, 0
         structlog.get_logger().warning(
-            "telemetry is not exported", error=record.getMessage(), source=record.name, not_repeated=unsaid
+            "telemetry_export_failed", error=record.getMessage(), source=record.name, not_repeated=suppressed
         )
 
 
-def warn_rarely() -> None:
-    """From now on, of everything under `opentelemetry`. Called again, it changes nothing."""
+def throttle_export_warnings() -> None:
+    """Rate limit everything under `opentelemetry` from now on. Calling it again has no effect."""
     logger = logging.getLogger("opentelemetry")
-    if not any(isinstance(handler, RareWarnings) for handler in logger.handlers):
-        logger.addHandler(RareWarnings())
+    if not any(isinstance(handler, ThrottledWarnings) for handler in logger.handlers):
+        logger.addHandler(ThrottledWarnings())
         logger.propagate = False

@@ -1,7 +1,7 @@
-"""How long things took: counts per bucket, each a fifth wider than the one before, so that any two can be added.
+"""Histogram of durations in buckets that each are a fifth wider than the previous one, so that any two can be added.
 
-Adding is exact; a percentile is off by at most a tenth, however many histograms were added to get it. Percentiles
-themselves cannot be added, which is why they are never all that is kept.
+Adding is exact; a percentile is off by at most a tenth, however many histograms were added. Percentiles themselves
+cannot be added, which is why they are never the only thing stored.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 _GROWTH = 1.2
 
 BUCKETS = 100
-"""The first is for less than a microsecond, the last for 57 s and more."""
+"""The first bucket is for less than a microsecond, the last for 57 s and more."""
 
 _BOUNDS_US = tuple(_GROWTH**number for number in range(BUCKETS - 1))
-"""Bucket n is for what is below bound n and not below the one before."""
+"""Bucket n has values below bound n and not below bound n - 1."""
 
 _VALUES_US = (0.0, *(2 * low * low * _GROWTH / (low + low * _GROWTH) for low in _BOUNDS_US))
-"""What a bucket stands for: the value from which both its bounds are equally far in proportion (a tenth)."""
+"""The value that represents a bucket: both bounds differ from it by the same proportion (a tenth)."""
 
 Histogram = Mapping[int, int]
-"""How many, by the number of the bucket; those without any are left out."""
+"""Counts by bucket number; empty buckets are omitted."""
 
 
 def bucket_of(us: float) -> int:
     return bisect_right(_BOUNDS_US, us)
 
 
-def added(histograms: Iterable[Histogram]) -> dict[int, int]:
+def merge_histograms(histograms: Iterable[Histogram]) -> dict[int, int]:
     total: dict[int, int] = {}
     for histogram in histograms:
         add(total, histogram)
@@ -41,23 +41,23 @@ def add(total: dict[int, int], more: Histogram) -> None:
 
 
 def percentiles_us(histogram: Histogram, percents: Sequence[float]) -> list[float | None]:
-    """What so many per cent of all do not exceed, within a tenth; None of nothing at all. The least comes first."""
+    """Return the percentiles, within a tenth; None for an empty histogram. `percents` must be in ascending order."""
     total, passed = sum(histogram.values()), 0
-    told: list[float | None] = []
+    percentiles: list[float | None] = []
     for bucket in sorted(histogram):
         passed += histogram[bucket]
-        while len(told) < len(percents) and passed >= total * percents[len(told)] / 100:
-            told.append(_VALUES_US[bucket])
-    return told or [None] * len(percents)
+        while len(percentiles) < len(percents) and passed >= total * percents[len(percentiles)] / 100:
+            percentiles.append(_VALUES_US[bucket])
+    return percentiles or [None] * len(percents)
 
 
 def to_text(histogram: Histogram) -> str:
-    """For a column: `31:120 32:44`. Equal histograms have equal texts."""
+    """Format for a database column: `31:120 32:44`. Equal histograms have equal texts."""
     return " ".join([f"{bucket}:{histogram[bucket]}" for bucket in sorted(histogram) if histogram[bucket]])
 
 
-def readable(text: str) -> dict[int, int]:
-    """Nothing of a text that is none: what somebody else wrote into one row must not hide all others."""
+def parse_or_empty(text: str) -> dict[int, int]:
+    """Parse a text, or return an empty histogram: a row with foreign content must not hide all others."""
     try:
         return from_text(text)
     except ValueError:
@@ -65,7 +65,7 @@ def readable(text: str) -> dict[int, int]:
 
 
 def from_text(text: str) -> dict[int, int]:
-    """Raises ValueError if it is no such text."""
+    """Parse the format of `to_text`. Raises ValueError."""
     histogram: dict[int, int] = {}
     for part in text.split():
         bucket, _, count = part.partition(":")

@@ -1,15 +1,14 @@
-"""Which counters are asked for most, and which refuse most: bounded, and for a fraction of a microsecond a batch.
+"""Tracking of the counters that are used most and that deny most, in bounded memory, under a microsecond a batch.
 
-    calls ─► every one is noted, or when there are many, one in so many ─► summaries of at most 512 counters each
+    calls ─► all, or under load a random sample ─► summaries of at most 512 counters each
 
-A call that is drawn stands for as many as are drawn from, so that estimates are right on average; a quiet service is
-told of exactly. What is told is of the last five to ten seconds: two generations, of which the elder is dropped.
+A sampled call counts for as many as it was chosen from, so that estimates are right on average; under low load they are
+exact. Reports cover the last five to ten seconds: two generations, of which the older is dropped.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -17,60 +16,59 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from ratelimit_rls.core.key_text import parse_key
-from ratelimit_rls.core.model import Code, Decision, Outline, Slot
+from ratelimit_rls.core.model import Code, Decision, DescriptorPlan, Entry, PlanTemplate
+from ratelimit_rls.core.storage_key_parser import ParsedKey, parse_key
 from ratelimit_rls.errors import StoreError, one_line
+from ratelimit_rls.telemetry.masking import Mask
 
 log = structlog.get_logger()
 
 GENERATION_S = 5.0
 
-MOST_KEPT = 256
-"""Counters that a summary keeps when it makes room: whichever had over 1/257 of all that it counted is among them."""
+MAX_KEPT = 256
+"""Counters that a summary keeps when it is trimmed: all that had over 1/257 of its total are among them."""
 
-MOST_DRAWS = 5000
-"""In a generation; after as many again each draw stands for twice as many calls. A draw costs about a microsecond."""
+MAX_DRAWS = 5000
+"""Samples per generation; after as many again, each counts for twice as many calls. One costs about a microsecond."""
 
-MOST_STOOD_FOR = 64
-"""Calls that one draw stands for: few enough that no counter is hot by chance, or a quiet hour begun half blind."""
+MAX_DRAW_WEIGHT = 64
+"""Maximum calls per sample: few enough that no counter is hot by chance, and that a sudden quiet period is covered."""
 
-LEAST_DRAWS = 10
-"""Of the heaviest: fewer say too little about a counter to warn of it."""
+MIN_DRAWS = 10
+"""Samples of the heaviest weight below which too little is known about a counter to warn of it."""
 
-SILENT_S = 600.0
-"""The same counter is not warned of again for so long."""
+REPEAT_WARNING_S = 600.0
+"""The same counter is not logged again for this long."""
 
-MOST_WARNINGS = 3
-"""In a minute."""
+MAX_WARNINGS = 3
+"""Per minute."""
 
-LONGEST_LOGGED = 120
-"""Characters of a key in the log."""
+MAX_LOGGED_KEY_LENGTH = 120
+"""Longer keys are truncated in the log."""
 
-MOST_OWN_BYTES = 8192
-"""What a request brought with it (a limit, values for metrics) would be kept with its key; long texts are not."""
+MAX_OWN_BYTES = 8192
+"""Requests may carry data (a limit, values for metrics) that would be kept with the key; larger ones are skipped."""
 
 HOTTEST = "ratelimit.hot_keys.hottest_per_second"
 OVER_THRESHOLD = "ratelimit.hot_keys.over_threshold"
 
-_BULK = re.compile(rb"\$\d+\r\n(.*)\r\n", re.DOTALL)
 
-
-class _Keyed(Protocol):
+class _HasKeys(Protocol):
     @property
     def keys(self) -> tuple[Hashable, ...]: ...
 
 
-class Asked(Protocol):
-    """What is known of a call: its outline, and the keys of its counters in the order of the plan."""
+class ObservedCall(Protocol):
+    """A call with its plan template, and the keys of its counters in the order of the plan."""
 
     @property
-    def outline(self) -> Outline: ...
+    def template(self) -> PlanTemplate: ...
     @property
-    def prepared(self) -> _Keyed | None: ...
+    def prepared(self) -> _HasKeys | None: ...
 
 
 class HotKey(NamedTuple):
-    """One descriptor, by the key of its first limit."""
+    """A descriptor, identified by the key of its first limit."""
 
     key: str
     rule: str  # its path
@@ -80,22 +78,22 @@ class HotKey(NamedTuple):
 
 
 class HotReport(NamedTuple):
-    """What was seen in one process, or in several."""
+    """The hot keys of one process, or of several."""
 
-    seconds: float  # of how long it tells
+    seconds: float  # the period it covers
     calls_per_second: float
-    keys: tuple[HotKey, ...]  # in no order; all that are known
+    keys: tuple[HotKey, ...]  # unordered
 
     def hottest(self, limit: int) -> list[HotKey]:
         return sorted(self.keys, key=lambda row: (-row.per_second, row.key))[:limit]
 
-    def most_refused(self, limit: int) -> list[HotKey]:
-        refused = [row for row in self.keys if row.refused_per_second]
-        return sorted(refused, key=lambda row: (-row.refused_per_second, row.key))[:limit]
+    def most_denied(self, limit: int) -> list[HotKey]:
+        denied = [row for row in self.keys if row.refused_per_second]
+        return sorted(denied, key=lambda row: (-row.refused_per_second, row.key))[:limit]
 
 
-def together(reports: Sequence[HotReport]) -> HotReport:
-    """What several processes saw, as if they were one."""
+def merge_reports(reports: Sequence[HotReport]) -> HotReport:
+    """Merge the reports of several processes into that of one."""
     rows: dict[str, HotKey] = {}
     for row in (row for report in reports for row in report.keys):
         seen = rows.get(row.key)
@@ -114,76 +112,91 @@ def _sum(one: HotKey, other: HotKey) -> HotKey:
     )
 
 
+def _as_is(key: Hashable) -> bytes:
+    return key if isinstance(key, bytes) else str(key).encode()
+
+
 class HotKeys:
+    """Samples calls and reports hot keys."""
+
     def __init__(
         self,
         warn_per_second: int = 0,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
+        *,
+        decode_key: Callable[[Hashable], bytes] = _as_is,
     ) -> None:
-        """Above `warn_per_second` a counter without a lease is warned of; 0: none is. `clock` is in seconds."""
+        """Warn of counters without a lease above `warn_per_second`; 0 disables it. `clock` is in seconds.
+
+        `decode_key` returns the storage key of one of the keys of a call; it is used for reports only.
+        """
+        self._decode_key = decode_key
         self._warn_per_second = warn_per_second
         self._clock = clock
         self._draw = draw
-        self._stands_for = 1  # calls, each draw
-        self._ahead = 0  # calls that pass before the next draw
-        self._elder: _Generation | None = None
+        self._draw_weight = 1  # calls per sample
+        self._skip = 0  # calls before the next sample
+        self._previous: _Generation | None = None
         self._current = _Generation(clock())
         self._warned: dict[Hashable, float] = {}  # and when
-        self._warnings: deque[float] = deque(maxlen=MOST_WARNINGS)
+        self._warnings: deque[float] = deque(maxlen=MAX_WARNINGS)
 
-    def observe(self, calls: Sequence[Asked], decisions: Sequence[Decision | StoreError]) -> None:
-        """Take note of a batch and what was decided."""
-        self._ahead -= len(calls)
-        if self._ahead < 0:
-            self._draw_of(calls, decisions)
+    def observe(self, calls: Sequence[ObservedCall], decisions: Sequence[Decision | StoreError]) -> None:
+        """Record a batch of calls and their decisions."""
+        self._skip -= len(calls)
+        if self._skip < 0:
+            self._sample(calls, decisions)
 
-    def _draw_of(self, calls: Sequence[Asked], decisions: Sequence[Decision | StoreError]) -> None:
-        weight = self._stands_for  # as the draw that comes now was chosen
+    def _sample(self, calls: Sequence[ObservedCall], decisions: Sequence[Decision | StoreError]) -> None:
+        weight = self._draw_weight  # with which the next sample was chosen
         now_s = self._clock()
         if now_s - self._current.begun_s >= GENERATION_S:
-            self._turn(now_s)
+            self._rotate(now_s)
         current, size = self._current, len(calls)
-        number = self._ahead + size
+        number = self._skip + size
         while number < size:
             current.add(calls[number], decisions[number], weight)
-            if current.draws % MOST_DRAWS == 0:
-                self._stands_for = min(2 * self._stands_for, MOST_STOOD_FOR)
-            weight = self._stands_for
-            # Not every 64th call: calls may come in a rhythm of their own.
+            if current.draws % MAX_DRAWS == 0:
+                self._draw_weight = min(2 * self._draw_weight, MAX_DRAW_WEIGHT)
+            weight = self._draw_weight
+            # Not every 64th call: calls may arrive periodically.
             number += 1 if weight == 1 else 1 + int(self._draw() * (2 * weight - 1))
-        self._ahead = number - size
+        self._skip = number - size
 
-    def _turn(self, now_s: float) -> None:
+    def _rotate(self, now_s: float) -> None:
         ended, self._current = self._current, _Generation(now_s)
         seconds = now_s - ended.begun_s
         likely_calls = round(ended.calls * GENERATION_S / seconds)
-        self._stands_for = max(1, min(likely_calls // MOST_DRAWS, MOST_STOOD_FOR))
-        # Hardly anybody asked for a whole generation's time, or it would have ended sooner: it is of long ago.
-        self._elder = ended if seconds < 2 * GENERATION_S else None
+        self._draw_weight = max(1, min(likely_calls // MAX_DRAWS, MAX_DRAW_WEIGHT))
+        # If it lasted much longer, there were hardly any calls, or it would have ended sooner: it is outdated.
+        self._previous = ended if seconds < 2 * GENERATION_S else None
         self._warn(_Recent(seconds, [ended]), now_s)
 
     def _warn(self, recent: _Recent, now_s: float) -> None:
-        self._warned = {key: at_s for key, at_s in self._warned.items() if now_s - at_s < SILENT_S}
+        self._warned = {key: at_s for key, at_s in self._warned.items() if now_s - at_s < REPEAT_WARNING_S}
         for key, per_second in recent.worth_a_lease(self._warn_per_second):
-            if len(self._warnings) == MOST_WARNINGS and now_s - self._warnings[0] < 60:
+            if len(self._warnings) == MAX_WARNINGS and now_s - self._warnings[0] < 60:
                 return
             if key not in self._warned:
                 self._warned[key] = now_s
                 self._warnings.append(now_s)
-                log.warning("hot key", **_words(key, per_second, recent.slot(key)))
+                log.warning("hot_key", **_log_fields(self._key_text(key), per_second, recent.slot(key)))
 
     def report(self) -> HotReport:
         recent = self._recent()
-        refused = recent.refused
+        denied = recent.refused
         rows = []
-        for key, weight in (refused | recent.asked).items():
-            refusals = refused.get(key, 0)
-            times = max(weight, refusals)  # one that was asked for too seldom to be kept was so often at least
+        for key, weight in (denied | recent.asked).items():
+            denials = denied.get(key, 0)
+            times = max(weight, denials)  # a counter used too rarely to be kept was used at least this often
             rule = recent.slot(key).rule
             path, leased = (rule.path, rule.hot is not None) if rule else ("", False)
-            rows.append(HotKey(_text(key), path, leased, times / recent.seconds, refusals / recent.seconds))
+            rows.append(HotKey(self._key_text(key), path, leased, times / recent.seconds, denials / recent.seconds))
         return HotReport(recent.seconds, recent.calls / recent.seconds, tuple(rows))
+
+    def _key_text(self, key: Hashable) -> str:
+        return self._decode_key(key).decode(errors="replace")
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         recent = self._recent()
@@ -193,47 +206,47 @@ class HotKeys:
     def _recent(self) -> _Recent:
         now_s = self._clock()
         if now_s - self._current.begun_s >= GENERATION_S:
-            self._turn(now_s)
-        generations = [self._elder, self._current] if self._elder else [self._current]
-        # Of at least a second: less would make much of little.
+            self._rotate(now_s)
+        generations = [self._previous, self._current] if self._previous else [self._current]
+        # At least a second: a shorter period would exaggerate few calls.
         return _Recent(max(1.0, now_s - generations[0].begun_s), generations)
 
 
 class _Summary:
-    """Space-Saving, with room made for many newcomers at a time: on average a newcomer costs little more than another.
+    """Space-Saving summary that trims many entries at a time, so that a new key costs little more on average.
 
-    Who comes in may have been dropped before, with the highest score among the dropped at most, so that is where its
-    score begins. Those that are alike are dropped alike: it does not matter who came first.
+    A new key may have been dropped before, with at most the highest dropped score, so its score begins there. Keys with
+    equal scores are dropped together: their order does not matter.
     """
 
     __slots__ = ("_highest_dropped", "_origins", "scores")
 
     def __init__(self) -> None:
         self.scores: dict[Hashable, int] = {}
-        self._origins: dict[Hashable, tuple[int, Slot]] = {}
+        self._origins: dict[Hashable, tuple[int, DescriptorPlan]] = {}
         self._highest_dropped = 0
 
-    def add(self, key: Hashable, weight: int, slot: Slot) -> None:
+    def add(self, key: Hashable, weight: int, slot: DescriptorPlan) -> None:
         scores = self.scores
         if key in scores:
             scores[key] += weight
             return
-        if len(scores) >= 2 * MOST_KEPT:
+        if len(scores) >= 2 * MAX_KEPT:
             self._make_room()
         self.scores[key] = self._highest_dropped + weight
         self._origins[key] = self._highest_dropped, slot
 
     def _make_room(self) -> None:
-        floor = self._highest_dropped = sorted(self.scores.values(), reverse=True)[MOST_KEPT]
+        floor = self._highest_dropped = sorted(self.scores.values(), reverse=True)[MAX_KEPT]
         self.scores = {key: score for key, score in self.scores.items() if score > floor}
         self._origins = {key: self._origins[key] for key in self.scores}
 
-    def slot(self, key: Hashable) -> Slot | None:
+    def slot(self, key: Hashable) -> DescriptorPlan | None:
         origin = self._origins.get(key)
         return origin[1] if origin else None
 
     def weights(self) -> Iterator[tuple[Hashable, int]]:
-        """Calls, by estimate: never more than were drawn, and less only by what came before a counter last came in."""
+        """Yield estimated calls: never more than were sampled, and less only by those before the key was last added."""
         for key, score in self.scores.items():
             yield key, score - self._origins[key][0]
 
@@ -244,35 +257,35 @@ class _Generation:
     def __init__(self, begun_s: float) -> None:
         self.begun_s = begun_s
         self.draws = 0
-        self.heaviest = 0  # of the draws
-        self.calls = 0  # by estimate, as all that follows
+        self.heaviest = 0  # weight of a sample
+        self.calls = 0  # estimated, as everything below
         self.asked = _Summary()
         self.refused = _Summary()
-        self.remembered = _Summary()  # refusals that still held, so that the store was not asked
+        self.remembered = _Summary()  # denials from the cache, for which the store was not asked
 
-    def add(self, call: Asked, decision: Decision | StoreError, weight: int) -> None:
-        """Each descriptor of the call, by the key of its first limit."""
+    def add(self, call: ObservedCall, decision: Decision | StoreError, weight: int) -> None:
+        """Add each descriptor of the call, by the key of its first limit."""
         self.draws += 1
         self.calls += weight
         if weight > self.heaviest:
             self.heaviest = weight
-        if call.prepared is None or call.outline.own_bytes > MOST_OWN_BYTES:
+        if call.prepared is None or call.template.own_bytes > MAX_OWN_BYTES:
             return
         keys, at = call.prepared.keys, 0
-        told = None if isinstance(decision, StoreError) else decision
-        for number, slot in enumerate(call.outline.slots):
+        decided = None if isinstance(decision, StoreError) else decision
+        for number, slot in enumerate(call.template.slots):
             if slot.steps:
                 key = keys[at]
                 at += len(slot.steps) + len(slot.watchers)
                 self.asked.add(key, weight, slot)
-                if told is not None and told.statuses[number].code is Code.OVER_LIMIT:
+                if decided is not None and decided.statuses[number].code is Code.OVER_LIMIT:
                     self.refused.add(key, weight, slot)
-                    if told.remembered:
+                    if decided.remembered:
                         self.remembered.add(key, weight, slot)
 
 
 class _Recent:
-    """What some generations say together."""
+    """The sum of some generations."""
 
     def __init__(self, seconds: float, generations: Sequence[_Generation]) -> None:
         self.seconds = seconds
@@ -284,26 +297,26 @@ class _Recent:
 
     @property
     def asked(self) -> Counter[Hashable]:
-        return _added(generation.asked for generation in self._generations)
+        return _sum_weights(generation.asked for generation in self._generations)
 
     @property
     def refused(self) -> Counter[Hashable]:
-        return _added(generation.refused for generation in self._generations)
+        return _sum_weights(generation.refused for generation in self._generations)
 
-    def slot(self, key: Hashable) -> Slot:
-        """Under the newest rules that are known; of a key that was asked for or refused."""
+    def slot(self, key: Hashable) -> DescriptorPlan:
+        """Return the descriptor of a key that occurs in `asked` or `refused`, under the newest rules."""
         found = (summary.slot(key) for one in reversed(self._generations) for summary in (one.asked, one.refused))
         return next(slot for slot in found if slot is not None)
 
     def worth_a_lease(self, per_second: int) -> list[tuple[Hashable, float]]:
-        """The counters for which the store is asked more often than that, and how often, hottest first; 0: none."""
+        """Return the counters for which the store is asked more often, with their rates, hottest first; 0: none."""
         if not per_second:
             return []
         heaviest = max(generation.heaviest for generation in self._generations)
-        least = max(per_second * self.seconds, (LEAST_DRAWS - 1) * heaviest)
-        remembered = _added(generation.remembered for generation in self._generations)
-        asked = {key: weight - remembered[key] for key, weight in self.asked.items()}
-        hot = {key: weight for key, weight in asked.items() if weight > least and not self._leased(key)}
+        threshold = max(per_second * self.seconds, (MIN_DRAWS - 1) * heaviest)
+        remembered = _sum_weights(generation.remembered for generation in self._generations)
+        used = {key: weight - remembered[key] for key, weight in self.asked.items()}
+        hot = {key: weight for key, weight in used.items() if weight > threshold and not self._leased(key)}
         return [(key, hot[key] / self.seconds) for key in sorted(hot, key=hot.__getitem__, reverse=True)]
 
     def _leased(self, key: Hashable) -> bool:
@@ -311,7 +324,7 @@ class _Recent:
         return rule is not None and rule.hot is not None
 
 
-def _added(summaries: Iterable[_Summary]) -> Counter[Hashable]:
+def _sum_weights(summaries: Iterable[_Summary]) -> Counter[Hashable]:
     added: Counter[Hashable] = Counter()
     for summary in summaries:
         for key, weight in summary.weights():
@@ -319,45 +332,41 @@ def _added(summaries: Iterable[_Summary]) -> Counter[Hashable]:
     return added
 
 
-def _text(key: Hashable) -> str:
-    """The storage key, in whatever form the store has it."""
-    if not isinstance(key, bytes):
-        return str(key)
-    bulk = _BULK.fullmatch(key)  # as Redis is sent it
-    return (bulk[1] if bulk else key).decode(errors="replace")
-
-
-def _words(key: Hashable, per_second: float, slot: Slot) -> dict[str, Any]:
+def _log_fields(key: str, per_second: float, slot: DescriptorPlan) -> dict[str, Any]:
     rule = slot.rule
-    advice = "its limit comes with its requests: only a limit in the rules can have `hot: {lease: 100ms}`"
+    advice = "the limit comes with the requests; only a limit in the rules can have `hot: {lease: 100ms}`"
     if rule is not None and rule.position is not None:
-        advice = f"if all else at {one_line(str(rule.position))} goes with it, `hot: {{lease: 100ms}}` relieves Redis"
+        position = one_line(str(rule.position))
+        advice = f"if the other settings at {position} permit it, add `hot: {{lease: 100ms}}` to relieve Redis"
     return {
-        "key": _cut(one_line(_text(key))),
+        "key": _truncate(one_line(key)),
         "per_second": round(per_second),
-        "rule": _cut(one_line(rule.path)) if rule else "",
+        "rule": _truncate(one_line(rule.path)) if rule else "",
         "advice": advice,
     }
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_LOGGED else text[: LONGEST_LOGGED - 1] + "…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_LOGGED_KEY_LENGTH else text[: MAX_LOGGED_KEY_LENGTH - 1] + "…"
 
 
-def as_json(report: HotReport, limit: int) -> dict[str, Any]:
-    """For people and for `top`: the first of both kinds."""
+def as_json(report: HotReport, limit: int, mask: Mask | None = None) -> dict[str, Any]:
+    """Return the top of both lists as JSON, for users and for `top`. A mask hides the values of descriptors."""
     return {
         "seconds": round(report.seconds, 1),
         "calls_per_second": round(report.calls_per_second, 1),
-        "hottest": [_row(row, report) for row in report.hottest(limit)],
-        "refused": [_row(row, report) for row in report.most_refused(limit)],
+        "hottest": [_row(row, report, mask) for row in report.hottest(limit)],
+        "refused": [_row(row, report, mask) for row in report.most_denied(limit)],
     }
 
 
-def _row(row: HotKey, report: HotReport) -> dict[str, Any]:
-    parsed = parse_key(row.key)
+def _row(row: HotKey, report: HotReport, mask: Mask | None) -> dict[str, Any]:
+    key, parsed = row.key, parse_key(row.key)
+    if mask is not None:
+        parsed = parsed and parsed._replace(entries=tuple(Entry(name, mask(value)) for name, value in parsed.entries))
+        key = _key_text(parsed) if parsed else mask(key)
     return {
-        "key": row.key,
+        "key": key,
         "domain": parsed.domain if parsed else "",
         "descriptor": parsed.descriptor if parsed else "",
         "rule": row.rule,
@@ -366,3 +375,8 @@ def _row(row: HotKey, report: HotReport) -> dict[str, Any]:
         "share": round(min(1.0, row.per_second / report.calls_per_second), 4) if report.calls_per_second else 0.0,
         "leased": row.leased,
     }
+
+
+def _key_text(parsed: ParsedKey) -> str:
+    tag = "/".join([parsed.domain, *(f"{name}={value}" for name, value in parsed.entries)])
+    return f"rl:{{{tag}}}:{parsed.state}"

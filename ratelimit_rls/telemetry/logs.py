@@ -1,9 +1,9 @@
-"""Logs: one line per event on stderr, ours and the libraries' alike.
+"""Log configuration: one line per event on stderr, for our own logs and those of libraries.
 
     LOG_FORMAT=text   time=… level=info msg=serving grpc_port=8081   (on a terminal: aligned and coloured)
     LOG_FORMAT=json   {"@timestamp": "…", "level": "info", "@message": "serving", "grpc_port": 8081}
 
-Field and level names are the reference's. Tracebacks never show local variables: they may hold secrets.
+Field and level names are those of envoyproxy/ratelimit. Tracebacks never show local variables: they may hold secrets.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LEVELS = {
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None) -> None:
-    """Everything logged from now on goes to `stream` (default: stderr). `level` is one of the settings' LOG_LEVELS."""
+    """Send all log output to `stream` (default: stderr) from now on. `level` is one of the settings' LOG_LEVELS."""
     out = sys.stderr if stream is None else stream
-    least = _LEVELS[level.lower()]
+    threshold = _LEVELS[level.lower()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -44,7 +44,7 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
     rendering = _json() if log_format.lower() == "json" else _terminal() if out.isatty() else _text()
     structlog.configure(
         processors=[*shared, *rendering],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=False,
     )
@@ -55,10 +55,9 @@ def configure(level: str, log_format: str, stream: TextIO | None = None) -> None
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
         )
     )
-    # debug is about this service; what libraries have to say at that level starts at trace.
-    logging.basicConfig(handlers=[handler], level=least if least != logging.DEBUG else logging.INFO, force=True)
-    # Whatever happens beside the rules is a change to it, and no news.
-    logging.getLogger("watchfiles").setLevel(max(least, logging.WARNING) if least > 0 else least)
+    # info and debug are about this service; libraries' messages of these levels are shown at trace.
+    libraries = max(threshold, logging.WARNING) if threshold != logging.NOTSET else logging.NOTSET
+    logging.basicConfig(handlers=[handler], level=libraries, force=True)
 
 
 def shows_info(level: str) -> bool:
@@ -97,7 +96,7 @@ def _terminal() -> list[Processor]:
 
 
 def _trace_ids(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Whatever is logged while a call is worked on can be found from its trace."""
+    """Add the trace ids of the current call, so that log lines can be found from its trace."""
     ids = current_ids()
     if ids is not None:
         event.setdefault("trace_id", ids.trace_id)
@@ -106,7 +105,7 @@ def _trace_ids(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> M
 
 
 def _reference_level(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What Python calls critical, the reference calls fatal."""
+    """Rename Python's level critical to fatal, as in envoyproxy/ratelimit."""
     if event.get("level") == "critical":
         event["level"] = "fatal"
     return event

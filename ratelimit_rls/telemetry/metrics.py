@@ -1,7 +1,7 @@
-"""What happened, counted: by rule and outcome, and under the names the reference gives it.
+"""Counters of what happened: by rule and outcome, and under the names of envoyproxy/ratelimit.
 
-A counter is a plain integer on an object that the caller holds: counting costs an addition. Whatever exports them
-(/stats, Prometheus, statsd, OTLP) reads them when it is its turn, so that no call waits for it.
+A counter is a plain integer on an object that the caller holds: counting costs an addition. Exporters (/stats,
+Prometheus, statsd, OTLP) read the counters on their own schedule, so that no call waits for them.
 """
 
 from __future__ import annotations
@@ -14,41 +14,52 @@ from functools import lru_cache
 from struct import pack, unpack
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Charge, Code, Decision, Outline, Purpose, Reading, Slot, State, Step
-from ratelimit_rls.telemetry.collected import Durations, Series, Value
-from ratelimit_rls.telemetry.rule_names import told_as
+from ratelimit_rls.core.model import (
+    Charge,
+    Code,
+    CounterOp,
+    Decision,
+    DescriptorPlan,
+    LimitState,
+    OnStoreFailure,
+    PlanTemplate,
+    Purpose,
+    WarningState,
+)
+from ratelimit_rls.telemetry.rule_labels import rule_label
+from ratelimit_rls.telemetry.series import Durations, Series, Value
 
-MOST_PATHS = 10_000
-"""Distinct metric paths kept. Some come from request values (detailed_metric, value_to_metric, overrides, unknown
-domains), and the reference keeps every one for ever; here the rest is counted under `_other`."""
+MAX_PATHS = 10_000
+"""Maximum number of distinct metric paths. Some contain request values (detailed_metric, value_to_metric, overrides,
+unknown domains). envoyproxy/ratelimit keeps all of them for ever; here the rest is counted under `_other`."""
 
-MOST_RULES = 10_000
-"""Rules and domains told apart over the life of a process; reloads bring new ones. The rest is `_other`."""
+MAX_RULES = 10_000
+"""Rules and domains distinguished during the life of a process; reloads add new ones. The rest is `_other`."""
 
-LONGEST_PATH = 512
-"""Characters of a path that is kept: a longer one has a request's value in it, and is counted under `_other` too."""
+MAX_PATH_LENGTH = 512
+"""A longer path contains a request's value, and is counted under `_other`, too."""
 
 OTHER = "_other"
 
-Gauges = Callable[[], Iterable[tuple[str, int]]]
-"""Numbers that somebody else keeps, by the names of instruments.KEPT_BY_OTHERS."""
+GaugeSource = Callable[[], Iterable[tuple[str, int]]]
+"""Returns values that another component keeps, by the names of instruments.EXTERNAL_INSTRUMENTS."""
 
-Measured = Callable[[], Iterable[tuple[Series, Value]]]
-"""Series that somebody else keeps."""
+SeriesSource = Callable[[], Iterable[tuple[Series, Value]]]
+"""Returns series that another component keeps."""
 
 OUTCOMES = ("ok", "over_limit", "shadowed")
 SOURCES = ("store", "cache", "fallback")
-# Where decisions are counted in LimitCounters.outcomes: at [outcome + source].
+# Indexes into LimitCounters.outcomes: [outcome + source].
 _OK, _OVER_LIMIT, _SHADOWED = range(0, len(OUTCOMES) * len(SOURCES), len(SOURCES))
 _STORE, _CACHE, _FALLBACK = range(len(SOURCES))
 
-# Looked up once: an enum's member takes its time, and these are asked for with every descriptor.
+# Looked up once: accessing an enum member is slow, and these are needed for every descriptor.
 _OVER, _REPORT = Code.OVER_LIMIT, Purpose.REPORT
 
 
 @dataclass(slots=True)
 class LimitCounters:
-    """What happened to the hits of one limit."""
+    """The counters of one limit."""
 
     total_hits: int = 0
     over_limit: int = 0
@@ -57,10 +68,10 @@ class LimitCounters:
     within_limit: int = 0
     shadow_mode: int = 0
     total_negative_hits: int = 0
-    # Calls, not hits, that were answered in one of the states of `warn_at`. Not the reference's.
+    # Calls, not hits, that were answered in one of the states of `warn_at`. Not in envoyproxy/ratelimit.
     state_warning: int = 0
     state_throttled: int = 0
-    # Of over_limit, what was refused and not let pass in shadow mode. Not the reference's.
+    # The part of over_limit that was denied and did not pass in shadow mode. Not in envoyproxy/ratelimit.
     refused: int = field(default=0, compare=False)
     # Decisions, not hits: for each of OUTCOMES one count per source.
     outcomes: list[int] = field(default_factory=lambda: [0] * (len(OUTCOMES) * len(SOURCES)), compare=False)
@@ -68,7 +79,7 @@ class LimitCounters:
 
 @dataclass(slots=True)
 class PassCounter:
-    """Descriptors that passed without any counter."""
+    """The number of descriptors that passed without a counter."""
 
     count: int = 0
 
@@ -77,19 +88,19 @@ Counters = tuple[LimitCounters | PassCounter, ...]
 """One per descriptor of a call."""
 
 _LIMIT_NAMES = tuple(each.name for each in fields(LimitCounters) if each.compare)
-_STATE_NAMES = ("state_warning", "state_throttled")  # told of where there is something to tell: few rules have them
+_STATE_NAMES = ("state_warning", "state_throttled")  # exported only above 0: few rules use them
 
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """What happened to calls and to rules."""
+    """The counters of calls and of rules updates."""
 
     config_load_success: int = 0
     config_load_error: int = 0
     global_shadow_mode: int = 0
     redis_error: int = 0
     service_error: int = 0
-    # Not the reference's: the kinds of redis_error, and all of them by what was done instead.
+    # Not in envoyproxy/ratelimit: the kinds of redis_error, and all of them by the fallback.
     overloaded: int = 0
     late: int = 0
     unavailable: int = 0
@@ -100,7 +111,7 @@ class ServiceCounters:
 
 
 class CallTimes:
-    """How long the calls of one gRPC method took, and how they ended."""
+    """Durations of the calls of one gRPC method, by status."""
 
     def __init__(self) -> None:
         self.by_status: defaultdict[str, Durations] = defaultdict(Durations)
@@ -120,12 +131,12 @@ class CallTimes:
 
 @lru_cache(4096)
 def near_limit(capacity: int, ratio: float) -> int:
-    """The count above which hits are near the limit, in single precision as the reference computes it."""
+    """Return the count above which hits are near the limit, in single precision as in envoyproxy/ratelimit."""
     return int(_single(_single(capacity) * _single(ratio)))
 
 
 def _single(number: float) -> float:
-    """The nearest 32-bit float."""
+    """Return the nearest 32-bit float."""
     nearest: float = unpack("f", pack("f", number))[0]
     return nearest
 
@@ -134,19 +145,19 @@ _IPV4 = re.compile(r"\d+\.\d+\.\d+\.\d+")
 
 
 def sanitised(path: str) -> str:
-    """Without what means something to statsd: colons, bars, and the dots of addresses (reference behaviour)."""
+    """Replace what has a meaning in statsd: colons, bars, and the dots of addresses (as in envoyproxy/ratelimit)."""
     return _IPV4.sub(lambda found: found[0].replace(".", "_"), path.replace(":", "_").replace("|", "_"))
 
 
 def short_method(method: str) -> str:
-    """`ShouldRateLimit` of `/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`."""
+    """Return `ShouldRateLimit` for `/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`."""
     return method.rpartition("/")[2]
 
 
-class Limit(NamedTuple):
-    """What hits are counted by."""
+class LimitSeries(NamedTuple):
+    """The labels by which hits are counted."""
 
-    path: str  # in metrics, as the reference has it
+    path: str  # as in envoyproxy/ratelimit
     domain: str
     rule: str
 
@@ -154,74 +165,85 @@ class Limit(NamedTuple):
 class Metrics:
     def __init__(self, near_limit_ratio: float = 0.8) -> None:
         self.service = ServiceCounters()
-        self.limits: dict[Limit, LimitCounters] = {}
+        self.limits: dict[LimitSeries, LimitCounters] = {}
         self.passes: dict[tuple[str, str, str], PassCounter] = {}  # by domain, rule and outcome
         self.domains_not_found: dict[str, int] = {}
         self.calls: dict[str, CallTimes] = {}  # by the full name of a method
-        self.store_times: dict[tuple[str, str], Durations] = {}  # by store and type of error, "" where there is none
-        self.gauges: list[Gauges] = []
-        self.measured: list[Measured] = []
+        self.store_times: dict[tuple[str, str], Durations] = {}  # by store and type of error, "" for none
+        self.gauges: list[GaugeSource] = []
+        self.measured: list[SeriesSource] = []
         self._near_limit_ratio = near_limit_ratio
         self._paths: set[str] = set()
-        self._of_rules: set[str] = set()
+        self._labels: set[str] = set()
 
-    def watch(self, gauges: Gauges) -> None:
-        """Tell of these, too, whenever the counters are asked for."""
+    def watch(self, gauges: GaugeSource) -> None:
+        """Export the values of this source, too."""
         self.gauges.append(gauges)
 
-    def measure(self, measured: Measured) -> None:
-        """Tell of these, too, except in /stats and statsd, which have names alone."""
+    def measure(self, measured: SeriesSource) -> None:
+        """Export the series of this source, too, except in /stats and statsd, which have names only."""
         self.measured.append(measured)
 
-    def counters(self, outline: Outline) -> Counters:
-        """What a call of this kind is counted by; hold on to them, looking them up again is the expensive part."""
-        return tuple(self._slot_counters(outline, slot) for slot in outline.slots)
+    def counters(self, template: PlanTemplate) -> Counters:
+        """Return the counters for calls of this template. Keep them: looking them up is the expensive part."""
+        return tuple(self._slot_counters(template, slot) for slot in template.slots)
 
-    def _slot_counters(self, outline: Outline, slot: Slot) -> LimitCounters | PassCounter:
-        domain = self._told_apart(outline.domain) if outline.domain_known else OTHER
+    def _slot_counters(self, template: PlanTemplate, slot: DescriptorPlan) -> LimitCounters | PassCounter:
+        domain = self._bounded(template.domain) if template.domain_known else OTHER
         rule = slot.rule
-        if outline.refusal is not None:
-            name = self._told_apart(rule.path) if rule else ""
-            return self.passes.setdefault((domain, name, outline.refusal.reason), PassCounter())
+        if template.refusal is not None:
+            name = self._bounded(rule.path) if rule else ""
+            return self.passes.setdefault((domain, name, template.refusal.reason), PassCounter())
         if not slot.steps:
             outcome = "no_rule" if rule is None else "unlimited" if slot.unlimited else "replaced"
-            return self.passes.setdefault((domain, self._told_apart(rule.path) if rule else "", outcome), PassCounter())
-        return self.limit(slot.metric_path, domain, told_as(rule))
+            return self.passes.setdefault((domain, self._bounded(rule.path) if rule else "", outcome), PassCounter())
+        return self.limit(slot.metric_path, domain, rule_label(rule))
 
     def limit(self, path: str, domain: str = "", rule: str = "") -> LimitCounters:
-        """The counters of a limit, by its path in metrics and by the rule that it is of."""
+        """Return the counters of a limit, by its metric path and its rule."""
         if path not in self._paths:
-            if len(self._paths) >= MOST_PATHS or len(path) > LONGEST_PATH:
+            if len(self._paths) >= MAX_PATHS or len(path) > MAX_PATH_LENGTH:
                 path = OTHER
             else:
                 self._paths.add(path)
-        return self.limits.setdefault(Limit(path, domain, self._told_apart(rule)), LimitCounters())
+        return self.limits.setdefault(LimitSeries(path, domain, self._bounded(rule)), LimitCounters())
 
-    def _told_apart(self, name: str) -> str:
-        """Of a rule or a domain, as long as there are not too many."""
-        if name not in self._of_rules:
-            if len(self._of_rules) >= MOST_RULES:
+    def _bounded(self, name: str) -> str:
+        """Return the name of a rule or domain, or `_other` if there are too many."""
+        if name not in self._labels:
+            if len(self._labels) >= MAX_RULES:
                 return OTHER
-            self._of_rules.add(name)
+            self._labels.add(name)
         return name
 
     def domain_not_found(self, domain: str, descriptors: int) -> None:
         if domain not in self.domains_not_found and (
-            len(self.domains_not_found) >= MOST_PATHS or len(domain) > LONGEST_PATH
+            len(self.domains_not_found) >= MAX_PATHS or len(domain) > MAX_PATH_LENGTH
         ):
             domain = OTHER
         self.domains_not_found[domain] = self.domains_not_found.get(domain, 0) + descriptors
 
-    def record(self, decision: Decision, counters: Counters, *, without_store: bool = False) -> None:
-        """Count one finished decision; `counters` are those of its outline."""
-        if not decision.outline.domain_known:
-            self.domain_not_found(decision.outline.domain, len(decision.statuses))
+    def record(self, decision: Decision, counters: Counters) -> None:
+        """Count one finished decision; `counters` are those of its template.
+
+        A replayed decision was counted before. A local one counts against this process's share of the limits.
+        """
+        if decision.replayed:
+            return
+        without_store = decision.without_store
+        if without_store is not None:
+            if without_store is not OnStoreFailure.LOCAL:
+                self._record_policy(decision, counters)
+                return
+            decision = decision.share or decision
+        if not decision.template.domain_known:
+            self.domain_not_found(decision.template.domain, len(decision.statuses))
         if decision.shadowed:
             self.service.global_shadow_mode += 1
         remembered = decision.remembered
-        source = _FALLBACK if without_store else _CACHE if remembered else _STORE
-        refused = _SHADOWED if decision.shadowed else _OVER_LIMIT
-        is_decided = decision.outline.purpose is not _REPORT  # which tells what has happened, and decides nothing
+        source = _FALLBACK if without_store is not None else _CACHE if remembered else _STORE
+        denied_outcome = _SHADOWED if decision.shadowed else _OVER_LIMIT
+        is_decided = decision.template.purpose is not _REPORT  # a report only records what has happened
         for number, (code, step, _, _, _, reading, _, state, _, _) in enumerate(decision.statuses):
             counted = counters[number]
             if isinstance(counted, PassCounter):
@@ -229,26 +251,26 @@ class Metrics:
             elif step is not None and reading is not None:
                 is_allowed = self._record_limit(counted, step, reading, code)
                 if is_decided:
-                    outcome = refused if code is _OVER else _OK if is_allowed else _SHADOWED
+                    outcome = denied_outcome if code is _OVER else _OK if is_allowed else _SHADOWED
                     counted.outcomes[outcome + source] += 1
                 if remembered and code is _OVER:
                     counted.over_limit_with_local_cache += step.cost
                 if state:  # neither None nor NORMAL
-                    counted.state_warning += state is State.WARNING
-                    counted.state_throttled += state is State.THROTTLED
+                    counted.state_warning += state is WarningState.WARNING
+                    counted.state_throttled += state is WarningState.THROTTLED
 
-    def record_policy(self, decision: Decision, counters: Counters) -> None:
-        """Count a decision that no counter was moved for, since the store did not answer."""
+    def _record_policy(self, decision: Decision, counters: Counters) -> None:
+        """Count a decision for which no counter moved, since the store did not answer."""
         for status, counted in zip(decision.statuses, counters, strict=True):
             if isinstance(counted, PassCounter):
                 counted.count += 1
             else:
                 counted.outcomes[(_OVER_LIMIT if status.code is Code.OVER_LIMIT else _OK) + _FALLBACK] += 1
 
-    def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> bool:
-        """The reference's arithmetic: of hits that cross a threshold, each is counted on its own side of it.
+    def _record_limit(self, counted: LimitCounters, step: CounterOp, reading: LimitState, code: Code) -> bool:
+        """Count the hits of one limit as envoyproxy/ratelimit does: hits that cross a threshold are split at it.
 
-        Says whether the limit allows the call.
+        Return True if the limit allows the call.
         """
         is_allowed = reading.allowed
         hits = step.cost
@@ -266,7 +288,7 @@ class Metrics:
                 before = after - hits
                 counted.near_limit += hits if before >= near else after - near
             return True
-        # A refusal under `admitted` spends nothing, so `left` says what there was before it; under `always`, after.
+        # A denial under `admitted` spends nothing, so `left` is the value before it; under `always`, after it.
         before = capacity - reading.left - (hits if step.charge is Charge.ALWAYS else 0)
         if before >= capacity:
             over = hits
@@ -280,19 +302,19 @@ class Metrics:
             counted.refused += over
         return False
 
-    def names(self, kept: Iterable[tuple[str, int]] | None = None) -> dict[str, int]:
-        """Every counter with its value, under the reference's name, sorted.
+    def names(self, external_values: Iterable[tuple[str, int]] | None = None) -> dict[str, int]:
+        """Return every counter under its envoyproxy/ratelimit name, sorted.
 
-        May be asked in another thread than the one that counts, if `kept`, what others keep, was asked for in that one.
+        May run in another thread than the counting one, if `external_values` was read in that one.
         """
         totals: defaultdict[str, int] = defaultdict(int)
         for name, count in self._names():
             totals[name] += count
-        totals.update(self.kept() if kept is None else kept)
+        totals.update(self.external_values() if external_values is None else external_values)
         return dict(sorted(totals.items()))
 
-    def kept(self) -> list[tuple[str, int]]:
-        """What others keep, by name."""
+    def external_values(self) -> list[tuple[str, int]]:
+        """Return the values that other components keep, by name."""
         return [named for gauges in self.gauges for named in gauges()]
 
     def _names(self) -> Iterator[tuple[str, int]]:

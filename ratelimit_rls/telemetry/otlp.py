@@ -1,10 +1,10 @@
-"""Metrics sent by OTLP, cumulative, every STATS_FLUSH_INTERVAL and once more at the end.
+"""OTLP exporter of metrics: cumulative, every STATS_FLUSH_INTERVAL and once more at the end.
 
-OpenTelemetry's exporters do the sending, so OTEL_EXPORTER_OTLP_* mean what they mean elsewhere; its instruments do not
-do the counting: one of theirs costs more than a decision of ours (docs/adr/0018). The exporters block while they send,
-and try again for a while when they fail, so they run in a thread, and what was measured is handed to them.
+OpenTelemetry's exporters send the data, so OTEL_EXPORTER_OTLP_* have their usual meaning. Its instruments do not count:
+one of them costs more than a decision of ours (docs/adr/0018). The exporters block while they send, and retry for a
+while, so they run in a thread, and collected series are passed to them.
 
-The reference's names are left out: nobody has dashboards of those that read OTLP.
+The names of envoyproxy/ratelimit are omitted: there are no dashboards that expect them from OTLP.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import structlog
 
 from ratelimit_rls import __version__
 from ratelimit_rls.settings import Settings
-from ratelimit_rls.telemetry.collected import Collected, Distribution, Value
-from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Instrument, Kind
+from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Instrument, InstrumentKind
+from ratelimit_rls.telemetry.series import Collected, Distribution, Value
 
-if TYPE_CHECKING:  # it takes long to import, and most processes do not need it
+if TYPE_CHECKING:  # slow to import, and most processes do not need it
     from opentelemetry.sdk.metrics.export import Metric, MetricExporter, MetricsData
     from opentelemetry.sdk.resources import Resource
 
 SCOPE = "ratelimit_rls"
 CLOSE_S = 3.0
 BATCH_POINTS = 5000
-"""In one message: collectors refuse those above 4 MiB over gRPC."""
+"""Data points per message: collectors reject messages above 4 MiB over gRPC."""
 
 Collect = Callable[[], Awaitable[Collected]]
 Rows = list[tuple[tuple[str, ...], Value]]
@@ -64,11 +64,11 @@ def _metric(instrument: Instrument, rows: Rows, started_ns: int, now_ns: int) ->
     )
 
     def attributes(values: tuple[str, ...]) -> dict[str, str]:
-        """One that is empty does not apply, such as the error of what went well."""
+        """Omit empty attributes, which do not apply, such as the error of a success."""
         return {key: text for key, text in zip(instrument.attributes, values, strict=True) if text}
 
     def histogram(values: tuple[str, ...], value: Distribution) -> HistogramDataPoint:
-        unknown: Any = None  # the least and the most, which are not kept, and need not be sent
+        unknown: Any = None  # minimum and maximum, which are not recorded, and need not be sent
         count = sum(value.counts)
         return HistogramDataPoint(
             *(attributes(values), started_ns, now_ns, count, value.sum_s, value.counts, DURATIONS_S, unknown, unknown)
@@ -76,7 +76,7 @@ def _metric(instrument: Instrument, rows: Rows, started_ns: int, now_ns: int) ->
 
     cumulative = AggregationTemporality.CUMULATIVE
     data: Gauge | Histogram | Sum
-    if instrument.kind is Kind.HISTOGRAM:
+    if instrument.kind is InstrumentKind.HISTOGRAM:
         times = [histogram(values, value) for values, value in rows if isinstance(value, Distribution)]
         data = Histogram(times, cumulative)
     else:
@@ -85,7 +85,9 @@ def _metric(instrument: Instrument, rows: Rows, started_ns: int, now_ns: int) ->
             for values, value in rows
             if not isinstance(value, Distribution)
         ]
-        data = Sum(points, cumulative, is_monotonic=True) if instrument.kind is Kind.COUNTER else Gauge(points)
+        data = (
+            Sum(points, cumulative, is_monotonic=True) if instrument.kind is InstrumentKind.COUNTER else Gauge(points)
+        )
     return Metric(instrument.name, instrument.about, instrument.unit, data)
 
 
@@ -99,7 +101,7 @@ class OtlpMetrics:
         interval_s: float,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`collect` is of this process; each worker sends its own, as an instance of the service."""
+        """`collect` covers this process; each worker sends its own, as an instance of the service."""
         self._exporter = exporter
         self._resource = resource
         self._collect = collect
@@ -109,33 +111,33 @@ class OtlpMetrics:
         self._exporting: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Until it is cancelled; then close() sends what there is."""
+        """Export periodically until cancelled; then close() sends the rest."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.flush()
 
     async def flush(self) -> None:
-        """Returns when it is sent, or given up. Never raises, and never sends two at a time."""
+        """Export now. Returns when the export has succeeded or failed. Never raises, and never runs two at a time."""
         if self._exporting is not None:
             await asyncio.shield(self._exporting)
         try:
             collected = await self._collect()
         except Exception as error:
-            structlog.get_logger().warning("metrics are not exported", error=str(error))
+            structlog.get_logger().warning("metrics_export_failed", error=str(error))
             return
         loop = asyncio.get_running_loop()
         self._exporting = done = loop.create_future()
-        # Not of a pool: the interpreter would not end before a thread of one does.
+        # Not from a pool: the interpreter would wait for a pool's thread before it exits.
         threading.Thread(target=self._export, args=(collected, loop, done), name="otlp", daemon=True).start()
         await asyncio.shield(done)
 
     def _export(self, collected: Collected, loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> None:
         try:
             data = metrics_data(collected, self._resource, started_ns=self._started_ns, now_ns=self._now_ns())
-            self._exporter.export(data)  # says itself why it could not
+            self._exporter.export(data)  # logs its own errors
         except Exception as error:
-            structlog.get_logger().warning("metrics are not exported", error=str(error))
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            structlog.get_logger().warning("metrics_export_failed", error=str(error))
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and nothing waits any more
             loop.call_soon_threadsafe(self._finish, done)
 
     def _finish(self, done: asyncio.Future[None]) -> None:
@@ -145,23 +147,23 @@ class OtlpMetrics:
             done.set_result(None)
 
     async def close(self) -> None:
-        """Sends what there is, and waits for that only so long."""
+        """Export once more, and wait at most CLOSE_S for it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.flush()
-        # It may wait for an export that hangs, which is nothing to wait for.
+        # Shutting down may wait for an export that hangs, so do not wait for it.
         threading.Thread(target=self._exporter.shutdown, name="otlp-close", daemon=True).start()
 
 
 def new_otlp_metrics(settings: Settings, collect: Collect) -> OtlpMetrics | None:
-    """None unless settings ask for it."""
+    """Return None unless the settings enable it."""
     protocol = settings.otlp_metrics
     if not protocol:
         return None
-    from ratelimit_rls.telemetry.export_errors import warn_rarely
-    from ratelimit_rls.telemetry.resource import resource
+    from ratelimit_rls.telemetry.export_errors import throttle_export_warnings
+    from ratelimit_rls.telemetry.otel_resource import resource
 
-    warn_rarely()
+    throttle_export_warnings()
     return OtlpMetrics(
         _exporter(protocol),
         resource(settings),

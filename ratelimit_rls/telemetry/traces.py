@@ -1,13 +1,13 @@
-"""Traces: a span for each call that is sampled, and one for each batch that the store is asked.
+"""Traces: a span for each sampled call, and one for each batch sent to the store.
 
     Envoy's span ─► envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit ─► EVALSHA decide
 
-Calls travel in batches, so a batch has one span of the store: a child of the first sampled call, with links to the
-others. Who is sampled is Envoy's to say; calls without a parent are sampled by TRACING_SAMPLING_RATE. With tracing off
-nothing here is reached but one look at a variable per batch of the store.
+Calls are processed in batches, so a batch has one store span: a child of the first sampled call, with links to the
+others. Envoy decides which calls are sampled; calls without a parent are sampled by TRACING_SAMPLING_RATE. With tracing
+off, the only cost is reading one variable per batch of the store.
 
-Most calls are not sampled, and the SDK would make a span of each to find that out: 6 µs of a call without a parent, 14
-with one. So it is only asked for spans that there will be, and read are only the parents of those.
+Most calls are not sampled, and the SDK would create a span for each to find out: 6 µs for a call without a parent, 14
+with one. So it is used only for spans that will exist, and only their parents are parsed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from random import random
 from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ratelimit_rls.core.model import Code, Decision, Outline
-from ratelimit_rls.telemetry.rule_names import told_as
+from ratelimit_rls.core.model import Code, Decision, PlanTemplate
+from ratelimit_rls.telemetry.rule_labels import rule_label
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -32,36 +32,36 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 Metadata = Sequence[tuple[str, str | bytes]]
-"""A call's, keys in lower case."""
+"""The metadata of a call, with keys in lower case."""
 
 Carrier = Mapping[str, str]
-"""What of it may name a parent."""
+"""The part of the metadata that may name a parent span."""
 
 _HEADERS = frozenset({"traceparent", "tracestate", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-sampled", "x-b3-flags"})
-"""What says whose child a call is: W3C's and Zipkin's, in one header or in several."""
+"""Headers that name the parent: W3C's, and Zipkin's in one header or in several."""
 
 _NOT_SAMPLED = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")
-"""A `traceparent` that says no. What B3 says beside it does not count."""
+"""A `traceparent` that is not sampled. It takes precedence over B3."""
 
 CLOSE_S = 3.0
 
 _current: ContextVar[TracedBatch | None] = ContextVar("traced_batch", default=None)
 
 
-class Ids(NamedTuple):
-    """In hexadecimal, as logs have them."""
+class TraceIds(NamedTuple):
+    """The ids in hexadecimal, as in logs."""
 
     trace_id: str
     span_id: str
 
 
 class Traces:
-    """Makes the spans of a process."""
+    """Creates the spans of a process."""
 
     def __init__(
         self, provider: TracerProvider, sampling_rate: float = 1.0, draw: Callable[[], float] = random
     ) -> None:
-        """`provider` must sample whatever has no parent: who of those is sampled is drawn here, by a number under 1."""
+        """`provider` must sample everything without a parent: those calls are sampled here, with `draw` below 1."""
         from opentelemetry.propagators.b3 import B3MultiFormat
         from opentelemetry.propagators.composite import CompositePropagator
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -70,11 +70,11 @@ class Traces:
         self._sampling_rate = sampling_rate
         self._draw = draw
         self._tracer = provider.get_tracer("ratelimit_rls")
-        # Where both are there, what is read last wins. B3's reader knows its one-header form, too.
+        # The last one takes precedence if both are present. The B3 propagator also reads the one-header form.
         self._propagator: TextMapPropagator = CompositePropagator([B3MultiFormat(), TraceContextTextMapPropagator()])
 
     def batch(self, method: str, metadata: Sequence[Metadata], received_ns: int) -> TracedBatch:
-        """Begin the spans of a batch of calls, by the metadata of each; in the task that is to answer them."""
+        """Begin the spans of a batch of calls, by the metadata of each. Call it in the task that answers them."""
         spans: dict[int, Span] = {}
         carriers: list[Carrier] = []
         for number, sent in enumerate(metadata):
@@ -82,7 +82,7 @@ class Traces:
             carriers.append(carrier)
             if not carrier and self._draw() >= self._sampling_rate:
                 continue
-            if not carrier or not _says_no(carrier):
+            if not carrier or not _is_unsampled(carrier):
                 span = self._span(method, carrier, received_ns)
                 if span is not None:
                     spans[number] = span
@@ -91,7 +91,7 @@ class Traces:
         return traced
 
     def _span(self, method: str, carrier: Carrier, received_ns: int) -> Span | None:
-        """None: its parent is not sampled, or it has none that can be read and was not drawn."""
+        """Begin a span; None if its parent is not sampled, or it has no valid parent and was not drawn."""
         from opentelemetry.trace import get_current_span
 
         parent = self._propagator.extract(carrier) if carrier else None
@@ -103,16 +103,16 @@ class Traces:
         return span if span.is_recording() else None
 
     async def close(self) -> None:
-        """Send what is left, and wait for that only so long: a collector that hangs must not keep the process."""
+        """Send the remaining spans, and wait at most CLOSE_S: a collector that hangs must not block the exit."""
         loop = asyncio.get_running_loop()
         sent = asyncio.Event()
 
         def send() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            with suppress(RuntimeError):  # the loop has ended, and nothing waits any more
                 loop.call_soon_threadsafe(sent.set)
 
-        # Not of a pool: the interpreter would not end before a thread of one does.
+        # Not from a pool: the interpreter would wait for a pool's thread before it exits.
         threading.Thread(target=send, name="traces-close", daemon=True).start()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -120,9 +120,9 @@ class Traces:
 
 
 class TracedBatch:
-    """The spans of those calls of a batch that are sampled, by their number in it.
+    """The spans of the sampled calls of a batch, by their index in it.
 
-    Timers and tasks that were begun while it was answered have it for theirs, and go on long after: `over` ends that.
+    Timers and tasks that were started while it was answered inherit it, and may run long after: `detach` ends that.
     """
 
     def __init__(
@@ -133,35 +133,35 @@ class TracedBatch:
         self._carriers = carriers
         self._propagator = propagator
 
-    def over(self) -> None:
-        """All its calls have their answers."""
+    def detach(self) -> None:
+        """Detach: all calls have their responses."""
         self.spans, self._carriers = {}, ()
 
     @property
-    def is_of_one_call(self) -> bool:
+    def is_single_call(self) -> bool:
         return len(self._carriers) == 1
 
-    def asked(self, number: int, outline: Outline) -> None:
+    def planned(self, number: int, template: PlanTemplate) -> None:
         if (span := self.spans.get(number)) is not None:
-            span.set_attribute("ratelimit.domain", outline.domain)
-            span.set_attribute("ratelimit.descriptors", len(outline.slots))
+            span.set_attribute("ratelimit.domain", template.domain)
+            span.set_attribute("ratelimit.descriptors", len(template.slots))
 
     def decided(self, number: int, decision: Decision) -> None:
-        """A refusal is no error: saying no is what the service is for."""
+        """Record a decision. A denial is not an error: denying is what the service is for."""
         span = self.spans.get(number)
         if span is None:
             return
         span.set_attribute("ratelimit.limited", decision.code is Code.OVER_LIMIT)
         refusing = next((status for status in decision.statuses if status.code is Code.OVER_LIMIT), None)
-        if decision.outline.refusal is not None:
-            span.set_attribute("ratelimit.reason", decision.outline.refusal.reason)
+        if decision.template.refusal is not None:
+            span.set_attribute("ratelimit.reason", decision.template.refusal.reason)
         elif refusing is not None:
-            span.set_attribute("ratelimit.rule", told_as(refusing.slot.rule))
+            span.set_attribute("ratelimit.rule", rule_label(refusing.slot.rule))
         source = "fallback" if decision.without_store is not None else "cache" if decision.remembered else "store"
         span.set_attribute("ratelimit.source", source)
 
     def ended(self, number: int, status: str = "OK", message: str = "", in_s: float = 0.0) -> None:
-        """`status` is the name of a gRPC status code; `in_s` is how long the answer is held from now."""
+        """End a span. `status` is the name of a gRPC status code; `in_s` is the remaining delay of the response."""
         span = self.spans.get(number)
         if span is None:
             return
@@ -173,8 +173,8 @@ class TracedBatch:
             span.set_status(Status(StatusCode.ERROR, message))
         span.end(time_ns() + int(in_s * 1e9))
 
-    def ids(self, number: int) -> Ids | None:
-        """Of a call's span, or of the parent it came with if it is not sampled."""
+    def ids(self, number: int) -> TraceIds | None:
+        """Return the ids of a call's span, or of its parent if it is not sampled."""
         from opentelemetry.trace import get_current_span
 
         span = self.spans.get(number)
@@ -183,25 +183,25 @@ class TracedBatch:
         if span is None or not span.get_span_context().is_valid:
             return None
         context = span.get_span_context()
-        return Ids(f"{context.trace_id:032x}", f"{context.span_id:016x}")
+        return TraceIds(f"{context.trace_id:032x}", f"{context.span_id:016x}")
 
 
 class StoreSpan(Protocol):
     def end(self, error: str | None) -> None:
-        """`error` is the type of what went wrong."""
+        """End the span. `error` is the type of the error, if any."""
         ...
 
 
 def store_span(store: str, calls: int) -> StoreSpan | None:
-    """The span of a batch that a store is asked now; None if none of the calls it is asked for is sampled."""
+    """Begin the span of a batch that is sent to a store; None if none of its calls is sampled."""
     traced = _current.get()
     return _BatchSpan(traced, store, calls) if traced is not None and traced.spans else None
 
 
-def current_ids() -> Ids | None:
-    """Of the call that is being worked on. Of several in one batch nobody can say which it is."""
+def current_ids() -> TraceIds | None:
+    """Return the ids of the current call; None in a batch of several, where the current one is unknown."""
     traced = _current.get()
-    return traced.ids(0) if traced is not None and traced.is_of_one_call else None
+    return traced.ids(0) if traced is not None and traced.is_single_call else None
 
 
 class _BatchSpan:
@@ -234,11 +234,11 @@ class _BatchSpan:
         self._span.end()
 
 
-def _says_no(carrier: Carrier) -> bool:
-    """Without a look at the parent, which is another 10 µs; False: perhaps."""
+def _is_unsampled(carrier: Carrier) -> bool:
+    """Check without parsing the parent, which takes another 10 µs; False means perhaps."""
     if _NOT_SAMPLED.fullmatch(carrier.get("traceparent", "")):
         return True
-    # No parent, and yet a decision.
+    # A sampling decision without a parent.
     return carrier.get("b3") == "0" or (carrier.get("x-b3-sampled") == "0" and "x-b3-traceid" not in carrier)
 
 
@@ -246,7 +246,7 @@ def _server_span(tracer: Tracer, method: str, parent: Context | None, received_n
     from opentelemetry.context import Context
     from opentelemetry.trace import SpanKind
 
-    # An empty context, and not the current one: what came before on this loop is no parent.
+    # An empty context, not the current one: earlier work on this loop is not a parent.
     return tracer.start_span(
         method.removeprefix("/"),
         context=parent if parent is not None else Context(),

@@ -1,4 +1,4 @@
-"""Hot keys: who is found, how well their rates are known, and that neither memory nor the log grows with callers."""
+"""Hot keys: detection, accuracy of rates, and bounds on memory and log lines."""
 
 from __future__ import annotations
 
@@ -13,50 +13,52 @@ from structlog.testing import capture_logs
 
 from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import (
-    Answer,
     Charge,
+    CounterOp,
     Decision,
-    Hot,
+    DescriptorPlan,
+    LeasePolicy,
     Limit,
-    Outline,
+    LimitState,
+    PlanTemplate,
     Position,
-    Reading,
     Rule,
-    Slot,
-    Step,
+    StoreResult,
     Unit,
     WarnAt,
 )
 from ratelimit_rls.errors import StoreError, StoreTimeout
+from ratelimit_rls.store.redis.keyspace import RedisKeyspace
 from ratelimit_rls.telemetry.hot_keys import (
     GENERATION_S,
     HOTTEST,
-    LONGEST_LOGGED,
-    MOST_KEPT,
-    MOST_WARNINGS,
+    MAX_KEPT,
+    MAX_LOGGED_KEY_LENGTH,
+    MAX_WARNINGS,
     OVER_THRESHOLD,
-    SILENT_S,
+    REPEAT_WARNING_S,
     HotKeys,
     HotReport,
     as_json,
-    together,
+    merge_reports,
 )
 
-STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
-OK, OVER = Reading(3, 0, 1), Reading(0, 5, 1)
+STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+OK, OVER = LimitState(3, 0, 1), LimitState(0, 5, 1)
 
 
-def outline_of(*rules: Rule | None, limits: int = 1, watched: bool = False) -> Outline:
-    watchers = (WarnAt(800),) if watched else ()
+def template_of(*rules: Rule | None, limits: int = 1, harness: bool = False) -> PlanTemplate:
+    watchers = (WarnAt(800),) if harness else ()
     slots = tuple(
-        Slot(rule, (STEP,) * limits, 1, "d.k", watchers=watchers) if rule else Slot(None, (), 1) for rule in rules
+        DescriptorPlan(rule, (STEP,) * limits, 1, "d.k", watchers=watchers) if rule else DescriptorPlan(None, (), 1)
+        for rule in rules
     )
-    return Outline("edge", True, tuple(step for slot in slots for step in slot.steps), slots)
+    return PlanTemplate("edge", True, tuple(step for slot in slots for step in slot.steps), slots)
 
 
 PLAIN = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 3, 5))
-LEASED = Rule("edge.user", (STEP.limit,), hot=Hot(100_000))
-ONE, ONE_LEASED = outline_of(PLAIN), outline_of(LEASED)
+LEASED = Rule("edge.user", (STEP.limit,), hot=LeasePolicy(100_000))
+ONE, ONE_LEASED = template_of(PLAIN), template_of(LEASED)
 
 
 @cache
@@ -69,24 +71,24 @@ class Keyed(NamedTuple):
 
 
 class Call(NamedTuple):
-    outline: Outline
+    template: PlanTemplate
     prepared: Keyed | None
 
 
 @cache
-def call_of(*keys: bytes, outline: Outline = ONE) -> Call:
-    return Call(outline, Keyed(keys) if keys else None)
+def call_of(*keys: bytes, template: PlanTemplate = ONE) -> Call:
+    return Call(template, Keyed(keys) if keys else None)
 
 
 @cache
-def decided(outline: Outline, *readings: Reading, remembered: bool = False) -> Decision:
-    answer = Answer(any(not reading.allowed for reading in readings), 0, readings)
-    return decide(outline, answer)._replace(remembered=remembered)
+def decided(template: PlanTemplate, *readings: LimitState, remembered: bool = False) -> Decision:
+    answer = StoreResult(any(not reading.allowed for reading in readings), 0, readings)
+    return decide(template, answer)._replace(remembered=remembered)
 
 
 @dataclass
-class Watched:
-    """Hot keys on a clock of the test's own."""
+class Harness:
+    """HotKeys with a manual clock."""
 
     warn_per_second: int = 0
     now_s: float = 0.0
@@ -95,10 +97,12 @@ class Watched:
     def __post_init__(self) -> None:
         self.hot_keys = HotKeys(self.warn_per_second, lambda: self.now_s, self.random.random)
 
-    def ask(self, *names: str, reading: Reading = OK, outline: Outline = ONE, remembered: bool = False) -> None:
-        """All of them in one batch."""
-        calls = [call_of(key_of(name), outline=outline) for name in names]
-        self.hot_keys.observe(calls, [decided(outline, reading, remembered=remembered)] * len(calls))
+    def ask(
+        self, *names: str, reading: LimitState = OK, template: PlanTemplate = ONE, remembered: bool = False
+    ) -> None:
+        """Observe all calls in one batch."""
+        calls = [call_of(key_of(name), template=template) for name in names]
+        self.hot_keys.observe(calls, [decided(template, reading, remembered=remembered)] * len(calls))
 
     def ask_for(self, seconds: float, name: str, per_second: int, **how: object) -> None:
         for _ in range(round(seconds * per_second)):
@@ -115,21 +119,21 @@ def names_of(rows: Sequence[tuple[str, int]]) -> list[str]:
 
 
 @pytest.fixture
-def watched() -> Watched:
-    return Watched()
+def harness() -> Harness:
+    return Harness()
 
 
-def test_a_quiet_service_is_told_of_exactly(watched: Watched) -> None:
+def test_rates_are_exact_under_low_load(harness: Harness) -> None:
     for _ in range(20):
-        watched.ask("alice", "bob")
-        watched.ask("alice", reading=OVER)
-        watched.now_s += 0.1
-    report = watched.hot_keys.report()
+        harness.ask("alice", "bob")
+        harness.ask("alice", reading=OVER)
+        harness.now_s += 0.1
+    report = harness.hot_keys.report()
     assert (report.seconds, report.calls_per_second) == (pytest.approx(2), pytest.approx(30))
     alice, bob = report.hottest(5)
     assert (alice.key, alice.per_second) == ("rl:{edge/user=alice}:fixed_window:60", pytest.approx(20))
     assert (bob.per_second, bob.refused_per_second) == (pytest.approx(10), 0)
-    assert [(row.key, row.refused_per_second) for row in report.most_refused(5)] == [(alice.key, pytest.approx(10))]
+    assert [(row.key, row.refused_per_second) for row in report.most_denied(5)] == [(alice.key, pytest.approx(10))]
 
 
 def zipf(random: Random, calls: int, names: int) -> list[str]:
@@ -138,134 +142,135 @@ def zipf(random: Random, calls: int, names: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 500])
-def test_of_many_thousand_callers_the_hottest_are_found(watched: Watched, batch: int) -> None:
-    stream = zipf(watched.random, 40_000, 5_000)
+def test_the_hottest_of_many_thousand_callers_are_found(harness: Harness, batch: int) -> None:
+    stream = zipf(harness.random, 40_000, 5_000)
     for at in range(0, len(stream), batch):
-        watched.ask(*stream[at : at + batch])
-        watched.now_s += 4.9 * batch / len(stream)
-    assert set(names_of(watched.hottest(5))) == {"u0", "u1", "u2", "u3", "u4"}
+        harness.ask(*stream[at : at + batch])
+        harness.now_s += 4.9 * batch / len(stream)
+    assert set(names_of(harness.hottest(5))) == {"u0", "u1", "u2", "u3", "u4"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 64, 1000])
 def test_rates_are_right_on_average_in_batches_of_any_size(batch: int) -> None:
-    """Of calls that come in a rhythm, too: each batch begins with those of one caller."""
-    watched = Watched()
+    """Also for periodic calls: each batch begins with those of one caller."""
+    harness = Harness()
     share, calls = 0.25, 100_000
     hot = round(batch * share) if batch > 2 else 1
     one = ["hot"] * hot + [f"cold{number}" for number in range(batch - hot)]
     for _ in range(calls // batch):
-        watched.ask(*one)
-        watched.now_s += 4.0 * batch / calls
-    report = watched.hot_keys.report()
+        harness.ask(*one)
+        harness.now_s += 4.0 * batch / calls
+    report = harness.hot_keys.report()
     (hottest,) = report.hottest(1)
     assert report.calls_per_second == pytest.approx(25_000, rel=0.05)
     assert hottest.per_second == pytest.approx(25_000 * hot / batch, rel=0.1)
 
 
 @pytest.mark.slow
-def test_nobody_hides_behind_many_others() -> None:
-    """1 % of all calls, and a caller that never comes again for each of the rest."""
-    watched = Watched()
+def test_a_hot_caller_is_found_among_many_one_time_callers() -> None:
+    """One caller has 1 % of all calls, and each of the rest comes from a different caller."""
+    harness = Harness()
     for number in range(20_000):
-        watched.ask("hot" if number % 100 == 0 else f"cold{number}")
-        watched.now_s += 0.0002
-    ((key, per_second),) = watched.hottest(1)
+        harness.ask("hot" if number % 100 == 0 else f"cold{number}")
+        harness.now_s += 0.0002
+    ((key, per_second),) = harness.hottest(1)
     assert names_of([(key, 0)]) == ["hot"]
     assert per_second == pytest.approx(50, rel=0.35)
 
 
 @pytest.mark.slow
-def test_what_is_kept_does_not_grow_with_callers(watched: Watched) -> None:
+def test_memory_does_not_grow_with_the_number_of_callers(harness: Harness) -> None:
     for number in range(20_000):
-        watched.ask(f"u{number}", reading=OVER, remembered=True)
-        watched.now_s += 0.0008
+        harness.ask(f"u{number}", reading=OVER, remembered=True)
+        harness.now_s += 0.0008
         if number % 5000 == 0:
-            assert len(watched.hot_keys.report().keys) <= 4 * 2 * MOST_KEPT
-    assert len(watched.hot_keys.report().keys) > MOST_KEPT / 4
+            assert len(harness.hot_keys.report().keys) <= 4 * 2 * MAX_KEPT
+    assert len(harness.hot_keys.report().keys) > MAX_KEPT / 4
 
 
-def test_what_is_over_is_forgotten_within_two_generations(watched: Watched) -> None:
-    watched.ask_for(GENERATION_S, "early", 100)
-    watched.ask_for(GENERATION_S, "late", 50)
-    assert watched.hottest() == [(key_of("early").decode(), 50), (key_of("late").decode(), 25)]
-    watched.ask_for(GENERATION_S, "late", 50)
-    assert watched.hottest() == [(key_of("late").decode(), 50)]
-    watched.now_s += 3600
-    assert watched.hot_keys.report() == HotReport(1.0, 0.0, ())
+def test_old_calls_are_dropped_within_two_generations(harness: Harness) -> None:
+    harness.ask_for(GENERATION_S, "early", 100)
+    harness.ask_for(GENERATION_S, "late", 50)
+    assert harness.hottest() == [(key_of("early").decode(), 50), (key_of("late").decode(), 25)]
+    harness.ask_for(GENERATION_S, "late", 50)
+    assert harness.hottest() == [(key_of("late").decode(), 50)]
+    harness.now_s += 3600
+    assert harness.hot_keys.report() == HotReport(1.0, 0.0, ())
 
 
-def test_the_first_calls_are_no_rush(watched: Watched) -> None:
-    watched.now_s = 0.001
-    watched.ask("alice")
-    assert watched.hottest() == [(key_of("alice").decode(), 1)]
+def test_the_first_calls_are_not_reported_as_a_high_rate(harness: Harness) -> None:
+    harness.now_s = 0.001
+    harness.ask("alice")
+    assert harness.hottest() == [(key_of("alice").decode(), 1)]
 
 
-def test_every_descriptor_counts_once_by_its_first_key_and_only_those_that_refuse_as_refused() -> None:
-    watched = Watched()
-    outline = outline_of(PLAIN, None, PLAIN, limits=2, watched=True)
+def test_descriptors_count_once_by_first_key_and_only_denying_ones_as_denied() -> None:
+    harness = Harness()
+    template = template_of(PLAIN, None, PLAIN, limits=2, harness=True)
     keys = [b"a1", b"a2", b"aw", b"b1", b"b2", b"bw"]
-    call = call_of(*keys, outline=outline)
-    watched.hot_keys.observe([call], [decided(outline, OK, OK, Reading(0, 0, 0), OK, OVER, Reading(2, 0, 0))])
-    watched.hot_keys.observe([call_of(outline=outline_of(None))], [decide(outline_of(None), None)])
-    report = watched.hot_keys.report()
+    call = call_of(*keys, template=template)
+    harness.hot_keys.observe([call], [decided(template, OK, OK, LimitState(0, 0, 0), OK, OVER, LimitState(2, 0, 0))])
+    harness.hot_keys.observe([call_of(template=template_of(None))], [decide(template_of(None), None)])
+    report = harness.hot_keys.report()
     assert report.calls_per_second == 2
     assert {row.key: (row.per_second, row.refused_per_second) for row in report.keys} == {"a1": (1, 0), "b1": (1, 1)}
 
 
-def test_calls_without_an_answer_were_asked_all_the_same(watched: Watched) -> None:
+def test_calls_with_a_store_error_are_counted(harness: Harness) -> None:
     decisions: list[Decision | StoreError] = [StoreTimeout("late")]
-    watched.hot_keys.observe([call_of(key_of("alice"))], decisions)
-    watched.hot_keys.observe([], [])
-    assert watched.hottest() == [(key_of("alice").decode(), 1)]
+    harness.hot_keys.observe([call_of(key_of("alice"))], decisions)
+    harness.hot_keys.observe([], [])
+    assert harness.hottest() == [(key_of("alice").decode(), 1)]
 
 
-def test_a_key_is_read_from_what_redis_is_sent(watched: Watched) -> None:
+def test_a_key_is_decoded_as_its_store_encodes_it() -> None:
     key = key_of("a\r\nb".replace("\r\n", "%0D%0A"))
-    watched.hot_keys.observe([call_of(b"$%d\r\n%s\r\n" % (len(key), key))], [decided(ONE, OK)])
-    (row,) = as_json(watched.hot_keys.report(), 5)["hottest"]
+    hot_keys = HotKeys(clock=lambda: 0.0, decode_key=RedisKeyspace().decode_key)
+    hot_keys.observe([call_of(b"$%d\r\n%s\r\n" % (len(key), key))], [decided(ONE, OK)])
+    (row,) = as_json(hot_keys.report(), 5)["hottest"]
     assert row["key"] == key.decode()
     assert (row["domain"], row["descriptor"]) == ("edge", "user=a\r\nb")
     assert (row["rule"], row["leased"], row["per_second"], row["share"]) == ("edge.user", False, 1.0, 1.0)
 
 
-def test_several_processes_are_told_of_as_one() -> None:
-    one, other = Watched(), Watched()
+def test_reports_of_several_processes_are_merged() -> None:
+    one, other = Harness(), Harness()
     for _ in range(10):
         one.ask("alice", reading=OVER)
         other.ask("alice", "bob")
-    both = together([one.hot_keys.report(), other.hot_keys.report()])
+    both = merge_reports([one.hot_keys.report(), other.hot_keys.report()])
     assert both.calls_per_second == 30
     alice, bob = both.hottest(5)
     assert (alice.per_second, alice.refused_per_second, bob.per_second) == (20, 10, 10)
-    assert together([]) == HotReport(0.0, 0.0, ())
+    assert merge_reports([]) == HotReport(0.0, 0.0, ())
 
 
-def warnings(watched: Watched, seconds: float, name: str, per_second: int, **how: object) -> list[str]:
+def warnings(harness: Harness, seconds: float, name: str, per_second: int, **how: object) -> list[str]:
     with capture_logs() as logs:
-        watched.ask_for(seconds, name, per_second, **how)
-        watched.now_s += GENERATION_S
-        watched.ask("somebody else")
-    return [log["key"] for log in logs if log["event"] == "hot key"]
+        harness.ask_for(seconds, name, per_second, **how)
+        harness.now_s += GENERATION_S
+        harness.ask("somebody else")
+    return [log["key"] for log in logs if log["event"] == "hot_key"]
 
 
-def test_a_counter_over_the_rate_is_warned_of_once_in_ten_minutes() -> None:
-    watched = Watched(warn_per_second=50)
-    assert warnings(watched, 12, "alice", 80) == [key_of("alice").decode()]
-    watched.now_s += SILENT_S / 2
-    assert warnings(watched, 6, "alice", 80) == []
-    watched.now_s += SILENT_S / 2
-    assert warnings(watched, 6, "alice", 80) == [key_of("alice").decode()]
+def test_a_hot_counter_is_logged_once_in_ten_minutes() -> None:
+    harness = Harness(warn_per_second=50)
+    assert warnings(harness, 12, "alice", 80) == [key_of("alice").decode()]
+    harness.now_s += REPEAT_WARNING_S / 2
+    assert warnings(harness, 6, "alice", 80) == []
+    harness.now_s += REPEAT_WARNING_S / 2
+    assert warnings(harness, 6, "alice", 80) == [key_of("alice").decode()]
 
 
-def test_the_warning_says_where_to_put_a_lease_and_is_no_longer_than_need_be() -> None:
-    watched = Watched(warn_per_second=50)
+def test_the_warning_names_the_rule_and_is_truncated() -> None:
+    harness = Harness(warn_per_second=50)
     with capture_logs() as logs:
-        watched.ask_for(6, "x\x1b[2J\n" + "y" * 500, 80)
+        harness.ask_for(6, "x\x1b[2J\n" + "y" * 500, 80)
     (log,) = logs
     assert log["log_level"] == "warning"
     assert log["key"].startswith("rl:{edge/user=x\\x1b[2J\\nyyy")
-    assert len(log["key"]) == LONGEST_LOGGED
+    assert len(log["key"]) == MAX_LOGGED_KEY_LENGTH
     assert log["per_second"] == pytest.approx(80, abs=1)
     assert "rules.yaml:3:5" in log["advice"]
     assert "`hot: {lease: 100ms}`" in log["advice"]
@@ -275,47 +280,47 @@ def test_the_warning_says_where_to_put_a_lease_and_is_no_longer_than_need_be() -
     ("per_second", "how"),
     [
         (40, {}),
-        (80, {"outline": ONE_LEASED}),
+        (80, {"template": ONE_LEASED}),
         (80, {"reading": OVER, "remembered": True}),  # the store is not asked: a lease would change nothing
     ],
 )
-def test_what_needs_no_lease_is_not_warned_of(per_second: int, how: dict[str, object]) -> None:
-    assert warnings(Watched(warn_per_second=50), 12, "alice", per_second, **how) == []
-    assert warnings(Watched(warn_per_second=0), 12, "alice", 200) == []
+def test_counters_that_need_no_lease_are_not_logged(per_second: int, how: dict[str, object]) -> None:
+    assert warnings(Harness(warn_per_second=50), 12, "alice", per_second, **how) == []
+    assert warnings(Harness(warn_per_second=0), 12, "alice", 200) == []
 
 
-def test_refusals_that_the_store_decides_are_warned_of() -> None:
-    assert warnings(Watched(warn_per_second=50), 6, "alice", 80, reading=OVER) == [key_of("alice").decode()]
+def test_denials_by_the_store_are_logged() -> None:
+    assert warnings(Harness(warn_per_second=50), 6, "alice", 80, reading=OVER) == [key_of("alice").decode()]
 
 
 @pytest.mark.slow
-def test_draws_that_stand_for_many_make_nobody_hot_by_chance() -> None:
-    watched = Watched(warn_per_second=10)
+def test_heavy_samples_make_no_counter_hot_by_chance() -> None:
+    harness = Harness(warn_per_second=10)
     crowd = [f"u{number}" for number in range(1000)]
     with capture_logs() as logs:
         for _ in range(400):
-            watched.ask(*crowd, outline=ONE_LEASED)
-        watched.now_s += GENERATION_S
-        for number in range(2000):  # two a second from each of the first hundred
-            watched.ask(crowd[number % 100])
-            watched.now_s += 0.005
+            harness.ask(*crowd, template=ONE_LEASED)
+        harness.now_s += GENERATION_S
+        for number in range(2000):  # two a second from each of the first hundred callers
+            harness.ask(crowd[number % 100])
+            harness.now_s += 0.005
     assert logs == []
-    assert any(row.per_second > 10 for row in watched.hot_keys.report().keys)
+    assert any(row.per_second > 10 for row in harness.hot_keys.report().keys)
 
 
-def test_few_warnings_a_minute_the_hottest_first() -> None:
-    watched = Watched(warn_per_second=10)
+def test_warnings_are_rate_limited_and_the_hottest_come_first() -> None:
+    harness = Harness(warn_per_second=10)
     with capture_logs() as logs:
         for _ in range(8 * 100):
-            watched.ask(*(f"u{number}" for number in range(8) for _ in range(number + 1)))
-            watched.now_s += 0.01
-    assert len(logs) == MOST_WARNINGS
+            harness.ask(*(f"u{number}" for number in range(8) for _ in range(number + 1)))
+            harness.now_s += 0.01
+    assert len(logs) == MAX_WARNINGS
     assert names_of([(log["key"], 0) for log in logs])[0] == "u7"
 
 
-def test_gauges_name_no_key(watched: Watched) -> None:
-    assert dict(watched.hot_keys.gauges()) == {HOTTEST: 0, OVER_THRESHOLD: 0}
-    watched = Watched(warn_per_second=50)
-    watched.ask_for(3, "alice", 80)
-    watched.ask_for(1, "leased", 300, outline=ONE_LEASED)
-    assert dict(watched.hot_keys.gauges()) == {HOTTEST: 75, OVER_THRESHOLD: 1}
+def test_gauges_do_not_contain_keys(harness: Harness) -> None:
+    assert dict(harness.hot_keys.gauges()) == {HOTTEST: 0, OVER_THRESHOLD: 0}
+    harness = Harness(warn_per_second=50)
+    harness.ask_for(3, "alice", 80)
+    harness.ask_for(1, "leased", 300, template=ONE_LEASED)
+    assert dict(harness.hot_keys.gauges()) == {HOTTEST: 75, OVER_THRESHOLD: 1}

@@ -1,26 +1,37 @@
-"""Counters: the reference's arithmetic, its names, and bounds on what clients can make of them."""
+"""Counters: arithmetic and names of envoyproxy/ratelimit, and bounds on names that clients influence."""
 
 from __future__ import annotations
 
 import pytest
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Slot, State, Step, Unit, WarnAt
-from ratelimit_rls.telemetry.metrics import MOST_PATHS, OTHER, LimitCounters, Metrics, near_limit
+from ratelimit_rls.core.model import (
+    Charge,
+    CounterOp,
+    DescriptorPlan,
+    Limit,
+    LimitState,
+    PlanTemplate,
+    StoreResult,
+    Unit,
+    WarnAt,
+    WarningState,
+)
+from ratelimit_rls.telemetry.metrics import MAX_PATHS, OTHER, LimitCounters, Metrics, near_limit
 
-LIMIT = 20  # near above 16
+LIMIT = 20  # near_limit is above 16
 
 
 def counted(after: int, hits: int, *, charge: Charge = Charge.ALWAYS, shadow: bool = False) -> LimitCounters:
-    """What is counted when `hits` bring the count to `after` (under `admitted`: would bring)."""
+    """Return the counters when `hits` bring the count to `after` (under `admitted`: would bring)."""
     metrics = Metrics()
-    step = Step(Limit(LIMIT, Unit.MINUTE), hits, charge, shadow_mode=shadow)
-    outline = Outline("d", True, (step,), (Slot(None, (step,), hits, "d.k"),))
+    step = CounterOp(Limit(LIMIT, Unit.MINUTE), hits, charge, shadow_mode=shadow)
+    template = PlanTemplate("d", True, (step,), (DescriptorPlan(None, (step,), hits, "d.k"),))
     over = after > LIMIT
     left = LIMIT - (after - hits if over and charge is Charge.ADMITTED else after)
-    answer = Answer(over and not shadow, 0, (Reading(left, 1 if over else 0, 1),))
+    answer = StoreResult(over and not shadow, 0, (LimitState(left, 1 if over else 0, 1),))
     counters = metrics.limit("d.k")
-    metrics.record(decide(outline, answer), (counters,))
+    metrics.record(decide(template, answer), (counters,))
     return counters
 
 
@@ -38,7 +49,7 @@ def counted(after: int, hits: int, *, charge: Charge = Charge.ALWAYS, shadow: bo
         (25, 12, 0, 4, 5),  # from 13: below 16 nothing is near
     ],
 )
-def test_hits_are_counted_on_their_own_side_of_each_threshold(
+def test_hits_are_split_at_each_threshold(
     charge: Charge, after: int, hits: int, within: int, near: int, over: int
 ) -> None:
     counters = counted(after, hits, charge=charge)
@@ -52,39 +63,39 @@ def test_hits_are_counted_on_their_own_side_of_each_threshold(
     assert counters.shadow_mode == 0
 
 
-def test_all_hits_are_over_when_the_limit_was_used_up_before() -> None:
+def test_all_hits_are_over_limit_when_the_limit_was_used_up() -> None:
     assert counted(30, 5).over_limit == 5
 
 
-def test_what_a_shadow_would_have_refused_is_counted_twice() -> None:
+def test_hits_over_a_shadowed_limit_are_counted_twice() -> None:
     counters = counted(22, 5, shadow=True)
 
     assert (counters.over_limit, counters.shadow_mode) == (2, 2)
 
 
-def test_a_refund_is_counted_apart() -> None:
+def test_refunds_are_counted_separately() -> None:
     counters = counted(5, -3)
 
     assert (counters.total_negative_hits, counters.total_hits) == (3, 0)
 
 
-def test_calls_in_the_states_of_warn_at_are_counted_and_told_of_where_there_are_any() -> None:
+def test_warn_at_states_are_counted_and_exported_only_above_zero() -> None:
     metrics = Metrics()
-    step = Step(Limit(LIMIT, Unit.MINUTE), 1, Charge.ADMITTED)
-    outline = Outline("d", True, (step,), (Slot(None, (step,), 1, "d.k", watchers=(WarnAt(800),)),))
+    step = CounterOp(Limit(LIMIT, Unit.MINUTE), 1, Charge.ADMITTED)
+    template = PlanTemplate("d", True, (step,), (DescriptorPlan(None, (step,), 1, "d.k", watchers=(WarnAt(800),)),))
     counters = metrics.limit("d.k")
     metrics.limit("d.other")
-    for state in (State.NORMAL, State.WARNING, State.WARNING, State.THROTTLED):
-        refused = state is State.THROTTLED
-        reading = Reading(0, 1 if refused else 0, 1)
-        metrics.record(decide(outline, Answer(refused, 0, (reading, Reading(state, 0, 0)))), (counters,))
+    for state in (WarningState.NORMAL, WarningState.WARNING, WarningState.WARNING, WarningState.THROTTLED):
+        refused = state is WarningState.THROTTLED
+        reading = LimitState(0, 1 if refused else 0, 1)
+        metrics.record(decide(template, StoreResult(refused, 0, (reading, LimitState(state, 0, 0)))), (counters,))
 
-    told = {name: count for name, count in metrics.names().items() if ".state_" in name}
+    states = {name: count for name, count in metrics.names().items() if ".state_" in name}
     prefix = "ratelimit.service.rate_limit.d.k"
-    assert told == {f"{prefix}.state_warning": 2, f"{prefix}.state_throttled": 1}
+    assert states == {f"{prefix}.state_warning": 2, f"{prefix}.state_throttled": 1}
 
 
-def test_the_near_limit_is_computed_in_single_precision() -> None:
+def test_near_limit_is_computed_in_single_precision() -> None:
     assert near_limit(20, 0.8) == 16
     # In double precision the product is 3435973835.99…; the nearest 32-bit float is above it.
     assert near_limit(2**32 - 1, 0.8) == 3435973888
@@ -101,12 +112,12 @@ def test_names_are_safe_for_statsd() -> None:
 
 def test_paths_and_domains_that_clients_choose_are_bounded() -> None:
     metrics = Metrics()
-    for i in range(MOST_PATHS + 50):
+    for i in range(MAX_PATHS + 50):
         metrics.limit(f"edge.user_{i}").total_hits += 1
         metrics.domain_not_found(f"domain {i}", 1)
 
     names = metrics.names()
 
-    assert len(names) < (MOST_PATHS + 1) * 8 + 20
+    assert len(names) < (MAX_PATHS + 1) * 8 + 20
     assert names[f"ratelimit.service.rate_limit.{OTHER}.total_hits"] == 50
     assert names[f"ratelimit.service.rate_limit.{OTHER}.domain_not_found"] == 50

@@ -1,4 +1,4 @@
-"""Metrics by OTLP: what a collector understands of them, over HTTP and gRPC, and what happens when there is none."""
+"""The OTLP exporter: what a collector receives over HTTP and gRPC, and failures of the collector."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 import ratelimit_rls
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.telemetry import instruments, otlp
-from ratelimit_rls.telemetry.collected import Collected, Distribution, Series
-from ratelimit_rls.telemetry.export_errors import EVERY_S, RareWarnings, warn_rarely
-from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Instrument, Kind
+from ratelimit_rls.telemetry.export_errors import WARNING_INTERVAL_S, ThrottledWarnings, throttle_export_warnings
+from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Instrument, InstrumentKind
+from ratelimit_rls.telemetry.otel_resource import resource
 from ratelimit_rls.telemetry.otlp import Collect, OtlpMetrics, new_otlp_metrics
-from ratelimit_rls.telemetry.resource import resource
-from tests.otlp_collector import OtlpCollector, ReceivedMetric
+from ratelimit_rls.telemetry.series import Collected, Distribution, Series
+from tests.support.otlp_collector import OtlpCollector, ReceivedMetric
 
 TIMES = Distribution((1, 2, *[0] * 10, 4, 3), 5.25)
 CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -35,7 +35,7 @@ def series(instrument: Instrument, *attributes: str) -> Series:
 
 
 EVERYTHING: Collected = {
-    series(one, *(f"v{n}" for n in range(len(one.attributes)))): TIMES if one.kind is Kind.HISTOGRAM else 7
+    series(one, *(f"v{n}" for n in range(len(one.attributes)))): TIMES if one.kind is InstrumentKind.HISTOGRAM else 7
     for one in INSTRUMENTS
 }
 
@@ -55,7 +55,7 @@ def collector(running: OtlpCollector) -> OtlpCollector:
 
 @pytest.fixture(autouse=True)
 def _library_log() -> Iterator[None]:
-    """As it was before the test."""
+    """Restore the logger after the test."""
     logger = logging.getLogger("opentelemetry")
     handlers, propagate = logger.handlers[:], logger.propagate
     yield
@@ -66,7 +66,7 @@ NewSink = Callable[..., OtlpMetrics]
 
 
 def once(collected: Collected) -> Collect:
-    """As a process tells it."""
+    """Return a collect function with fixed series."""
 
     async def collect() -> Collected:
         return collected
@@ -88,39 +88,39 @@ def new_sink(collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch) -> NewSi
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_a_collector_is_told_of_everything(collector: OtlpCollector, new_sink: NewSink, protocol: str) -> None:
+async def test_every_instrument_reaches_a_collector(collector: OtlpCollector, new_sink: NewSink, protocol: str) -> None:
     sink = new_sink(protocol, tracing_service_namespace="edge", tracing_service_instance_id="one")
     await sink.flush()
     await sink.close()
-    told = {metric.name: metric for metric in collector.wait_for_metrics(2 * len(INSTRUMENTS) // 3)}
+    received = {metric.name: metric for metric in collector.wait_for_metrics(2 * len(INSTRUMENTS) // 3)}
     ours = [one for one in INSTRUMENTS if not one.reference]
-    assert set(told) == {one.name for one in ours}
+    assert set(received) == {one.name for one in ours}
     for one in ours:
-        _check(one, told[one.name])
+        _check(one, received[one.name])
     assert collector.headers[0]["x-team"] == "limits"
     assert collector.exports == 2
 
 
-def _check(one: Instrument, told: ReceivedMetric) -> None:
-    metric = told.metric
-    assert (metric.description, metric.unit, told.scope) == (one.about, one.unit, "ratelimit_rls")
-    assert told.resource["service.name"] == "RateLimit"
-    assert told.resource["service.namespace"] == "edge"
-    assert told.resource["service.instance.id"] == "one"
-    assert told.resource["service.version"] == ratelimit_rls.__version__
-    ((attributes, point),) = told.by_attributes().items()
+def _check(one: Instrument, received: ReceivedMetric) -> None:
+    metric = received.metric
+    assert (metric.description, metric.unit, received.scope) == (one.about, one.unit, "ratelimit_rls")
+    assert received.resource["service.name"] == "RateLimit"
+    assert received.resource["service.namespace"] == "edge"
+    assert received.resource["service.instance.id"] == "one"
+    assert received.resource["service.version"] == ratelimit_rls.__version__
+    ((attributes, point),) = received.by_attributes().items()
     assert dict(attributes) == {key: f"v{n}" for n, key in enumerate(one.attributes)}
     assert point.time_unix_nano >= point.start_time_unix_nano
-    assert (point.start_time_unix_nano > 0) is (one.kind is not Kind.GAUGE)  # which did not start at any time
+    assert (point.start_time_unix_nano > 0) is (one.kind is not InstrumentKind.GAUGE)  # gauges have no start time
     match one.kind:
-        case Kind.COUNTER:
+        case InstrumentKind.COUNTER:
             assert metric.sum.is_monotonic
             assert metric.sum.aggregation_temporality == CUMULATIVE
             assert point.as_int == 7
-        case Kind.GAUGE:
+        case InstrumentKind.GAUGE:
             assert metric.HasField("gauge")
             assert point.as_int == 7
-        case Kind.HISTOGRAM:
+        case InstrumentKind.HISTOGRAM:
             assert metric.histogram.aggregation_temporality == CUMULATIVE
             assert (point.count, point.sum) == (10, 5.25)
             assert tuple(point.bucket_counts) == TIMES.counts
@@ -128,14 +128,14 @@ def _check(one: Instrument, told: ReceivedMetric) -> None:
             assert not point.HasField("min")
 
 
-async def test_what_does_not_apply_is_no_attribute(collector: OtlpCollector, new_sink: NewSink) -> None:
+async def test_empty_attributes_are_omitted(collector: OtlpCollector, new_sink: NewSink) -> None:
     sink = new_sink("http", once({series(instruments.STORE_DURATION, "redis", ""): TIMES}))
     await sink.close()
     (metric,) = collector.wait_for_metrics(1, "ratelimit.store.duration")
     assert list(metric.by_attributes()) == [(("ratelimit.store", "redis"),)]
 
 
-async def test_it_is_sent_again_and_again_from_the_same_start(collector: OtlpCollector, new_sink: NewSink) -> None:
+async def test_exports_are_cumulative_from_the_same_start(collector: OtlpCollector, new_sink: NewSink) -> None:
     count = iter(range(1, 1000))
 
     async def collect() -> Collected:
@@ -154,7 +154,7 @@ async def test_it_is_sent_again_and_again_from_the_same_start(collector: OtlpCol
     assert len({point.start_time_unix_nano for point in points}) == 1
 
 
-async def test_many_series_are_several_messages(
+async def test_many_series_are_split_into_several_messages(
     collector: OtlpCollector, new_sink: NewSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(otlp, "BATCH_POINTS", 10)
@@ -164,54 +164,52 @@ async def test_many_series_are_several_messages(
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_a_collector_that_refuses_is_said_once(
-    collector: OtlpCollector, new_sink: NewSink, protocol: str
-) -> None:
+async def test_a_rejecting_collector_is_logged_once(collector: OtlpCollector, new_sink: NewSink, protocol: str) -> None:
     collector.refusing = True
     sink = new_sink(protocol)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             await sink.flush()
         await sink.close()
-    assert [entry["event"] for entry in logs] == ["telemetry is not exported"]
+    assert [entry["event"] for entry in logs] == ["telemetry_export_failed"]
     assert logs[0]["source"].startswith("opentelemetry.exporter.otlp")
 
 
-class Troubled:
-    """An exporter that breaks at first, and then does not come back until it is let go."""
+class FailingExporter:
+    """An exporter that raises at first, and then blocks until it is released."""
 
     def __init__(self) -> None:
         self.exports = 0
-        self.let_go = threading.Event()
+        self.release = threading.Event()
 
     def export(self, _data: object) -> None:
         self.exports += 1
         if self.exports == 1:
             raise ValueError("broken")
-        self.let_go.wait()
+        self.release.wait()
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
-async def test_an_exporter_that_breaks_or_hangs_does_neither_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_or_hanging_exporter_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "CLOSE_S", 0.01)
-    exporter: Any = Troubled()
+    exporter: Any = FailingExporter()
     sink = OtlpMetrics(exporter, resource(Settings()), once(EVERYTHING), interval_s=60)
     with structlog.testing.capture_logs() as logs:
         await sink.flush()
-    assert logs == [{"event": "metrics are not exported", "error": "broken", "log_level": "warning"}]
-    await sink.close()  # which waits so long and no longer
-    await sink.close()  # and does not start a second one beside the first
+    assert logs == [{"event": "metrics_export_failed", "error": "broken", "log_level": "warning"}]
+    await sink.close()  # waits only for a bounded time
+    await sink.close()  # does not start a second export beside the first
     assert exporter.exports == 2
-    exporter.let_go.set()
+    exporter.release.set()
 
 
-async def test_figures_that_cannot_be_had_are_not_the_end_of_it() -> None:
+async def test_a_failing_collection_does_not_stop_the_exporter() -> None:
     async def none() -> Collected:
         raise OSError("no space left")
 
-    exporter: Any = Troubled()
+    exporter: Any = FailingExporter()
     sink = OtlpMetrics(exporter, resource(Settings()), none, interval_s=60)
     with structlog.testing.capture_logs() as logs:
         await sink.flush()
@@ -219,14 +217,14 @@ async def test_figures_that_cannot_be_had_are_not_the_end_of_it() -> None:
     assert exporter.exports == 0
 
 
-def test_it_is_off_by_default() -> None:
+def test_otlp_is_off_by_default() -> None:
     assert new_otlp_metrics(Settings(), once({})) is None
 
 
 @pytest.mark.slow
-def test_what_is_off_costs_no_import() -> None:
+def test_a_disabled_exporter_imports_no_sdk() -> None:
     package = Path(ratelimit_rls.__file__).parent.parent
-    code = "import sys, ratelimit_rls.telemetry.otlp, ratelimit_rls.telemetry.resource; print(*sys.modules)"
+    code = "import sys, ratelimit_rls.telemetry.otlp, ratelimit_rls.telemetry.otel_resource; print(*sys.modules)"
     environ = {**os.environ, "PYTHONPATH": str(package)}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=True)
     assert "ratelimit_rls.telemetry.otlp" in ran.stdout.split()
@@ -237,7 +235,7 @@ def _attributes(**settings: Any) -> dict[str, Any]:
     return dict(resource(Settings(**settings)).attributes)
 
 
-def test_who_sends_is_said_by_settings_then_by_opentelemetrys_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resource_comes_from_settings_then_otel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _attributes()["service.name"] == "RateLimit"
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=theirs,cloud.region=x,service.instance.id=i")
     found = _attributes()
@@ -252,21 +250,21 @@ def test_each_process_is_an_instance_of_its_own() -> None:
     assert _attributes(tracing_service_instance_id="a", **several)["service.instance.id"] == f"a-{os.getpid()}"
 
 
-def test_what_a_client_sent_is_no_complaint_of_ours() -> None:
+def test_warnings_about_client_headers_are_dropped() -> None:
     record = logging.LogRecord("opentelemetry.trace.span", logging.WARNING, "f", 1, "bad %s", ("password",), None)
     with structlog.testing.capture_logs() as logs:
-        RareWarnings().handle(record)
+        ThrottledWarnings().handle(record)
     assert not logs
 
 
-def test_a_complaint_is_heard_once_a_minute() -> None:
+def test_export_warnings_are_logged_once_a_minute() -> None:
     now = 100.0
-    handler = RareWarnings(clock=lambda: now)
+    handler = ThrottledWarnings(clock=lambda: now)
     record = logging.LogRecord("opentelemetry.sdk.a", logging.WARNING, "f", 1, "no %s", ("route",), None)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             handler.handle(record)
-        now += EVERY_S
+        now += WARNING_INTERVAL_S
         handler.handle(record)
     assert [(entry["error"], entry["source"], entry["not_repeated"]) for entry in logs] == [
         ("no route", "opentelemetry.sdk.a", 0),
@@ -274,9 +272,9 @@ def test_a_complaint_is_heard_once_a_minute() -> None:
     ]
 
 
-def test_it_is_heard_once_however_often_that_is_asked_for() -> None:
+def test_the_warning_handler_is_installed_once() -> None:
     for _ in range(3):
-        warn_rarely()
+        throttle_export_warnings()
     logger = logging.getLogger("opentelemetry")
-    assert sum(isinstance(handler, RareWarnings) for handler in logger.handlers) == 1
+    assert sum(isinstance(handler, ThrottledWarnings) for handler in logger.handlers) == 1
     assert not logger.propagate

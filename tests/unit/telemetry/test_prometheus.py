@@ -1,4 +1,4 @@
-"""What Prometheus is given, read by its own client library."""
+"""The Prometheus exporter, checked with the parser of prometheus_client."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.telemetry import instruments
-from ratelimit_rls.telemetry.collected import Collected, Distribution, Series
-from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Instrument, Kind
+from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Instrument, InstrumentKind
 from ratelimit_rls.telemetry.prometheus import PIECE_ROWS, PrometheusText, new_prometheus_text
+from ratelimit_rls.telemetry.series import Collected, Distribution, Series
 from ratelimit_rls.telemetry.statsd_mapping import parse_statsd_mapping
 
 TIMES = Distribution((1, 2, *[0] * 10, 4, 3), 5.25)
@@ -26,14 +26,14 @@ def series(instrument: Instrument, *attributes: str) -> Series:
 
 
 def families(text: bytes) -> dict[str, Metric]:
-    """By the name their samples begin with; a name that comes twice would be two families."""
+    """Return the families by name; a name that occurs twice would be two families."""
     found = list(text_string_to_metric_families(text.decode()))
     assert len({family.name for family in found}) == len(found)
     return {family.name: family for family in found}
 
 
 def samples(text: bytes, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-    """The parser adds _total to counters without, so only the text can say that they were called so."""
+    """Return names from the text, since the parser appends _total to counters without it."""
     assert f"\n{name}{{" in text.decode() or f"\n{name} " in text.decode()
     return {
         tuple(sorted(sample.labels.items())): sample.value
@@ -45,33 +45,35 @@ def samples(text: bytes, name: str) -> dict[tuple[tuple[str, str], ...], float]:
 
 def test_every_instrument_is_read_back_with_its_name_type_and_labels() -> None:
     collected: Collected = {
-        series(one, *(f"v{n}" for n in range(len(one.attributes)))): TIMES if one.kind is Kind.HISTOGRAM else 7
+        series(one, *(f"v{n}" for n in range(len(one.attributes)))): TIMES
+        if one.kind is InstrumentKind.HISTOGRAM
+        else 7
         for one in INSTRUMENTS
     }
     found = families(PrometheusText().text(collected))
     assert len(found) == len(INSTRUMENTS)
     for one in INSTRUMENTS:
-        family = found[one.prometheus.removesuffix("_total") if one.kind is Kind.COUNTER else one.prometheus]
+        family = found[one.prometheus.removesuffix("_total") if one.kind is InstrumentKind.COUNTER else one.prometheus]
         assert family.type == one.kind.value
         assert family.documentation == one.about
         sample = family.samples[0]
         labels = {key.replace(".", "_"): f"v{n}" for n, key in enumerate(one.attributes)}
         assert {key: text for key, text in sample.labels.items() if key != "le"} == labels
-        if one.kind is not Kind.HISTOGRAM:
+        if one.kind is not InstrumentKind.HISTOGRAM:
             assert sample.name in (one.prometheus, f"{one.prometheus}_total")
             assert sample.value == 7
 
 
-def test_no_two_instruments_have_a_name_in_common() -> None:
+def test_prometheus_names_are_unique() -> None:
     names = [
         one.prometheus + suffix
         for one in INSTRUMENTS
-        for suffix in (("_bucket", "_sum", "_count") if one.kind is Kind.HISTOGRAM else ("",))
+        for suffix in (("_bucket", "_sum", "_count") if one.kind is InstrumentKind.HISTOGRAM else ("",))
     ]
     assert len(set(names)) == len(names)
 
 
-def test_a_histogram_adds_up_below_each_bound() -> None:
+def test_histogram_buckets_are_cumulative() -> None:
     text = PrometheusText().text({series(instruments.STORE_DURATION, "redis", ""): TIMES})
     buckets = samples(text, "ratelimit_store_duration_seconds_bucket")
     store = ("ratelimit_store", "redis")
@@ -84,14 +86,14 @@ def test_a_histogram_adds_up_below_each_bound() -> None:
 
 
 @pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb", '"}\nevil 1\n# ', "\\n", "ü€😀", "a\rb\tc", "%s %", "\0"])
-def test_what_a_client_sent_stays_inside_its_label(value: str) -> None:
+def test_client_data_cannot_break_out_of_a_label(value: str) -> None:
     text = PrometheusText().text({series(instruments.UNKNOWN_DOMAINS, value): 3})
     (sample,) = families(text)["ratelimit_unknown_domains"].samples
     assert sample.labels == {"ratelimit_domain": value}
     assert len(text.splitlines()) == len(text.decode().split("\n")) - 1 + value.count("\r")
 
 
-def test_labels_that_are_empty_are_left_out() -> None:
+def test_empty_labels_are_omitted() -> None:
     limit = instruments.REFERENCE_LIMITS["total_hits"]
     text = PrometheusText().text({series(limit, "d", "k", ""): 1, series(limit, "d", "k", "l"): 2})
     assert samples(text, "ratelimit_service_rate_limit_total_hits") == {
@@ -101,21 +103,21 @@ def test_labels_that_are_empty_are_left_out() -> None:
     assert b'key2=""' not in text
 
 
-def test_the_order_is_always_the_same() -> None:
+def test_the_order_is_stable() -> None:
     one: Collected = {series(instruments.RULES_LOADS, outcome): 1 for outcome in ("success", "error")}
     one |= {series(instruments.WORKERS): 2, series(instruments.CALL_DURATION, "grpc", "a/B", "OK"): TIMES}
     other = dict(reversed(one.items()))
     assert PrometheusText().text(one) == PrometheusText().text(other)
 
 
-def test_many_series_come_in_pieces() -> None:
+def test_many_series_are_written_in_pieces() -> None:
     collected: Collected = {series(instruments.NEAR_LIMIT, "d", f"rule{n}"): n for n in range(3 * PIECE_ROWS + 5)}
     pieces = list(PrometheusText().pieces(collected))
     assert max(piece.count(b"\n") for piece in pieces) == PIECE_ROWS
     assert len(samples(b"".join(pieces), "ratelimit_near_limit_total")) == len(collected)
 
 
-def test_extra_tags_are_labels_of_every_series_that_has_none_of_that_name() -> None:
+def test_extra_tags_are_added_without_replacing_labels() -> None:
     text = PrometheusText(extra_tags={"data-centre": 'a"b', "key1": "mine", "empty": ""}).text(
         {series(instruments.WORKERS): 1, series(instruments.REFERENCE_LIMITS["over_limit"], "d", "k", ""): 2}
     )
@@ -125,7 +127,7 @@ def test_extra_tags_are_labels_of_every_series_that_has_none_of_that_name() -> N
     }
 
 
-def test_response_times_may_be_in_milliseconds_under_the_references_name() -> None:
+def test_compatible_response_times_may_be_in_milliseconds() -> None:
     text = PrometheusText(in_ms=True).text(
         {
             series(instruments.REFERENCE_TIMES, "ShouldRateLimit"): TIMES,
@@ -149,7 +151,7 @@ mappings:
 """
 
 
-def test_a_mapping_makes_the_series_that_bear_the_references_names_otherwise() -> None:
+def test_a_mapping_replaces_the_compatible_series() -> None:
     prometheus = PrometheusText(mapping=parse_statsd_mapping(MAPPING), extra_tags={"rule": "x", "zone": "z"})
     assert prometheus.mapping is not None
     collected: Collected = {
@@ -180,15 +182,15 @@ def test_a_mapping_makes_the_series_that_bear_the_references_names_otherwise() -
         "0.00025",
         "0.0005",
     ]
-    # As the reference does with what is not mapped: one name for what it cannot tell apart, with everything in it.
+    # As envoyproxy/ratelimit does with unmapped names: everything that it cannot distinguish is in the name.
     assert samples(text, "ratelimit_service_rate_limit_d_e_f_within_limit") == {(("rule", "x"), zone): 3}
-    told = set(families(text))
-    assert "ratelimit_workers" in told
-    assert "ratelimit_denials_remembered" not in told  # which would be there twice when it is in `collected`
-    assert not [name for name in told if name.startswith(("ratelimit_service_config_load", "dropped"))]
+    exported = set(families(text))
+    assert "ratelimit_workers" in exported
+    assert "ratelimit_denials_remembered" not in exported  # it would be duplicated if it is in `collected`
+    assert not [name for name in exported if name.startswith(("ratelimit_service_config_load", "dropped"))]
 
 
-def test_mapped_names_cannot_take_ours_nor_be_two_kinds_at_once() -> None:
+def test_mapped_names_cannot_use_our_names_or_mix_kinds() -> None:
     mapping = parse_statsd_mapping(
         b"""
 mappings:
@@ -214,7 +216,7 @@ mappings:
     assert list(samples(text, "calls_count").values()) == [10]
 
 
-def test_settings_name_the_file(tmp_path: Path) -> None:
+def test_the_mapping_file_comes_from_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
     path.write_bytes(MAPPING)
     assert new_prometheus_text(Settings(prometheus_mapper_yaml=str(path))).mapping is not None

@@ -1,4 +1,4 @@
-"""What statsd and DogStatsD are told, on real sockets, and what becomes of it when they are not there."""
+"""The statsd and DogStatsD exporter on real sockets, and failures of the server."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import structlog
 
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.mogrifiers import Mogrifier
-from ratelimit_rls.telemetry import statsd, statsd_wire
-from ratelimit_rls.telemetry.collected import Collected, Distribution, Durations, Series
+from ratelimit_rls.telemetry import statsd, statsd_transport
 from ratelimit_rls.telemetry.instruments import DURATIONS_S, REFERENCE_TIMES
-from ratelimit_rls.telemetry.statsd import DogStyle, StatsdSink, Style, new_statsd_sink
-from ratelimit_rls.telemetry.statsd_wire import TcpWire, UdpWire
+from ratelimit_rls.telemetry.series import Collected, Distribution, Durations, Series
+from ratelimit_rls.telemetry.statsd import DogStatsdFormat, StatsdFormat, StatsdSink, new_statsd_sink
+from ratelimit_rls.telemetry.statsd_transport import TcpTransport, UdpTransport
 
 HITS = "ratelimit.service.rate_limit.d.k.total_hits"
 HELD = "ratelimit.throttle.held"
 
 
 class Measured:
-    """Numbers that a test changes, in place of those of a process."""
+    """Metrics that a test controls."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -39,7 +39,7 @@ class Measured:
 
 
 class TcpListener:
-    """Every line that came, whichever connection it came on."""
+    """A server that collects the lines of all connections."""
 
     def __init__(self) -> None:
         self.lines: asyncio.Queue[str] = asyncio.Queue()
@@ -90,19 +90,19 @@ def udp_listener() -> Iterator[socket.socket]:
         yield listening
 
 
-def lines(measured: Measured, style: Style | None = None) -> Callable[[], list[str]]:
-    """What would be sent now."""
-    untold = statsd.Untold(style or Style({}))
+def lines(measured: Measured, style: StatsdFormat | None = None) -> Callable[[], list[str]]:
+    """Return what would be sent now."""
+    untold = statsd.DeltaTracker(style or StatsdFormat({}))
 
     def now() -> list[str]:
-        found = list(untold.lines(sorted(measured.numbers.items()), statsd.timers(measured.times())))
-        untold.tell(found)
+        found = list(untold.lines(sorted(measured.numbers.items()), statsd.timers(measured.times())))  # type: ignore[attr-defined]
+        untold.mark_sent(found)
         return [line.text.decode().removesuffix("\n") for line in found]
 
     return now
 
 
-def test_counters_are_told_by_how_much_they_grew_and_gauges_as_they_are(measured: Measured) -> None:
+def test_counters_are_sent_as_deltas_and_gauges_as_values(measured: Measured) -> None:
     now = lines(measured)
     measured.numbers = {HITS: 5, HELD: 2, "ratelimit.denials.answered": 0}
     assert now() == [f"{HITS}:5|c", f"{HELD}:2|g"]
@@ -111,7 +111,7 @@ def test_counters_are_told_by_how_much_they_grew_and_gauges_as_they_are(measured
     assert now() == ["ratelimit.denials.answered:1|c", f"{HITS}:7|c", f"{HELD}:0|g"]
 
 
-def test_times_are_told_by_the_bucket(measured: Measured) -> None:
+def test_durations_are_sent_by_bucket(measured: Measured) -> None:
     now = lines(measured)
     measured.durations.observe(0.0009)
     for _ in range(3):
@@ -124,41 +124,41 @@ def test_times_are_told_by_the_bucket(measured: Measured) -> None:
     assert three == f"{name}:3.75|ms|@0.3333333333333333"
     value, rate = re.fullmatch(rf"{re.escape(name)}:([0-9.]+)\|ms\|@0.5", two), 2
     assert value is not None
-    assert float(value[1]) * rate == pytest.approx(8000, rel=0.01)  # of which no bound says how much it is
+    assert float(value[1]) * rate == pytest.approx(8000, rel=0.01)  # above the last bound
     assert now() == []
     measured.durations.observe(0.0009)
     assert now() == [f"{name}:0.75|ms"]
 
 
-def test_a_server_that_rounds_down_counts_as_many_as_there_were() -> None:
+def test_sample_rates_are_exact_for_servers_that_round_down() -> None:
     for count in (*range(2, 1000), 12_345, 999_983, 10_000_019):
         rate = float(statsd._sample_rate(count).removeprefix("|@"))
         assert int(1 / rate) == count
 
 
-def test_every_duration_is_nearer_to_what_is_told_than_its_bucket_is_wide() -> None:
+def test_sent_durations_are_within_a_bucket_width() -> None:
     for low, high, middle in zip((0, *DURATIONS_S), DURATIONS_S, statsd._MIDDLES_MS, strict=False):
         assert low * 1000 < middle < high * 1000
 
 
-def test_extra_tags_are_in_the_names_of_statsd(measured: Measured) -> None:
+def test_statsd_names_contain_extra_tags(measured: Measured) -> None:
     measured.numbers = {HITS: 1}
-    style = Style({"zone": "a.b:c|d", "commit": "1", "empty": ""})
+    style = StatsdFormat({"zone": "a.b:c|d", "commit": "1", "empty": ""})
     assert lines(measured, style)() == [f"{HITS}.__commit=1.__zone=a_b_c_d:1|c"]
 
 
-def test_extra_tags_are_tags_of_dogstatsd(measured: Measured) -> None:
+def test_dogstatsd_lines_have_extra_tags(measured: Measured) -> None:
     measured.numbers = {HITS: 1, HELD: 3}
     measured.durations.observe(0.004, 4)
-    assert lines(measured, DogStyle({"zone": "a", "commit": "1", "empty": ""}))() == [
+    assert lines(measured, DogStatsdFormat({"zone": "a", "commit": "1", "empty": ""}))() == [
         f"{HITS}:1|c|#commit:1,zone:a",
         f"{HELD}:3|g|#commit:1,zone:a",
         "ratelimit_server.ShouldRateLimit.response_time:3.75|ms|@0.25|#commit:1,zone:a",
     ]
 
 
-def test_the_first_mogrifier_that_meets_a_name_renames_and_tags_it(measured: Measured) -> None:
-    style = DogStyle(
+def test_the_first_matching_mogrifier_renames_and_tags(measured: Measured) -> None:
+    style = DogStatsdFormat(
         {"zone": "a"},
         [
             Mogrifier(
@@ -176,18 +176,19 @@ def test_the_first_mogrifier_that_meets_a_name_renames_and_tags_it(measured: Mea
 
 
 @pytest.mark.parametrize(
-    "style", [Style({}), DogStyle({"a": "b"}, [Mogrifier(re2.compile("(?s)d.(.*)"), "$1", (("t", "$1"),))])]
+    "style",
+    [StatsdFormat({}), DogStatsdFormat({"a": "b"}, [Mogrifier(re2.compile("(?s)d.(.*)"), "$1", (("t", "$1"),))])],
 )
-def test_what_a_client_sent_stays_inside_its_line(measured: Measured, style: Style) -> None:
+def test_client_data_cannot_break_out_of_a_line(measured: Measured, style: StatsdFormat) -> None:
     measured.numbers = {"ratelimit.service.rate_limit.d.k\nevil:9|c\r|#x:y,z.total_hits": 1}
     (line,) = lines(measured, style)()
     assert re.fullmatch(r"[^\n\r:|]+:1\|c(\|#a:b,t:[^\n\r|,#]+)?", line)
 
 
-async def test_a_server_on_tcp_is_told_again_and_again_on_one_connection(
-    listener: TcpListener, measured: Measured
-) -> None:
-    sink = StatsdSink(TcpWire("127.0.0.1", listener.port), Style({}), measured.names, measured.times, interval_s=0.001)
+async def test_tcp_flushes_share_one_connection(listener: TcpListener, measured: Measured) -> None:
+    sink = StatsdSink(
+        TcpTransport("127.0.0.1", listener.port), StatsdFormat({}), measured.names, measured.times, interval_s=0.001
+    )
     running = asyncio.create_task(sink.run())
     measured.numbers = {HITS: 5}
     assert await listener.take(1) == [f"{HITS}:5|c"]
@@ -202,11 +203,9 @@ async def test_a_server_on_tcp_is_told_again_and_again_on_one_connection(
     assert sink.dropped_lines == 0
 
 
-async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
-    listener: TcpListener, measured: Measured
-) -> None:
-    wire = TcpWire("127.0.0.1", listener.port)
-    sink = StatsdSink(wire, Style({}), measured.names, measured.times, interval_s=60)
+async def test_deltas_are_sent_when_the_server_is_back(listener: TcpListener, measured: Measured) -> None:
+    wire = TcpTransport("127.0.0.1", listener.port)
+    sink = StatsdSink(wire, StatsdFormat({}), measured.names, measured.times, interval_s=60)
     measured.numbers = {HITS: 1}
     await sink.flush()
     assert await listener.take(1) == [f"{HITS}:1|c"]
@@ -219,7 +218,7 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
         for _ in range(3):
             measured.numbers[HITS] += 10
             await sink.flush()
-    assert [entry["event"] for entry in logs] == ["statsd cannot be reached"]
+    assert [entry["event"] for entry in logs] == ["statsd_send_failed"]
     await listener.start()
     await sink.flush()
     assert await listener.take(1) == [f"{HITS}:30|c"]
@@ -228,19 +227,19 @@ async def test_what_happens_while_the_server_is_away_is_told_when_it_is_back(
 
 
 @pytest.mark.slow
-async def test_a_server_that_does_not_read_is_not_waited_for(
+async def test_a_server_that_does_not_read_does_not_block(
     listener: TcpListener, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statsd_wire, "WRITE_S", 0.01)
+    monkeypatch.setattr(statsd_transport, "WRITE_S", 0.01)
     with socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        wire = TcpWire("127.0.0.1", silent.getsockname()[1])
-        sink = StatsdSink(wire, Style({}), measured.names, measured.times, interval_s=60)
+        wire = TcpTransport("127.0.0.1", silent.getsockname()[1])
+        sink = StatsdSink(wire, StatsdFormat({}), measured.names, measured.times, interval_s=60)
         measured.numbers = {f"ratelimit.service.rate_limit.d.{'k' * 3000}{n}.total_hits": 1 for n in range(4000)}
         await sink.flush()
-    assert 0 < sink.dropped_lines < 100  # one chunk; what came after it was not even tried
+    assert 0 < sink.dropped_lines < 100  # one chunk; later ones were not attempted
     monkeypatch.undo()
     wire._address = ("127.0.0.1", listener.port)
     await sink.flush()
@@ -248,74 +247,76 @@ async def test_a_server_that_does_not_read_is_not_waited_for(
     await sink.close()
 
 
-@pytest.mark.parametrize("wire", [TcpWire, UdpWire])
-async def test_a_host_that_cannot_be_looked_up_is_said_once(
-    measured: Measured, wire: type[TcpWire] | type[UdpWire]
+@pytest.mark.parametrize("wire", [TcpTransport, UdpTransport])
+async def test_an_unresolvable_host_is_logged_once(
+    measured: Measured, wire: type[TcpTransport] | type[UdpTransport]
 ) -> None:
-    sink = StatsdSink(wire("a..b", 8125), Style({}), measured.names, measured.times, interval_s=60)
+    sink = StatsdSink(wire("a..b", 8125), StatsdFormat({}), measured.names, measured.times, interval_s=60)
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
             await sink.flush()
-    assert [line["event"] for line in logs] == ["statsd cannot be reached"]
+    assert [line["event"] for line in logs] == ["statsd_send_failed"]
 
 
-async def test_datagrams_hold_whole_lines_and_as_many_as_fit(measured: Measured) -> None:
+async def test_datagrams_contain_as_many_whole_lines_as_fit(measured: Measured) -> None:
     with udp_listener() as listening:
-        wire = UdpWire("localhost", listening.getsockname()[1])
-        sink = StatsdSink(wire, Style({}), measured.names, measured.times, interval_s=60)
+        wire = UdpTransport("localhost", listening.getsockname()[1])
+        sink = StatsdSink(wire, StatsdFormat({}), measured.names, measured.times, interval_s=60)
         measured.numbers = {f"ratelimit.service.rate_limit.d.key{n:03}.total_hits": n + 1 for n in range(100)}
         await sink.flush()
-        datagrams = []
+        datagrams: list[bytes] = []
         while sum(datagram.count(b"\n") for datagram in datagrams) < 100:
             datagrams.append(listening.recv(65_536))
         assert all(datagram.endswith(b"\n") for datagram in datagrams)
-        assert max(map(len, datagrams)) <= statsd_wire.DATAGRAM_BYTES
-        assert len(datagrams) == 1 + sum(map(len, datagrams)) // (statsd_wire.DATAGRAM_BYTES - 60)
+        assert max(map(len, datagrams)) <= statsd_transport.DATAGRAM_BYTES
+        assert len(datagrams) == 1 + sum(map(len, datagrams)) // (statsd_transport.DATAGRAM_BYTES - 60)
         measured.numbers[HITS] = 1
         await sink.close()
         assert listening.recv(65_536) == f"{HITS}:1|c\n".encode()
 
 
-async def test_nobody_at_the_other_end_of_a_datagram_is_no_error(measured: Measured) -> None:
+async def test_an_unreachable_udp_server_is_not_an_error(measured: Measured) -> None:
     with udp_listener() as listening:
         port = listening.getsockname()[1]
-    sink = StatsdSink(UdpWire("127.0.0.1", port), Style({}), measured.names, measured.times, interval_s=60)
+    sink = StatsdSink(UdpTransport("127.0.0.1", port), StatsdFormat({}), measured.names, measured.times, interval_s=60)
     measured.numbers = {f"ratelimit.service.rate_limit.d.key{n}.total_hits": 1 for n in range(200)}
     for _ in range(3):
         await sink.flush()
     await sink.close()
 
 
-async def test_a_host_that_is_not_there_is_no_error(measured: Measured) -> None:
-    sink = StatsdSink(UdpWire("no-such-host.invalid", 8125), Style({}), measured.names, measured.times, interval_s=60)
+async def test_an_unreachable_host_is_not_an_error(measured: Measured) -> None:
+    sink = StatsdSink(
+        UdpTransport("no-such-host.invalid", 8125), StatsdFormat({}), measured.names, measured.times, interval_s=60
+    )
     await sink.flush()
     await sink.close()
 
 
-async def test_of_several_workers_each_tells_the_gauges_of_all(listener: TcpListener, measured: Measured) -> None:
+async def test_each_worker_sends_the_gauges_of_all_workers(listener: TcpListener, measured: Measured) -> None:
     async def of_all() -> Iterable[tuple[str, int]]:
         return [(HITS, 100), (HELD, 7)]
 
-    wire = TcpWire("127.0.0.1", listener.port)
-    sink = StatsdSink(wire, Style({}), measured.names, measured.times, interval_s=60, gauges=of_all)
+    wire = TcpTransport("127.0.0.1", listener.port)
+    sink = StatsdSink(wire, StatsdFormat({}), measured.names, measured.times, interval_s=60, gauges=of_all)
     measured.numbers = {HITS: 5, HELD: 2}
     await sink.flush()
     assert await listener.take(2) == [f"{HITS}:5|c", f"{HELD}:7|g"]
     await sink.close()
 
 
-def test_settings_say_which(measured: Measured) -> None:
+def test_the_sink_depends_on_the_settings(measured: Measured) -> None:
     def sink(**settings: object) -> StatsdSink | None:
         return new_statsd_sink(Settings(**settings), measured.names, measured.times)  # type: ignore[arg-type]
 
     assert sink() is None
     assert sink(use_prometheus=True) is None
     tcp, udp, dog = sink(use_statsd=True), sink(use_statsd=True, statsd_protocol="udp"), sink(use_dog_statsd=True)
-    assert [type(one._wire) for one in (tcp, udp, dog) if one] == [TcpWire, UdpWire, UdpWire]
-    assert [type(one._untold._style) for one in (tcp, udp, dog) if one] == [Style, Style, DogStyle]
+    assert [type(one._transport) for one in (tcp, udp, dog) if one] == [TcpTransport, UdpTransport, UdpTransport]
+    assert [type(one._deltas._style) for one in (tcp, udp, dog) if one] == [StatsdFormat, StatsdFormat, DogStatsdFormat]
     assert tcp is not None
     assert tcp._interval_s == 10
 
 
-def test_distributions_have_a_middle_for_every_bound() -> None:
+def test_every_bucket_has_a_middle() -> None:
     assert len(statsd._MIDDLES_MS) == len(DURATIONS_S) == len(Distribution(tuple(range(14)), 0.0).counts) - 1

@@ -1,4 +1,4 @@
-"""Mapping files of statsd_exporter, read as it reads them, and what is said of those that cannot be."""
+"""Mapping files of statsd_exporter: its semantics, and error messages for invalid files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.telemetry.instruments import Kind
+from ratelimit_rls.telemetry.instruments import InstrumentKind
 from ratelimit_rls.telemetry.statsd_mapping import (
     HELP,
-    MOST_BYTES,
+    MAX_FILE_BYTES,
     StatsdMapping,
     Target,
     parse_statsd_mapping,
@@ -23,8 +23,8 @@ def mapping(*rules: str, defaults: str = "{}") -> StatsdMapping:
     return parse_statsd_mapping(f"defaults: {defaults}\nmappings:\n{listed}\n".encode())
 
 
-def met(found: StatsdMapping, name: str, kind: Kind = Kind.COUNTER) -> str:
-    """The target as Prometheus would write it."""
+def met(found: StatsdMapping, name: str, kind: InstrumentKind = InstrumentKind.COUNTER) -> str:
+    """Format the target as Prometheus would."""
     target = found.target(name, kind)
     if target is None:
         return ""
@@ -43,16 +43,16 @@ def met(found: StatsdMapping, name: str, kind: Kind = Kind.COUNTER) -> str:
         ("0x.y-z.c", 'three{first="0x",second="y-z"}'),
     ],
 )
-def test_a_star_is_one_part_between_dots(name: str, series: str) -> None:
+def test_a_star_matches_one_part_between_dots(name: str, series: str) -> None:
     assert met(mapping('{match: "*.*.c", name: three, labels: {first: $1, second: "${2}"}}'), name) == series
 
 
-def test_of_globs_the_first_in_the_file_is_taken() -> None:
+def test_the_first_matching_glob_is_used() -> None:
     found = mapping("{match: a.*, name: wide}", "{match: a.b, name: narrow}")
     assert met(found, "a.b") == "wide"
 
 
-def test_or_the_one_that_says_most_from_left_to_right_where_order_is_switched_off() -> None:
+def test_the_most_specific_glob_is_used_without_ordering() -> None:
     rules = ('{match: "*.b.c", name: right}', "{match: a.*.*, name: left}", "{match: a.*.c, name: both}")
     found = mapping(*rules, defaults="{glob_disable_ordering: true}")
     assert met(found, "a.b.c") == "both"
@@ -61,7 +61,7 @@ def test_or_the_one_that_says_most_from_left_to_right_where_order_is_switched_of
     assert met(mapping(*rules), "a.b.c") == "right"
 
 
-def test_expressions_come_after_every_glob_and_are_searched_for_anywhere() -> None:
+def test_regexes_come_after_globs_and_match_anywhere() -> None:
     found = mapping(
         '{match: "total", match_type: regex, name: "any"}',
         '{match: "^(a)\\\\.(?P<last>.*)$", match_type: regex, name: named, labels: {it: $last, all: $0, one: "$1x"}}',
@@ -73,7 +73,7 @@ def test_expressions_come_after_every_glob_and_are_searched_for_anywhere() -> No
     assert met(found, "b") == ""
 
 
-def test_the_default_may_be_expressions() -> None:
+def test_the_default_match_type_may_be_regex() -> None:
     found = mapping(
         "{match: a.b, name: regex}", "{match: a.b, match_type: glob, name: glob}", defaults="{match_type: regex}"
     )
@@ -81,20 +81,22 @@ def test_the_default_may_be_expressions() -> None:
     assert met(found, "a.b") == "glob"
 
 
-def test_a_rule_may_be_for_one_kind_only() -> None:
+def test_a_rule_may_match_one_metric_type_only() -> None:
     found = mapping(
         "{match: a, match_metric_type: gauge, name: gauge}",
         "{match: a, match_metric_type: timer, name: observer}",
         "{match: a, match_type: regex, name: counter, match_metric_type: counter}",
     )
-    assert [met(found, "a", kind) for kind in (Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM)] == [
+    assert [
+        met(found, "a", kind) for kind in (InstrumentKind.COUNTER, InstrumentKind.GAUGE, InstrumentKind.HISTOGRAM)
+    ] == [
         "counter",
         "gauge",
         "observer",
     ]
 
 
-def test_what_is_dropped_is_not_there_and_need_not_be_mapped_elsewhere() -> None:
+def test_dropped_names_are_not_exported() -> None:
     found = mapping(
         "{match: ratelimit.service.a, name: kept}", '{match: ".", match_type: regex, action: drop, name: x}'
     )
@@ -106,39 +108,44 @@ def test_what_is_dropped_is_not_there_and_need_not_be_mapped_elsewhere() -> None
     ("template", "text"),
     [("$1", "one"), ("${1}_x", "one_x"), ("$1_x", ""), ("$2$1", "twoone"), ("$3", ""), ("$$1", "$1"), ("a$0b", "a")],
 )
-def test_references_are_as_long_as_they_can_be(template: str, text: str) -> None:
-    target = mapping(f'{{match: "*.*", name: n, labels: {{label: "{template}"}}}}').target("one.two", Kind.COUNTER)
+def test_capture_references_are_greedy(template: str, text: str) -> None:
+    target = mapping(f'{{match: "*.*", name: n, labels: {{label: "{template}"}}}}').target(
+        "one.two", InstrumentKind.COUNTER
+    )
     assert target is not None
     assert dict(target.labels).get("label", "") == text
 
 
-def test_names_are_made_fit_for_prometheus() -> None:
+def test_names_are_sanitised_for_prometheus() -> None:
     found = mapping('{match: "x.*", name: "$1"}', '{match: "(y.*)", match_type: regex, name: "$0"}')
     assert met(found, "x.7up-now é") == "_7up_now__"
     assert met(found, "y.z") == "y_z"
-    assert met(found, "x.") == ""  # a name of nothing
+    assert met(found, "x.") == ""  # an empty name
 
 
-def test_names_of_the_reference_that_are_not_mapped_keep_theirs_and_ours_are_left_to_us() -> None:
+def test_unmapped_compatible_names_are_kept_and_ours_are_skipped() -> None:
     found = mapping()
-    assert found.target("ratelimit.service.rate_limit.a-b.c_1.2.over_limit", Kind.COUNTER) == Target(
-        "ratelimit_service_rate_limit_a_b_c_1_2_over_limit", Kind.COUNTER, HELP, (), 1.0
+    assert found.target("ratelimit.service.rate_limit.a-b.c_1.2.over_limit", InstrumentKind.COUNTER) == Target(
+        "ratelimit_service_rate_limit_a_b_c_1_2_over_limit", InstrumentKind.COUNTER, HELP, (), 1.0
     )
-    assert met(found, "ratelimit_server.Check.response_time", Kind.HISTOGRAM) == "ratelimit_server_Check_response_time"
-    assert met(found, "ratelimit.denials.remembered", Kind.GAUGE) == ""
+    assert (
+        met(found, "ratelimit_server.Check.response_time", InstrumentKind.HISTOGRAM)
+        == "ratelimit_server_Check_response_time"
+    )
+    assert met(found, "ratelimit.denials.remembered", InstrumentKind.GAUGE) == ""
 
 
-def test_help_and_scale_are_the_rules() -> None:
-    target = mapping("{match: a, name: b, help: Of b., scale: 1e-3}").target("a", Kind.GAUGE)
-    assert target == Target("b", Kind.GAUGE, "Of b.", (), 0.001)
+def test_help_and_scale_come_from_the_rule() -> None:
+    target = mapping("{match: a, name: b, help: Of b., scale: 1e-3}").target("a", InstrumentKind.GAUGE)
+    assert target == Target("b", InstrumentKind.GAUGE, "Of b.", (), 0.001)
 
 
 def test_an_empty_file_maps_nothing() -> None:
-    assert parse_statsd_mapping(b"").target("a", Kind.COUNTER) is None
+    assert parse_statsd_mapping(b"").target("a", InstrumentKind.COUNTER) is None
     assert parse_statsd_mapping(b"mappings:\ndefaults:\n").warnings == ()
 
 
-def test_what_has_no_effect_is_said_once() -> None:
+def test_keys_without_effect_are_warned_of_once() -> None:
     found = mapping(
         "{match: a, name: b, timer_type: summary, ttl: 1m}",
         "{match: c, name: d, observer_type: summary, histogram_options: {buckets: [1, 2]}}",
@@ -146,10 +153,10 @@ def test_what_has_no_effect_is_said_once() -> None:
         defaults="{ttl: 1h}",
     )
     assert found.warnings == (
-        "defaults: ttl has no effect: series of rules that are gone are kept",
-        "mappings[0]: summary has no effect: times are exported as a histogram, since summaries of several processes "
-        "cannot be added up",
-        "mappings[1]: histogram_options has no effect: the buckets of times are fixed",
+        "defaults: ttl has no effect: series of removed rules are kept",
+        "mappings[0]: summary has no effect: durations are exported as a histogram, since summaries of several "
+        "processes cannot be merged",
+        "mappings[1]: histogram_options has no effect: the buckets of durations are fixed",
     )
 
 
@@ -158,7 +165,7 @@ def test_what_has_no_effect_is_said_once() -> None:
     [
         ("{match: a, nam: b}", "mappings[0]: 'nam' is not a key of statsd_exporter's; did you mean name?"),
         ("{match: a}", "mappings[0]: name is missing"),
-        ("{match: a, name: b-c}", "mappings[0]: name 'b-c' is not one; use letters, digits, _ and $1"),
+        ("{match: a, name: b-c}", "mappings[0]: name 'b-c' is invalid; use letters, digits, _ and $1"),
         ("{match: a, name: ratelimit_workers}", "mappings[0]: name 'ratelimit_workers' is a metric that is exported"),
         (
             "{match: a, name: rpc_server_call_duration_seconds_sum}",
@@ -174,22 +181,22 @@ def test_what_has_no_effect_is_said_once() -> None:
         ("{match: a, name: b, timer_type: gauge}", "timer_type is 'gauge'; use histogram or summary"),
         ("{match: a, name: b, scale: fast}", "scale is 'fast'; use a number above 0, such as 0.001"),
         ("{match: a, name: b, scale: -1}", "scale is '-1'; use a number above 0"),
-        ("{match: a, name: b, labels: {a-b: $1}}", "label 'a-b' is not one; use letters, digits and _"),
-        ("{match: a, name: b, labels: {__name__: $1}}", "label '__name__' is not one"),
-        ("{match: a, name: b, labels: {le: $1}}", "label 'le' is not one"),
+        ("{match: a, name: b, labels: {a-b: $1}}", "label 'a-b' is invalid; use letters, digits and _"),
+        ("{match: a, name: b, labels: {__name__: $1}}", "label '__name__' is invalid"),
+        ("{match: a, name: b, labels: {le: $1}}", "label 'le' is invalid"),
         ("{match: a, name: b, labels: {l: [1]}}", "the value of label l is not text"),
         ("{match: a, name: b, labels: [1]}", "labels is not a mapping; write `label: $1` for each"),
         ("{match: [a], name: b}", "mappings[0]: match is not text"),
         ("text", "mappings[0] is not a mapping; its keys are match, match_type"),
     ],
 )
-def test_a_mistake_is_refused_with_its_place(tmp_path: Path, rule: str, sentence: str) -> None:
+def test_an_error_is_reported_with_its_position(tmp_path: Path, rule: str, sentence: str) -> None:
     path = tmp_path / "conf.yaml"
     path.write_text(f"mappings:\n  - {rule}\n")
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as raised:
         read_statsd_mapping(path)
-    assert str(refused.value).startswith(f"PROMETHEUS_MAPPER_YAML={path}: ")
-    assert sentence in str(refused.value)
+    assert str(raised.value).startswith(f"PROMETHEUS_MAPPER_YAML={path}: ")
+    assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -202,20 +209,20 @@ def test_a_mistake_is_refused_with_its_place(tmp_path: Path, rule: str, sentence
         (b"defaults: {order: true}\n", "defaults: 'order' is not a key of statsd_exporter's"),
         (b"defaults: {glob_disable_ordering: maybe}\n", "glob_disable_ordering is 'maybe'; use true or false"),
         (b"\xff\xfe\xfd", "is not YAML: "),
-        (b"# " + b"x" * MOST_BYTES, f"is larger than {MOST_BYTES} bytes"),
+        (b"# " + b"x" * MAX_FILE_BYTES, f"is larger than {MAX_FILE_BYTES} bytes"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_a_file_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = tmp_path / "conf.yaml"
     path.write_bytes(content)
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as raised:
         read_statsd_mapping(path)
-    assert sentence in str(refused.value)
+    assert sentence in str(raised.value)
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
     path.write_text("mappings:\n  - {match: a}\n  - {match: b, name: c, scale: x}\n")
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as raised:
         read_statsd_mapping(path)
-    assert len(str(refused.value).splitlines()) == 2
+    assert len(str(raised.value).splitlines()) == 2

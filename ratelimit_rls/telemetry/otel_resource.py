@@ -1,4 +1,4 @@
-"""Who it is that sends traces and metrics by OTLP."""
+"""OpenTelemetry resource that identifies this process in traces and metrics sent by OTLP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from uuid import uuid4
 from ratelimit_rls import __version__
 from ratelimit_rls.settings import Settings
 
-if TYPE_CHECKING:  # it takes long to import, and is not needed where nothing is sent
+if TYPE_CHECKING:  # slow to import, and not needed where nothing is sent
     from opentelemetry.sdk.resources import Resource
 
 
 def resource(settings: Settings) -> Resource:
-    """The same for traces and metrics of a process, and another for each worker.
+    """Return the resource: the same for traces and metrics of a process, and different for each worker.
 
-    What TRACING_SERVICE_… say wins over OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, and these over our defaults.
+    TRACING_SERVICE_… take precedence over OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, and these over our defaults.
     """
     from opentelemetry.sdk.resources import (
         SERVICE_INSTANCE_ID,
@@ -29,17 +29,19 @@ def resource(settings: Settings) -> Resource:
     )
 
     found = OTELResourceDetector().detect().attributes
-    said = {SERVICE_NAME: settings.tracing_service_name, SERVICE_VERSION: __version__}
+    attributes = {SERVICE_NAME: settings.tracing_service_name, SERVICE_VERSION: __version__}
     if not settings.given("tracing_service_name") and found.get(SERVICE_NAME):
-        said.pop(SERVICE_NAME)
+        attributes.pop(SERVICE_NAME)
     if settings.tracing_service_namespace:
-        said[SERVICE_NAMESPACE] = settings.tracing_service_namespace
+        attributes[SERVICE_NAMESPACE] = settings.tracing_service_namespace
     instance = settings.tracing_service_instance_id or str(found.get(SERVICE_INSTANCE_ID, ""))
     if not instance:
         instance = _random_id(os.getpid())
-    elif settings.rls_workers > 1:  # one id for several would make one series of all their counters, going up and down
+    elif (
+        settings.rls_workers > 1
+    ):  # with a shared id, the counters of all workers would be one series going up and down
         instance = f"{instance}-{os.getpid()}"
-    return Resource.create({**said, SERVICE_INSTANCE_ID: instance})
+    return Resource.create({**attributes, SERVICE_INSTANCE_ID: instance})
 
 
 @lru_cache(maxsize=1)

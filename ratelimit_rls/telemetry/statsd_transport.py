@@ -1,4 +1,4 @@
-"""How lines get to a statsd server: over a connection, or in datagrams."""
+"""Transports to a statsd server: TCP or UDP."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import socket
 from typing import Protocol
 
 DATAGRAM_BYTES = 1432
-"""What fits an Ethernet frame whatever it travels in."""
+"""Fits into an Ethernet frame with any encapsulation."""
 
 CHUNK_BYTES = 64 * 1024
 CONNECT_S = 1.5
 WRITE_S = 1.0
 
 
-class Wire(Protocol):
-    """To the server. Each method may raise OSError or TimeoutError."""
+class StatsdTransport(Protocol):
+    """A transport to the server. Each method may raise OSError or TimeoutError."""
 
     async def connect(self) -> None: ...
 
@@ -27,7 +27,7 @@ class Wire(Protocol):
     def chunk_bytes(self) -> int: ...
 
 
-class TcpWire:
+class TcpTransport:
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self, host: str, port: int) -> None:
@@ -35,13 +35,13 @@ class TcpWire:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def connect(self) -> None:
-        """If there is no connection, or the server ended it."""
+        """Connect if there is no connection, or the server has closed it."""
         if self._streams is not None and not (self._streams[0].at_eof() or self._streams[1].is_closing()):
             return
         self.close()
         async with asyncio.timeout(CONNECT_S):
             self._streams = await asyncio.open_connection(*self._address)
-        self._streams[1].transport.set_write_buffer_limits(0)  # to drain is to have handed over everything
+        self._streams[1].transport.set_write_buffer_limits(0)  # so that drain waits until everything is written
 
     async def send(self, chunk: bytes) -> None:
         assert self._streams is not None
@@ -51,7 +51,7 @@ class TcpWire:
             async with asyncio.timeout(WRITE_S):
                 await writer.drain()
         except BaseException:
-            writer.transport.abort()  # half a line may be out
+            writer.transport.abort()  # part of a line may have been sent
             self._streams = None
             raise
 
@@ -61,8 +61,8 @@ class TcpWire:
             self._streams = None
 
 
-class UdpWire(asyncio.DatagramProtocol):
-    """A socket for each time something is sent, so that a server that moved is found again."""
+class UdpTransport(asyncio.DatagramProtocol):
+    """A transport that opens a new socket for each flush, so that a server with a new address is found."""
 
     chunk_bytes = DATAGRAM_BYTES
 
@@ -76,7 +76,7 @@ class UdpWire(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_S):
             found = await loop.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)
-            # Nobody answers a datagram, so the address cannot be tried: IPv4 first, as Go does.
+            # Datagrams are not acknowledged, so the address cannot be tested: IPv4 first, as in Go.
             found.sort(key=lambda address: address[0] != socket.AF_INET)
             host, port = found[0][4][:2]
             self._transport, _ = await loop.create_datagram_endpoint(lambda: self, remote_addr=(str(host), int(port)))
@@ -84,7 +84,7 @@ class UdpWire(asyncio.DatagramProtocol):
     async def send(self, chunk: bytes) -> None:
         assert self._transport is not None
         self._transport.sendto(chunk)
-        await asyncio.sleep(0)  # so that many datagrams are no burst, and an error shows
+        await asyncio.sleep(0)  # so that datagrams are not sent in one burst, and errors are noticed
         if self._error is not None:
             error, self._error = self._error, None
             raise error

@@ -1,0 +1,456 @@
+"""Recorder of calls: denials, a sample of admissions, and exact counts by the minute.
+
+    decisions ─► UsageRecorder ─► a background task (database/usage/writer.py) ─► the database
+
+Recording a call costs a fraction of a microsecond and never waits. All calls are counted exactly, each once, under the
+rule that decided it: the one that denied, else the first with a limit. Everything is bounded whatever clients send, and
+what exceeds a bound is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from ratelimit_rls.core.model import Code, Decision, DescriptorPlan, PlanTemplate, Request, Status
+from ratelimit_rls.errors import StoreError
+from ratelimit_rls.telemetry.histogram import bucket_of
+from ratelimit_rls.telemetry.row_budget import RowBudget
+from ratelimit_rls.telemetry.rule_labels import rule_label
+from ratelimit_rls.telemetry.usage_counts import (
+    ALL_OTHERS,
+    ALLOWED,
+    ALLOWED_FREE,
+    ALLOWED_HIT,
+    BLOCKED,
+    OTHER,
+    THROTTLED,
+    THROTTLED_HIT,
+    UNDECIDED,
+    UNTIMED,
+    DecisionOutcome,
+    MinuteUsage,
+    UsageCounts,
+    UsageKey,
+)
+
+MAX_ENTRIES = 10_000
+"""Default number of callers, rules and endpoints that are counted separately in one minute. Each becomes a row. The
+heaviest callers appear early in the minute, so they are among them."""
+
+MINUTE_S = 60
+
+MAX_CLOCK_STEP_BACK_S = 300
+"""If the clock is set back by no more than this, calls are still counted in the minute before the change."""
+
+WAITING = "ratelimit.audit.waiting"
+DROPPED = "ratelimit.audit.dropped_total"
+LEFT_OUT = "ratelimit.audit.left_out_total"
+LINES = "ratelimit.usage.lines"
+
+_FIELDS = {
+    "user": "user",
+    "user_id": "user",
+    "api_key": "api_key",
+    "ip": "ip",
+    "remote_address": "ip",
+    "client_ip": "ip",
+    "path": "endpoint",
+    "endpoint": "endpoint",
+    "method": "method",
+}
+"""Descriptor entries that identify the caller and the endpoint."""
+
+_MAX_LENGTHS = {"user": 255, "ip": 64, "endpoint": 500, "method": 16}
+"""Maximum lengths in characters, as of the database columns."""
+
+_MAX_DOMAIN_LENGTH = 255
+_MAX_RULE_LENGTH = 500
+
+_KEY_ID = re.compile(r"(?:rlk_)?([a-z2-7]{12})(?:_[A-Za-z0-9_-]{43})?")
+
+
+class RecordedCaller(NamedTuple):
+    """The caller according to the descriptors; missing fields are empty. Safe to store: no credentials, bounded."""
+
+    domain: str
+    user: str = ""
+    api_key: str = ""  # its public id
+    ip: str = ""
+    endpoint: str = ""  # a path without its query
+    method: str = ""
+
+
+class DecisionRecord(NamedTuple):
+    """A decision to be stored."""
+
+    at_s: float
+    log_id: int  # unique together with the time: a record written twice is stored once
+    caller: RecordedCaller
+    rule: str
+    outcome: DecisionOutcome
+    current: int | None = None  # usage of the limit, including this call if it was charged
+    limit: int | None = None
+    status: int | None = None  # HTTP status of a denied client, if the protocol lets us choose it
+    retry_after_s: int | None = None
+    latency_us: int | None = None
+    reason: str = ""  # of a denial that no limit caused
+
+
+class UsageEntry:
+    """The usage counters for the calls of one planned request."""
+
+    __slots__ = ("_admitted", "_codes", "_generation", "_is_known", "_key", "_slot", "caller", "rule")
+
+    def __init__(self, caller: RecordedCaller, template: PlanTemplate) -> None:
+        self.caller = caller
+        self._slot = next((slot for slot in template.slots if slot.steps), None)
+        self.rule = _rule_name(self._slot)  # for admissions
+        self._key = UsageKey(caller.domain, self.rule, caller.user, caller.endpoint)
+        self._is_known = template.domain_known  # the number of known domains is bounded
+        self._admitted = ALLOWED_FREE if self._slot is None else ALLOWED
+        self._codes: dict[int, int] = {}  # the counter of its calls under that rule
+        self._generation: object = None  # of that counter; if outdated, the counter must be looked up again
+
+
+class UsageRecorder:
+    def __init__(
+        self,
+        *,
+        sample: float,
+        max_waiting: int,
+        max_lines: int = MAX_ENTRIES,
+        denials_per_minute: int = 0,
+        clock: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`sample` is the fraction of admissions that are recorded; at most `max_waiting` decisions wait to be written.
+        Of more denials than `denials_per_minute`, a sample is recorded (row_budget.py); 0 means all of them."""
+        self._sample = sample
+        self._most_waiting = max_waiting
+        self._most_lines = max_lines
+        self._clock = clock
+        self._draw = draw
+        self._ahead = self._gap()  # calls before the next sample
+        self._waiting: deque[DecisionRecord] = deque()
+        self._next_id = random.randrange(2**62)
+        self.dropped = 0
+        self._denial_budget = RowBudget(denials_per_minute)
+        self._cells: dict[UsageKey, UsageCounts] = {}  # of this minute
+        self._past: list[MinuteUsage] = []  # of earlier minutes, oldest first
+        self._past_lines = 0
+        self._generation = object()
+        self.clock_resets = 0  # how often the clock was set back by more than MAX_CLOCK_STEP_BACK_S
+        self._minute_s = 0
+        self._minute_ends_s = -math.inf
+        self._seen: set[UsageKey] = set()  # in this minute, including those already taken
+
+    def usage_entry(self, request: Request, template: PlanTemplate) -> UsageEntry:
+        """Return the entry of a request. Create it once per plan, after credentials were resolved, and keep it."""
+        found: dict[str, str] = {}
+        for descriptor in request.descriptors:
+            for key, value in descriptor.entries:
+                field = _FIELDS.get(key)
+                if field is not None and value:
+                    found.setdefault(field, value)
+        texts = {field: _storable(found.get(field, ""), max_length) for field, max_length in _MAX_LENGTHS.items()}
+        texts["endpoint"] = _storable(
+            found.get("endpoint", "").partition("?")[0].partition("#")[0], _MAX_LENGTHS["endpoint"]
+        )
+        caller = RecordedCaller(
+            domain=_storable(template.domain or request.domain, _MAX_DOMAIN_LENGTH),
+            api_key=_key_id(found.get("api_key")),
+            **texts,
+        )
+        return UsageEntry(caller, template)
+
+    def note(
+        self,
+        entries: Sequence[UsageEntry | None],
+        decisions: Sequence[Decision | StoreError],
+        elapsed_s: float,
+        skipped: Collection[int] = (),
+    ) -> None:
+        """Record a batch. `skipped` has the indexes of calls that got another response."""
+        now_s = self._clock()
+        if not self._minute_s - MAX_CLOCK_STEP_BACK_S <= now_s < self._minute_ends_s:
+            self._begin_minute(now_s)
+        if skipped:
+            entries = [None if number in skipped else usage_entry for number, usage_entry in enumerate(entries)]
+        latency_us = int(elapsed_s * 1e6)
+        bucket = bucket_of(latency_us)
+        if self._ahead < len(entries):
+            self._sample_admissions(entries, decisions, now_s, latency_us)
+        else:
+            self._ahead -= len(entries)
+        generation, passed = self._generation, Code.OK
+        for usage_entry, decision in zip(entries, decisions, strict=True):
+            if usage_entry is None:
+                continue
+            if usage_entry._generation is generation and decision.__class__ is Decision and decision.code is passed:
+                codes = usage_entry._codes
+                code = usage_entry._admitted + bucket
+                if code in codes:
+                    codes[code] += 1
+                else:
+                    codes[code] = 1
+            else:
+                self._record_one(usage_entry, decision, now_s, latency_us, bucket)
+
+    def record_denial(self, usage_entry: UsageEntry, reason: str, status: int) -> None:
+        """Record a call that was denied before any limit was checked, such as a 401."""
+        now_s = self._clock()
+        if not self._minute_s - MAX_CLOCK_STEP_BACK_S <= now_s < self._minute_ends_s:
+            self._begin_minute(now_s)
+        _count(self._codes_of(usage_entry, ""), BLOCKED + UNTIMED)
+        if self._denial_budget.admits(now_s) and self._has_room():
+            reason = _storable(reason, _MAX_DOMAIN_LENGTH)
+            self._append_denial(
+                DecisionRecord(
+                    now_s, self._new_id(), usage_entry.caller, "", DecisionOutcome.BLOCKED, status=status, reason=reason
+                )
+            )
+
+    def _record_one(
+        self, usage_entry: UsageEntry, decision: Decision | StoreError, now_s: float, latency_us: int, bucket: int
+    ) -> None:
+        """Record a call that was not simply admitted, or the first of its entry in a while."""
+        if isinstance(decision, StoreError):
+            _count(self._own_codes(usage_entry), UNDECIDED + bucket)
+        elif decision.code is Code.OK:
+            # Under the global shadow mode a cached denial passes.
+            _count(
+                self._own_codes(usage_entry), (ALLOWED_HIT if decision.remembered else usage_entry._admitted) + bucket
+            )
+            if decision.template.shadow_mode:
+                usage_entry._generation = None
+        else:
+            self._record_denied(usage_entry, decision, now_s, latency_us, bucket)
+
+    def _record_denied(
+        self, usage_entry: UsageEntry, decision: Decision, now_s: float, latency_us: int, bucket: int
+    ) -> None:
+        rejection = decision.template.refusal
+        if rejection is not None:
+            code, status = BLOCKED, decision.statuses[rejection.slot]
+        else:
+            code, status = THROTTLED_HIT if decision.remembered else THROTTLED, _denying_status(decision)
+        if status.slot is usage_entry._slot:
+            rule, codes = usage_entry.rule, self._own_codes(usage_entry)
+        else:
+            rule = _rule_name(status.slot)
+            codes = self._codes_of(usage_entry, rule)
+        _count(codes, code + bucket)
+        if self._denial_budget.admits(now_s) and self._has_room():
+            self._append_denial(
+                _denial_record(now_s, self._new_id(), usage_entry.caller, rule, decision, status, latency_us)
+            )
+
+    def _append_denial(self, rejection: DecisionRecord) -> None:
+        self._waiting.append(rejection)
+        texts = (*rejection.caller, rejection.rule, rejection.reason)
+        self._denial_budget.spend(sum(len(text.encode("utf-8", "replace")) for text in texts))
+
+    def _own_codes(self, usage_entry: UsageEntry) -> dict[int, int]:
+        if usage_entry._generation is not self._generation:
+            usage_entry._codes, usage_entry._generation = (
+                self._codes_at(usage_entry._key, usage_entry),
+                self._generation,
+            )
+        return usage_entry._codes
+
+    def _codes_of(self, usage_entry: UsageEntry, rule: str) -> dict[int, int]:
+        """Return the counter for calls of this entry under another rule than its own."""
+        return self._codes_at(usage_entry._key._replace(rule=rule), usage_entry)
+
+    def _codes_at(self, key: UsageKey, usage_entry: UsageEntry) -> dict[int, int]:
+        counts = self._cells.get(key)
+        if counts is None and key not in self._seen:
+            if len(self._seen) >= self._most_lines or self.lines >= 2 * self._most_lines:
+                key = self._shared_key(key, usage_entry)
+                counts = self._cells.get(key)
+            else:
+                self._seen.add(key)
+        if counts is None:
+            counts = self._cells[key] = UsageCounts()
+        return counts.codes
+
+    def _shared_key(self, key: UsageKey, usage_entry: UsageEntry) -> UsageKey:
+        """Return a shared key, by domain and rule, which the rules bound, unless usage is no longer taken."""
+        if self.lines >= 3 * self._most_lines:
+            return ALL_OTHERS
+        return UsageKey(key.domain if usage_entry._is_known else OTHER, key.rule, OTHER, OTHER)
+
+    def _begin_minute(self, now_s: float) -> None:
+        """Begin a minute, hardly ever an earlier one: clocks are set back a little now and then. A clock that was far
+        ahead is trusted again as soon as it is right; a repeated minute is counted separately (`clock_resets`)."""
+        if self._cells:
+            self._past.append(MinuteUsage(self._minute_s, self._cells))
+            self._past_lines += len(self._cells)
+            self._cells = {}
+        minute_s = int(now_s // MINUTE_S) * MINUTE_S
+        if minute_s < self._minute_s - MAX_CLOCK_STEP_BACK_S:
+            self._minute_s = minute_s
+            self.clock_resets += 1
+        self._minute_s = max(self._minute_s, minute_s)
+        self._minute_ends_s = self._minute_s + MINUTE_S
+        self._generation = object()
+        self._seen.clear()
+
+    def _sample_admissions(
+        self,
+        entries: Sequence[UsageEntry | None],
+        decisions: Sequence[Decision | StoreError],
+        now_s: float,
+        latency_us: int,
+    ) -> None:
+        """Record a uniform random sample of admissions. Denials are recorded regardless of the sample."""
+        number = self._ahead
+        while number < len(entries):
+            usage_entry, decision = entries[int(number)], decisions[int(number)]
+            if (
+                usage_entry is not None
+                and isinstance(decision, Decision)
+                and decision.code is Code.OK
+                and self._has_room()
+            ):
+                self._waiting.append(_admission_record(now_s, self._new_id(), usage_entry, decision, latency_us))
+            number += 1 + self._gap()
+        self._ahead = number - len(entries)
+
+    def _gap(self) -> float:
+        if self._sample >= 1:
+            return 0
+        return int(math.log(1 - self._draw()) / math.log1p(-self._sample)) if self._sample > 0 else math.inf
+
+    def _has_room(self) -> bool:
+        """Return True if a record fits. The newest is dropped: the earlier ones show how it began."""
+        if len(self._waiting) < self._most_waiting:
+            return True
+        self.dropped += 1
+        return False
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def take_decisions(self, capacity: int) -> list[DecisionRecord]:
+        """Take the oldest decisions."""
+        waiting = self._waiting
+        return [waiting.popleft() for _ in range(min(capacity, len(waiting)))]
+
+    def put_back(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Return decisions that were taken last and could not be written."""
+        self._waiting.extendleft(reversed(decisions))
+        while len(self._waiting) > self._most_waiting:
+            self._waiting.pop()
+            self.dropped += 1
+
+    @property
+    def minute_s(self) -> int:
+        """The start of the current minute; nothing is added to earlier ones."""
+        return self._minute_s
+
+    @property
+    def lines(self) -> int:
+        """The number of entries counted separately since usage was last taken."""
+        return self._past_lines + len(self._cells)
+
+    @property
+    def is_minute_over(self) -> bool:
+        """Return True if nothing more is added to the current counts: the minute ended, or the clock was set back."""
+        return not self._minute_s - MAX_CLOCK_STEP_BACK_S <= self._clock() < self._minute_ends_s
+
+    def take_usage(self) -> list[MinuteUsage]:
+        """Take what was counted since the last time, oldest first."""
+        if self.is_minute_over:
+            self._begin_minute(self._clock())
+        taken = self._past
+        if self._cells:
+            taken.append(MinuteUsage(self._minute_s, self._cells))
+        self._past, self._past_lines, self._cells = [], 0, {}
+        self._generation = object()
+        return taken
+
+    def gauges(self) -> Iterator[tuple[str, int]]:
+        yield WAITING, len(self._waiting)
+        yield DROPPED, self.dropped
+        yield LEFT_OUT, self._denial_budget.left_out
+        yield LINES, self.lines
+
+
+def _count(codes: dict[int, int], code: int) -> None:
+    codes[code] = codes.get(code, 0) + 1
+
+
+def _denying_status(decision: Decision) -> Status:
+    """Return the status that denied. A quota alone does not deny while another passes, so limits come first."""
+    if len(decision.statuses) == 1:
+        return decision.statuses[0]
+    over = [status for status in decision.statuses if status.code is Code.OVER_LIMIT]
+    return next((status for status in over if status.step is not None and not status.step.quota_mode), over[0])
+
+
+def _rule_name(slot: DescriptorPlan | None) -> str:
+    return _storable(rule_label(slot.rule), _MAX_RULE_LENGTH) if slot is not None and slot.rule is not None else ""
+
+
+def _denial_record(
+    now_s: float, log_id: int, caller: RecordedCaller, rule: str, decision: Decision, status: Status, latency_us: int
+) -> DecisionRecord:
+    """`status` is the one that determined the decision."""
+    rejection = decision.template.refusal
+    if rejection is not None:
+        reason = rejection.reason
+        return DecisionRecord(
+            now_s, log_id, caller, rule, DecisionOutcome.BLOCKED, None, None, rejection.status, None, latency_us, reason
+        )
+    deny = status.slot.rule.deny if status.slot.rule is not None else None
+    http = 429 if deny is None else deny.status
+    current, limit = _used(status)
+    return DecisionRecord(
+        now_s, log_id, caller, rule, DecisionOutcome.THROTTLED, current, limit, http, status.reset_s, latency_us
+    )
+
+
+def _admission_record(
+    now_s: float, log_id: int, usage_entry: UsageEntry, decision: Decision, latency_us: int
+) -> DecisionRecord:
+    spoken = next((status for status in decision.statuses if status.step is not None), None)
+    current, limit = _used(spoken) if spoken is not None else (None, None)
+    return DecisionRecord(
+        now_s,
+        log_id,
+        usage_entry.caller,
+        usage_entry.rule,
+        DecisionOutcome.ALLOWED,
+        current,
+        limit,
+        latency_us=latency_us,
+    )
+
+
+def _used(status: Status) -> tuple[int | None, int | None]:
+    """Return usage and capacity; usage is None for a cooldown, or if the store did not answer."""
+    if status.step is None:
+        return None, None
+    limit = status.step.limit
+    capacity = limit.burst or limit.requests_per_unit
+    return (None if status.reading is None or status.cooldown is not None else capacity - status.reading.left), capacity
+
+
+def _storable(text: str, max_length: int) -> str:
+    """Return text that every database can store: PostgreSQL rejects NUL, and UTF-8 half a surrogate pair."""
+    text = text[:max_length]
+    return text if text.isprintable() else text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _key_id(text: str | None) -> str:
+    """Return the id of an API key of ours; other values of such an entry may be secrets."""
+    found = _KEY_ID.fullmatch(text) if text else None
+    return found[1] if found else ""
