@@ -1,1 +1,1 @@
-"""Plans in, answers out: the only place where anything is counted."""
+"""Stores: decide batches of plans. Counters exist only here."""

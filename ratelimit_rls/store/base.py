@@ -1,84 +1,88 @@
-"""What every store does: decide a batch of plans, each in one atomic step, in order."""
+"""The interface of a store: decide a batch of plans in order, each in one atomic step."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, Self
 
-from ratelimit_rls.core.model import Answer, Plan
+from ratelimit_rls.core.model import Plan, StoreResult
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
-from ratelimit_rls.store.batch import Form
+from ratelimit_rls.store.script_codec import PlanLayout
 
 
-class Prepared(Protocol):
-    """A plan in the form its store likes best. Two are equal if they ask the same of the same counters."""
+class PreparedPlan(Protocol):
+    """A plan encoded for its store. Two are equal if they perform the same operation on the same counters."""
 
     @property
     def keys(self) -> tuple[Hashable, ...]:
-        """What tells the plan's counters from others, one for each key of the plan."""
+        """Identify the plan's counters, one for each key of the plan. Opaque: `Store.decode_key` returns the key."""
         ...
 
     @property
-    def form(self) -> Form[Any]:
-        """What it shares with all plans of its outline."""
+    def layout(self) -> PlanLayout[Any]:
+        """The encoding that it shares with all plans of its template."""
         ...
 
     @property
-    def gives_back(self) -> bool:
-        """Whether others may find more room after it."""
+    def frees_capacity(self) -> bool:
+        """Return True if other calls may find more capacity after this plan."""
         ...
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it asks what its plan says and nothing more, as `prepare` made it: see the methods below."""
+    def is_unmodified(self) -> bool:
+        """Return True if the plan is as `prepare` made it, and none of the methods below has changed it."""
         ...
 
     @property
     def own_bytes(self) -> int:
-        """What it weighs beside its keys and what it shares with others, for whoever keeps many."""
+        """Estimated memory in bytes beyond its keys and what it shares with others, for caches of plans."""
         ...
 
-    def within(self, patience_us: int) -> Self:
-        """The same for a caller that can wait so long and no longer; as it is, any wait the rules allow will do."""
+    def with_max_wait(self, max_wait_us: int) -> Self:
+        """Return a copy for a caller that can wait at most this long, not as long as the rules allow."""
         ...
 
-    def once(self, request_id: bytes) -> Self:
-        """The same for a call that is counted once, however often it comes under this id: it is answered as then."""
+    def idempotent(self, request_id: bytes) -> Self:
+        """Return a copy that is counted once per request id. A repetition gets the result of the first call."""
         ...
 
-    def at_most(self, hits: int) -> Self:
-        """The same to take as many hits as every limit has left, up to so many (Answer.granted); never refused."""
+    def take_up_to(self, hits: int) -> Self:
+        """Return a copy that takes what every limit has left, up to `hits` (StoreResult.granted). Never denied."""
         ...
 
-    def returned(self, hits: int, charged_at_us: int) -> Self:
-        """What gives back so many of the hits that were taken at a moment of the store's clock."""
+    def refund(self, hits: int, charged_at_us: int) -> Self:
+        """Return a copy that refunds this many of the hits charged at `charged_at_us` of the store's clock."""
         ...
 
 
 class Store(Protocol):
-    """Counts.
+    """Holds the counters.
 
-    Guarantee: each plan is decided as if alone, all of its limits together; plans of one batch in list order. A plan
-    that was answered with a StoreError may or may not have been counted, and is never sent again by the store itself
-    unless the server said that it did not run.
+    Guarantee: each plan is decided in isolation, all of its limits together; plans of one batch in list order. A plan
+    whose result is a StoreError may or may not have been counted. The store itself never sends it again unless the
+    server reported that it did not run it.
     """
 
     @property
-    def decides_here(self) -> bool:
-        """Whether it answers in the same turn of the loop: nobody's deadline is too near to ask it."""
+    def is_synchronous(self) -> bool:
+        """Return True if results arrive in the same event loop iteration, so that no deadline is too close to ask."""
         ...
 
-    def prepare(self, plan: Plan) -> Prepared:
-        """Work that depends on the plan alone, done once and kept beside it. The plan has at least one step."""
+    def prepare(self, plan: Plan) -> PreparedPlan:
+        """Do the work that depends on the plan alone. The caller caches the result. The plan has at least one step."""
         ...
 
-    async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
-        """The answer to each plan, in order, or why there is none; the trouble of one run is not another's."""
+    async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
+        """Return the result of each plan, in order, or the error. An error of one run does not affect other runs."""
         ...
 
-    def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
-        """What gives back what `prepared` was charged. Never refused; what is over by then is not given back."""
+    def refund_of(self, prepared: PreparedPlan, refund: Refund) -> PreparedPlan:
+        """Return a plan that refunds what `prepared` was charged. It is never denied, and skips windows that ended."""
+        ...
+
+    def decode_key(self, key: Hashable) -> bytes:
+        """Return the key of the plan that one of the `keys` of a prepared plan stands for."""
         ...
 
     async def close(self) -> None: ...

@@ -1,32 +1,42 @@
-"""The store without Redis: the same Lua under LuaJIT, over a keyspace in this process.
+"""Store in the process itself: runs the same Lua under LuaJIT, over a keyspace in memory.
 
-It is the default store, and what tests of rules run on with a clock of their own. Its counters are one process's own
-and end with it.
+It is the default store, and rule tests run on it with a clock of their own. Its counters belong to one process and are
+lost when it ends.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 from lupa.luajit21 import LuaRuntime
 
-from ratelimit_rls.core.model import Answer, Outline, Plan
-from ratelimit_rls.core.plan import per_outline
+from ratelimit_rls.core.model import Plan, PlanTemplate, StoreResult
+from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError
-from ratelimit_rls.store.base import Prepared
-from ratelimit_rls.store.batch import COUNTED_ONCE_S, DatedSpec, Form, PackedPlan, form_of, pack_batch, runs, unpack
-from ratelimit_rls.store.script import definitions, read
+from ratelimit_rls.store.base import PreparedPlan
+from ratelimit_rls.store.lua_script import definitions, read_source
+from ratelimit_rls.store.script_codec import (
+    DEFAULT_IDEMPOTENCY_S,
+    CalendarSpec,
+    EncodedPlan,
+    PlanLayout,
+    decode_reply,
+    encode_batch,
+    make_layout,
+    split_runs,
+)
 
 DEFAULT_BUDGET_BYTES = 256 * 2**20
 
-MOST_SPECS = 1000
-"""Kept as Lua has read them. Rules make few; hits and limits that requests bring make many, and all are read again."""
+MAX_SPECS = 1000
+"""Specs cached as Lua has parsed them. Rules need few; hits and limits in requests make many. When full, all are
+parsed again."""
 
-# Arguments arrive as one flat list, since building tables across the language border costs more than the decision. A
-# spec once read is found again by its arguments, one after the other: reading it anew costs as much as using it.
+# Arguments arrive as one flat list, since building tables across the language boundary costs more than the decision. A
+# parsed spec is found by its arguments, one after the other: parsing it again costs as much as using it.
 _PROGRAM = """
 {keyspace}
 return function(budget_bytes)
@@ -60,7 +70,7 @@ return function(budget_bytes)
     set_now(now)
     local reply = decide(KEYS, ARGV)
     settle()
-    if count > {most_specs} then
+    if count > {max_specs} then
       specs_read, count = {{}}, 0
     end
     return unpack(reply)
@@ -77,20 +87,20 @@ return function(budget_bytes)
 end
 """
 
-_Part = Any  # a key (bytes) or a spec (a tuple of six)
+_Arg = Any  # a key (bytes) or a spec (a tuple of six)
 
 
-class Alone(NamedTuple):
-    """A plan that goes without others, as it would have to be packed every time."""
+class SinglePlan(NamedTuple):
+    """A plan to be decided without others, with the arguments that would otherwise be encoded every time."""
 
-    plan: PackedPlan[_Part]
-    arguments: tuple[_Part, ...]  # of its run; none, if they depend on the moment or two of its keys are the same
+    plan: EncodedPlan[_Arg]
+    arguments: tuple[_Arg, ...]  # of its run; empty if they depend on the time or two of its keys are the same
 
 
-class Size(NamedTuple):
+class StoreSize(NamedTuple):
     keys: int
     bytes: int
-    evicted: int  # states dropped for room while they still mattered
+    evicted: int  # states dropped for lack of memory while they still mattered
 
 
 def wall_clock_us() -> int:
@@ -98,105 +108,114 @@ def wall_clock_us() -> int:
 
 
 class EmbeddedStore:
-    """Decides in the calling thread, in a few microseconds a call."""
+    """A store that decides in the calling thread, in a few microseconds a call."""
 
-    decides_here = True
+    is_synchronous = True
 
     def __init__(
         self,
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         clock: Callable[[], int] = wall_clock_us,
-        once_s: int = COUNTED_ONCE_S,
+        idempotency_s: int = DEFAULT_IDEMPOTENCY_S,
     ) -> None:
-        """`once_s`: for how long a call that carries an id is counted once."""
+        """`idempotency_s`: how long a call with a request id is counted only once, in seconds."""
         self._clock = clock
-        self._once_s = once_s
+        self._once_s = idempotency_s
         lua = LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False)
         program = _PROGRAM.format(
-            keyspace=read("keyspace"), definitions=definitions(), decide=read("decide"), most_specs=MOST_SPECS
+            keyspace=read_source("keyspace"),
+            definitions=definitions(),
+            decide=read_source("decide"),
+            max_specs=MAX_SPECS,
         )
         self._run, self._size, self._forget, self._present = lua.execute(program.encode())(budget_bytes)
 
-    def prepare(self, plan: Plan) -> PackedPlan[_Part]:
-        return PackedPlan(plan.keys, _form(plan.outline))
+    def prepare(self, plan: Plan) -> EncodedPlan[_Arg]:
+        return EncodedPlan(plan.keys, _layout(plan.template))
 
-    def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
-        charged = cast("PackedPlan[_Part]", prepared)
+    def refund_of(self, prepared: PreparedPlan, refund: Refund) -> PreparedPlan:
+        charged = cast("EncodedPlan[_Arg]", prepared)
         own = tuple(charged.keys[number] for number in refund.numbers)
-        # The earliest, since what is given back must not go to a window that was never charged.
-        moment_us = min(refund.charged_at_us)
-        return PackedPlan(own, _form(refund.outline), charged_at_us=moment_us, record=charged.record)
+        # The earliest, since a refund must not go to a window that was never charged.
+        charged_at_us = min(refund.charged_at_us)
+        return EncodedPlan(
+            own, _layout(refund.template), charged_at_us=charged_at_us, idempotency_key=charged.idempotency_key
+        )
 
-    async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
-        return self.decide(cast("Sequence[PackedPlan[_Part]]", batch))
+    def decode_key(self, key: Hashable) -> bytes:
+        assert isinstance(key, bytes)
+        return key
 
-    def decide(self, batch: Sequence[PackedPlan[_Part]]) -> list[Answer | StoreError]:
-        answers: list[Answer | StoreError] = []
+    async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
+        return self.decide(cast("Sequence[EncodedPlan[_Arg]]", batch))
+
+    def decide(self, batch: Sequence[EncodedPlan[_Arg]]) -> list[StoreResult | StoreError]:
+        results: list[StoreResult | StoreError] = []
         now_us = self._clock()
-        for run in runs(batch):
-            packed = pack_batch(run, now_us, self._once_s)
+        for run in split_runs(batch):
+            packed = encode_batch(run, now_us, self._once_s)
             specs = [argument for spec in packed.specs for argument in spec]
             reply = self._run(now_us, packed.calls, len(packed.keys), *packed.keys, *specs)
-            answers += unpack(run, [int(number) for number in reply])
-        return answers
+            results += decode_reply(run, [int(number) for number in reply])
+        return results
 
-    def prepare_alone(self, plan: Plan) -> Alone:
-        """For `decide_alone`: worth its memory where a plan is decided at a moment of its own, again and again."""
-        form, calls, specs = _sent_alone(plan.outline)
+    def prepare_single(self, plan: Plan) -> SinglePlan:
+        """Encode a plan for `decide_single`: worth its memory if the plan is decided repeatedly, each time alone."""
+        layout, calls, specs = _single_call(plan.template)
         keys = plan.keys
         arguments = (calls, len(keys), *keys, *specs) if specs and len(set(keys)) == len(keys) else ()
-        return Alone(PackedPlan(keys, form), arguments)
+        return SinglePlan(EncodedPlan(keys, layout), arguments)
 
-    def decide_alone(self, alone: Alone) -> Answer | None:
-        """None: nothing stands in its way. Most calls are so, and to say more of them would double what they cost."""
+    def decide_single(self, alone: SinglePlan) -> StoreResult | None:
+        """Decide one plan. None means admitted by every limit: most calls are, and details would double the cost."""
         if not alone.arguments:
-            (answer,) = self.decide([alone.plan])
-            assert isinstance(answer, Answer)
-            return answer
+            (result,) = self.decide([alone.plan])
+            assert isinstance(result, StoreResult)
+            return result
         reply = self._run(self._clock(), *alone.arguments)
         if not reply[1] and not any(reply[3::3]):
             return None
-        (answer,) = unpack([alone.plan], [int(number) for number in reply])
-        return answer
+        (result,) = decode_reply([alone.plan], [int(number) for number in reply])
+        return result
 
     async def present(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Those of the keys that have a state."""
+        """Return the keys that have a state."""
         now_us = self._clock()
         return [key for key in keys if self._present(now_us, key)]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Drop the states under these keys; returns those that had one."""
+        """Delete the states under these keys, and return the keys that had one."""
         now_us = self._clock()
         return [key for key in keys if self._forget(now_us, key)]
 
-    def size(self) -> Size:
-        return Size(*(int(number) for number in self._size()))
+    def size(self) -> StoreSize:
+        return StoreSize(*(int(number) for number in self._size()))
 
     def gauges(self) -> list[tuple[str, int]]:
-        """Its size under the names of metrics. `evicted` above 0 says that the budget is too small."""
+        """Return its size by metric name. `evicted` above 0 means that the budget is too small."""
         return [(f"ratelimit.embedded_store.{name}", number) for name, number in self.size()._asdict().items()]
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no resources to release."""
 
 
-@per_outline
-def _form(outline: Outline) -> Form[_Part]:
-    return form_of(outline, lambda spec: spec, bytes, bytes)
+@per_template
+def _layout(template: PlanTemplate) -> PlanLayout[_Arg]:
+    return make_layout(template, lambda spec: spec, bytes, bytes)
 
 
-class _Sent(NamedTuple):
-    """What a run with one plan of an outline sends beside the keys; no specs, if they depend on the moment."""
+class _SingleCall(NamedTuple):
+    """The arguments of a run with one plan of a template, without the keys; no specs if they depend on the time."""
 
-    form: Form[_Part]
+    layout: PlanLayout[_Arg]
     calls: bytes
-    specs: tuple[_Part, ...]
+    specs: tuple[_Arg, ...]
 
 
-@per_outline
-def _sent_alone(outline: Outline) -> _Sent:
-    form = _form(outline)
-    if any(isinstance(spec, DatedSpec) for spec in form.specs):
-        return _Sent(form, b"", ())
-    packed = pack_batch([PackedPlan(tuple(range(len(form.specs))), form)], 0)
-    return _Sent(form, packed.calls, tuple(argument for spec in packed.specs for argument in spec))
+@per_template
+def _single_call(template: PlanTemplate) -> _SingleCall:
+    layout = _layout(template)
+    if any(isinstance(spec, CalendarSpec) for spec in layout.specs):
+        return _SingleCall(layout, b"", ())
+    packed = encode_batch([EncodedPlan(tuple(range(len(layout.specs))), layout)], 0)
+    return _SingleCall(layout, packed.calls, tuple(argument for spec in packed.specs for argument in spec))

@@ -1,5 +1,5 @@
-"""Hot counters served from hits taken in advance (docs/adr/0014)."""
+"""Hot counters served from hits taken in advance (docs/adr/0014-leases.md)."""
 
-from ratelimit_rls.store.leases.store import Leases
+from ratelimit_rls.store.leases.leasing_store import LeasingStore
 
-__all__ = ["Leases"]
+__all__ = ["LeasingStore"]

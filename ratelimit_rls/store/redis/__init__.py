@@ -1,1 +1,1 @@
-"""The store on Redis: one round trip and one run of the script for every batch of calls."""
+"""Stores on Redis: one round trip and one run of the script for every batch of calls."""

@@ -1,6 +1,6 @@
-"""redis-py, in the one module that imports it: its connections, not yet connected, and its errors.
+"""The only module that imports redis-py: its connections, not yet connected, and its errors.
 
-It is large, so this module is imported when the first connection is made.
+redis-py is large, so this module is imported when the first connection is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def new_connection(address: RedisAddress, username: str, password: str) ->
         "db": address.database,
         "username": username or None,
         "password": password or None,
-        # Each would be for one step; `connect` has one for all of them.
+        # Each would apply to one step; `connect` has one timeout for all of them.
         "socket_connect_timeout": None,
         "socket_timeout": None,
         "retry": Retry(NoBackoff(), 0),
@@ -45,9 +45,9 @@ async def _over_tls(tls: RedisTls, options: dict[str, Any]) -> AbstractConnectio
         **options,
     )
     try:
-        # This reads the files, the system's CAs among them, and the connection uses what comes of it.
+        # This reads the files, including the system's CAs, and the connection uses the result.
         await asyncio.to_thread(connection.ssl_context.get)
-    except OSError as exc:  # which ssl.SSLError is, too
+    except OSError as exc:  # includes ssl.SSLError
         files = ", ".join(filter(None, [tls.ca_file, tls.certificate_file, tls.key_file]))
         raise StoreUnavailable(f"cannot use the TLS files for Redis ({files}): {exc}") from exc
     return connection

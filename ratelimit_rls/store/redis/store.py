@@ -1,9 +1,9 @@
-"""The store on one Redis: a single server, or the master that sentinels watch over.
+"""Store on one Redis: a single server, or the current master of a Sentinel deployment.
 
-    calls of one turn of the loop ─► runs of at most 128 limits ─► one EVALSHA each ─► answers
+    calls of one event loop iteration ─► runs of at most 128 limits ─► one EVALSHA each ─► results
 
-Several batches may be under way at once on the one connection; Redis answers them in order. A batch without an answer
-in time takes the connection with it: everything behind it would be late too, and nothing piles up.
+Several batches may be in flight on the one connection; Redis answers them in order. If a batch gets no reply in time,
+the connection is closed: later replies would be late, too, and nothing must accumulate.
 """
 
 from __future__ import annotations
@@ -11,58 +11,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ratelimit_rls.core.model import Answer, Outline, Plan, filled
-from ratelimit_rls.core.plan import per_outline
+from ratelimit_rls.core.model import Plan, PlanTemplate, StoreResult, construct
+from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.errors import StoreError, StoreUnavailable
-from ratelimit_rls.store.base import Prepared
-from ratelimit_rls.store.batch import Form, PackedPlan, Spec, form_of, runs, unpack
-from ratelimit_rls.store.redis.commands import bulk, word_of
-from ratelimit_rls.store.redis.counters import RedisCounters
-from ratelimit_rls.store.redis.servers import Servers, Work
+from ratelimit_rls.store.base import PreparedPlan
+from ratelimit_rls.store.redis.deployment import Deployment, ShardRun
+from ratelimit_rls.store.redis.keyspace import RedisKeyspace
+from ratelimit_rls.store.redis.resp import bulk, bulk_value
+from ratelimit_rls.store.script_codec import EncodedPlan, PlanLayout, Spec, decode_reply, make_layout, split_runs
 
 
-class RedisStore(RedisCounters):
-    def __init__(self, server: Servers) -> None:
+class RedisStore(RedisKeyspace):
+    """A store whose counters are all on one server."""
+
+    def __init__(self, server: Deployment) -> None:
         super().__init__(server)
         self._server = server
 
-    def prepare(self, plan: Plan) -> Prepared:
-        # In half the time of asking the class, which counts where every request is a new one.
-        return filled(PackedPlan, (tuple(map(bulk, plan.keys)), form(plan.outline), None, None, None, None))
+    def prepare(self, plan: Plan) -> PreparedPlan:
+        # `construct` takes half the time of calling the class, which matters when every request is new.
+        return construct(EncodedPlan, (tuple(map(bulk, plan.keys)), layout(plan.template), None, None, None, None))
 
-    def opposite(self, prepared: Prepared, refund: Refund) -> Prepared:
-        charged = cast("PackedPlan[bytes]", prepared)
+    def refund_of(self, prepared: PreparedPlan, refund: Refund) -> PreparedPlan:
+        charged = cast("EncodedPlan[bytes]", prepared)
         own = tuple(charged.keys[number] for number in refund.numbers)
-        # The earliest, since what is given back must not go to a window that was never charged.
-        moment_us = min(refund.charged_at_us)
-        return PackedPlan(own, form(refund.outline), charged_at_us=moment_us, record=charged.record)
+        # The earliest, since a refund must not go to a window that was never charged.
+        charged_at_us = min(refund.charged_at_us)
+        return EncodedPlan(
+            own, layout(refund.template), charged_at_us=charged_at_us, idempotency_key=charged.idempotency_key
+        )
 
-    async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
-        plans = cast("Sequence[PackedPlan[bytes]]", batch)
-        pieces = list(runs(plans))
-        replies = await self._server.decide([Work(0, piece) for piece in pieces])
-        self.tell_freed(plans)
-        answers: list[Answer | StoreError] = []
-        for piece, reply in zip(pieces, replies, strict=True):
-            answers += answers_of(piece, reply)
-        return answers
+    async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
+        plans = cast("Sequence[EncodedPlan[bytes]]", batch)
+        runs = list(split_runs(plans))
+        replies = await self._server.decide([ShardRun(0, run) for run in runs])
+        self.publish_freed(plans)
+        results: list[StoreResult | StoreError] = []
+        for run, reply in zip(runs, replies, strict=True):
+            results += decode_results(run, reply)
+        return results
 
 
-def answers_of(piece: Sequence[PackedPlan[bytes]], reply: Any) -> Sequence[Answer | StoreError]:
+def decode_results(run: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[StoreResult | StoreError]:
+    """Return the result of each plan of a run, or the same error for all of them."""
     if isinstance(reply, StoreError):
-        return [reply] * len(piece)
+        return [reply] * len(run)
     try:
-        return unpack(piece, reply)
+        return decode_reply(run, reply)
     except (IndexError, TypeError):
-        return [StoreUnavailable("Redis answered what the script never says")] * len(piece)
+        return [StoreUnavailable("Redis returned a malformed script reply")] * len(run)
 
 
-@per_outline
-def form(outline: Outline) -> Form[bytes]:
-    """Specs as RESP, so that a batch is joined from them as they are."""
-    return form_of(outline, _spec, bulk, word_of)
+@per_template
+def layout(template: PlanTemplate) -> PlanLayout[bytes]:
+    """Return the layout with specs encoded as RESP, so that a batch is joined from them without copying fields."""
+    return make_layout(template, _encode_spec, bulk, bulk_value)
 
 
-def _spec(spec: Spec) -> bytes:
-    return b"".join([bulk(word if isinstance(word, bytes) else b"%d" % word) for word in spec])
+def _encode_spec(spec: Spec) -> bytes:
+    return b"".join([bulk(argument if isinstance(argument, bytes) else b"%d" % argument) for argument in spec])

@@ -1,4 +1,4 @@
-"""A plan decided alone is decided as it would be in a batch; only what is plain is not put into numbers."""
+"""A single plan gets the same result as in a batch; an unconditional admission has no details."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import random
 
 import pytest
 
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Limit, Penalty, Plan, Step, Unit, WarnAt
-from ratelimit_rls.store.embedded import MOST_SPECS, EmbeddedStore
-from tests.stores import START_US, Asked, Watched, call, step, watched_call
+from ratelimit_rls.core.model import Algorithm, Charge, CounterOp, Limit, Penalty, Plan, StoreResult, Unit, WarnAt
+from ratelimit_rls.store.embedded import MAX_SPECS, EmbeddedStore
+from tests.support.stores import START_US, KeyedOp, MonitoredDescriptor, call, monitored_call, step
 
 TWICE = step("twice", 2)
-BY_CALENDAR = Asked(b"month", Step(Limit(3, Unit.DAY, timezone="Europe/Berlin"), 1, Charge.ADMITTED))
+BY_CALENDAR = KeyedOp(b"month", CounterOp(Limit(3, Unit.DAY, timezone="Europe/Berlin"), 1, Charge.ADMITTED))
 PLANS = [
     *(call(step(algorithm.value, algorithm=algorithm)) for algorithm in Algorithm),
     call(step("a", 9, charge=Charge.ALWAYS), step("b", 4, unit=Unit.SECOND), step("c", 2, shadow=True)),
     call(TWICE, TWICE),
     call(BY_CALENDAR, step("a", 9)),
     call(step("slot", 2, unit=Unit.SECOND, algorithm=Algorithm.GCRA, burst=1, max_delay_us=700_000)),
-    watched_call(Watched((step("w", 3),), (Penalty(60_000_000, 1, (2, 4)), WarnAt(500)))),
+    monitored_call(MonitoredDescriptor((step("w", 3),), (Penalty(60_000_000, 1, (2, 4)), WarnAt(500)))),
 ]
 
 
-def test_costs_that_clients_think_up_are_never_mixed_up() -> None:
+def test_arbitrary_costs_from_clients_are_never_mixed_up() -> None:
     store = EmbeddedStore(clock=lambda: START_US)
-    for cost in range(2 * MOST_SPECS + 50):
+    for cost in range(2 * MAX_SPECS + 50):
         plan = call(step(f"{cost}", 2**31, cost=cost))
         (answer,) = store.decide([store.prepare(plan)])
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, StoreResult)
         assert answer.readings[0].left == 2**31 - cost
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_a_batch() -> None:
+def test_single_results_equal_batch_results() -> None:
     drawn = random.Random(5)
     now_us = START_US
     batches, alone = (EmbeddedStore(clock=lambda: now_us) for _ in range(2))
@@ -41,9 +41,9 @@ def test_answers_are_those_of_a_batch() -> None:
         now_us += drawn.choice((0, 1_000, 300_000, 5_000_000))
         plan: Plan = drawn.choice(PLANS)
         (expected,) = batches.decide([batches.prepare(plan)])
-        assert isinstance(expected, Answer)
+        assert isinstance(expected, StoreResult)
 
-        answer = alone.decide_alone(alone.prepare_alone(plan))
+        answer = alone.decide_single(alone.prepare_single(plan))
 
         if answer is None:
             assert not expected.refused

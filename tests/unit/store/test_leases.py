@@ -1,7 +1,7 @@
-"""Leases by a clock that nobody waits for: several processes as objects on one store, and how their calls fare.
+"""Leases on a virtual clock: several processes as objects on one store, and the results of their calls.
 
-The loop's own time is virtual: when nothing is left to do it jumps to the next timer. The store's clock is the same,
-and trips to it take as long as a test says.
+The event loop's time is virtual: when nothing is left to do it jumps to the next timer. The store uses the same clock,
+and round trips to it take as long as a test says.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import pytest
 from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import (
     Algorithm,
-    Answer,
     Charge,
-    Hot,
+    CounterOp,
+    DescriptorPlan,
+    LeasePolicy,
     Limit,
-    Outline,
     Plan,
+    PlanTemplate,
     Purpose,
     Rule,
-    Slot,
-    Step,
+    StoreResult,
     Unit,
 )
 from ratelimit_rls.core.refund import refund
 from ratelimit_rls.errors import StoreError, StoreTimeout
-from ratelimit_rls.store.base import Prepared
-from ratelimit_rls.store.batch import PackedPlan
+from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.embedded import EmbeddedStore
-from ratelimit_rls.store.leases import Leases
-from ratelimit_rls.store.leases.hands import FLUSH_US
-from ratelimit_rls.store.leases.plan import LeasedPlan
-from tests.stores import START_US
+from ratelimit_rls.store.leases import LeasingStore
+from ratelimit_rls.store.leases.lease_pool import REFUND_DELAY_US
+from ratelimit_rls.store.leases.leased_plan import LeasedPlan
+from ratelimit_rls.store.script_codec import EncodedPlan
+from tests.support.stores import START_US
 
 LEASE_US = 100_000
 SECOND_US = 1_000_000
@@ -63,7 +63,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class World(EmbeddedStore):
-    """The one store of all, at some distance, and all that was asked of it."""
+    """The shared store with a latency, which records all plans sent to it."""
 
     def __init__(self, trip_us: Callable[[], int] = lambda: 0) -> None:
         self._loop = asyncio.get_running_loop()
@@ -76,23 +76,23 @@ class World(EmbeddedStore):
     def now_us(self) -> int:
         return START_US + round((self._loop.time() - 1000) * 1e6)
 
-    async def spend(self, batch: Sequence[Prepared]) -> list[Answer | StoreError]:
+    async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
         self.trips += 1
         await sleep_us(self._trip_us())
         answers = self.decide(batch) if self.fails is None else [self.fails] * len(batch)  # type: ignore[arg-type]
         await sleep_us(self._trip_us())
-        return answers
+        return answers  # type: ignore[return-value]
 
     async def close(self) -> None:
         self.closed += 1
 
     def left(self, plan: Plan) -> list[int]:
-        """By its limits, without counting."""
+        """Return what is left of each limit, without counting."""
         looks = Plan(
-            outline_of(*[[step_of(one.limit, 0) for one in slot.steps] for slot in plan.outline.slots]), plan.keys
+            template_of(*[[step_of(one.limit, 0) for one in slot.steps] for slot in plan.template.slots]), plan.keys
         )
         (answer,) = self.decide([self.prepare(looks)])
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, StoreResult)
         return [reading.left for reading in answer.readings]
 
 
@@ -101,17 +101,19 @@ async def sleep_us(us: int) -> None:
         await asyncio.sleep(us / 1e6)
 
 
-def step_of(limit: Limit, cost: int = 1) -> Step:
-    return Step(limit, cost, Charge.ADMITTED)
+def step_of(limit: Limit, cost: int = 1) -> CounterOp:
+    return CounterOp(limit, cost, Charge.ADMITTED)
 
 
-def outline_of(*descriptors: Sequence[Step], hot: Sequence[bool] = (), **more: Any) -> Outline:
+def template_of(*descriptors: Sequence[CounterOp], hot: Sequence[bool] = (), **more: Any) -> PlanTemplate:
     slots = []
     for number, steps in enumerate(descriptors):
         limits = tuple(step.limit for step in steps)
-        lease = Hot(LEASE_US) if number < len(hot) and hot[number] else None
-        slots.append(Slot(Rule("path", limits, charge=Charge.ADMITTED, hot=lease), tuple(steps), steps[0].cost))
-    return Outline("domain", True, tuple(step for steps in descriptors for step in steps), tuple(slots), **more)
+        lease = LeasePolicy(LEASE_US) if number < len(hot) and hot[number] else None
+        slots.append(
+            DescriptorPlan(Rule("path", limits, charge=Charge.ADMITTED, hot=lease), tuple(steps), steps[0].cost)
+        )
+    return PlanTemplate("domain", True, tuple(step for steps in descriptors for step in steps), tuple(slots), **more)
 
 
 def limit_of(
@@ -121,11 +123,11 @@ def limit_of(
 
 
 def hot_call(limit: Limit, cost: int = 1, key: bytes = b"hot") -> Plan:
-    return Plan(outline_of([step_of(limit, cost)], hot=[True]), (key,))
+    return Plan(template_of([step_of(limit, cost)], hot=[True]), (key,))
 
 
 def virtually(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The test in a loop whose time is virtual."""
+    """Run a test in an event loop with virtual time."""
 
     @wraps(test)
     def run(**arguments: Any) -> None:
@@ -135,8 +137,8 @@ def virtually(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-def leases_on(world: World, **more: Any) -> Leases:
-    return Leases(world, clock=asyncio.get_running_loop().time, **more)
+def leases_on(world: World, **more: Any) -> LeasingStore:
+    return LeasingStore(world, clock=asyncio.get_running_loop().time, **more)
 
 
 class Admitted(NamedTuple):
@@ -144,26 +146,28 @@ class Admitted(NamedTuple):
     hits: int
 
 
-async def ask(world: World, leases: Leases, *prepared: Prepared) -> tuple[list[Answer], list[Admitted]]:
-    """As one batch, and what was admitted of it, and when.
+async def ask(world: World, leases: LeasingStore, *prepared: PreparedPlan) -> tuple[list[StoreResult], list[Admitted]]:
+    """Spend one batch; return the results, and which calls were admitted when.
 
-    What was served from hand was admitted when it came; for the rest it is the store that says when.
+    A call served from a lease was admitted when it arrived; for others the store reports the time.
     """
-    came_us = world.now_us()
+    arrived_us = world.now_us()
     answers = await leases.spend(prepared)
-    at_once = world.now_us() == came_us
+    at_once = world.now_us() == arrived_us
     admitted = []
     for one, answer in zip(prepared, answers, strict=True):
-        assert isinstance(answer, Answer), answer
+        assert isinstance(answer, StoreResult), answer
         assert len(answer.readings) == len(one.keys)
         if not answer.refused:
-            hits = one.form.slots[0].hits
-            admitted.append(Admitted(came_us if at_once else answer.now_us, hits))
+            hits = one.layout.slots[0].hits
+            admitted.append(Admitted(arrived_us if at_once else answer.now_us, hits))
     return answers, admitted  # type: ignore[return-value]
 
 
-async def warm(world: World, leases: Leases, plan: Plan, times: int = 10, pause_us: int = 5_000) -> list[Admitted]:
-    """So often that it is hot."""
+async def warm(
+    world: World, leases: LeasingStore, plan: Plan, times: int = 10, pause_us: int = 5_000
+) -> list[Admitted]:
+    """Call so often that the counter is hot."""
     admitted: list[Admitted] = []
     prepared = leases.prepare(plan)
     for _ in range(times):
@@ -172,7 +176,7 @@ async def warm(world: World, leases: Leases, plan: Plan, times: int = 10, pause_
     return admitted
 
 
-# -- whom it concerns --------------------------------------------------------------------------------------------------
+# -- which plans are leased --------------------------------------------------------------------------------------------
 
 COLD = step_of(limit_of(100))
 
@@ -180,39 +184,39 @@ COLD = step_of(limit_of(100))
 @pytest.mark.parametrize(
     "plan",
     {
-        "no hot rule": Plan(outline_of([COLD]), (b"k",)),
-        "the global shadow mode": Plan(outline_of([COLD], hot=[True], shadow_mode=True), (b"k",)),
-        "a quota that passes": Plan(outline_of([COLD], hot=[True], quota_passes=True), (b"k",)),
-        "a quota": Plan(outline_of([Step(COLD.limit, 1, Charge.ADMITTED, quota_mode=True)], hot=[True]), (b"k",)),
-        "a look of Kuadrant's": Plan(outline_of([COLD], hot=[True], purpose=Purpose.LOOK), (b"k",)),
-        "a report": Plan(outline_of([COLD], hot=[True], purpose=Purpose.REPORT), (b"k",)),
-        "a look": Plan(outline_of([step_of(limit_of(100), 0)], hot=[True]), (b"k",)),
-        "a refund": Plan(outline_of([step_of(limit_of(100), -1)], hot=[True]), (b"k",)),
-        "more than there ever is": Plan(outline_of([step_of(limit_of(100), 101)], hot=[True]), (b"k",)),
-        "the same twice": Plan(outline_of([COLD], [COLD], hot=[True, True]), (b"k", b"k")),
+        "no hot rule": Plan(template_of([COLD]), (b"k",)),
+        "the global shadow mode": Plan(template_of([COLD], hot=[True], shadow_mode=True), (b"k",)),
+        "a quota that passes": Plan(template_of([COLD], hot=[True], quota_passes=True), (b"k",)),
+        "a quota": Plan(template_of([CounterOp(COLD.limit, 1, Charge.ADMITTED, quota_mode=True)], hot=[True]), (b"k",)),
+        "a look of Kuadrant's": Plan(template_of([COLD], hot=[True], purpose=Purpose.LOOK), (b"k",)),
+        "a report": Plan(template_of([COLD], hot=[True], purpose=Purpose.REPORT), (b"k",)),
+        "a look": Plan(template_of([step_of(limit_of(100), 0)], hot=[True]), (b"k",)),
+        "a refund": Plan(template_of([step_of(limit_of(100), -1)], hot=[True]), (b"k",)),
+        "more than the capacity": Plan(template_of([step_of(limit_of(100), 101)], hot=[True]), (b"k",)),
+        "the same twice": Plan(template_of([COLD], [COLD], hot=[True, True]), (b"k", b"k")),
     }.items(),
     ids=lambda named: named[0].replace(" ", "-"),
 )
 @virtually
-async def test_other_plans_are_the_stores_own(plan: tuple[str, Plan]) -> None:
-    assert isinstance(leases_on(World()).prepare(plan[1]), PackedPlan)
+async def test_plans_that_cannot_be_leased_are_passed_through(plan: tuple[str, Plan]) -> None:
+    assert isinstance(leases_on(World()).prepare(plan[1]), EncodedPlan)
 
 
 @virtually
-async def test_whoever_has_an_id_or_little_patience_asks_the_store() -> None:
+async def test_calls_with_a_request_id_or_maximum_wait_go_to_the_store() -> None:
     leased = leases_on(World()).prepare(hot_call(limit_of(100)))
     assert isinstance(leased, LeasedPlan)
-    for other in (leased.within(5), leased.once(b"id"), leased.at_most(3), leased.returned(3, 7)):
-        assert isinstance(other, PackedPlan)
+    for other in (leased.with_max_wait(5), leased.idempotent(b"id"), leased.take_up_to(3), leased.refund(3, 7)):
+        assert isinstance(other, EncodedPlan)
     assert leased == leased_again(leased)
 
 
-def leased_again(plan: LeasedPlan) -> Prepared:
+def leased_again(plan: LeasedPlan) -> PreparedPlan:
     return LeasedPlan(plan.whole, plan.hot, lambda bits: None)
 
 
 @virtually
-async def test_a_counter_that_is_seldom_asked_for_is_left_to_the_store() -> None:
+async def test_a_rarely_used_counter_is_not_leased() -> None:
     world = World()
     leases = leases_on(world)
     plan = hot_call(limit_of(100, Unit.HOUR))
@@ -221,11 +225,11 @@ async def test_a_counter_that_is_seldom_asked_for_is_left_to_the_store() -> None
     assert world.trips == 30
 
 
-# -- what is taken, and what comes back --------------------------------------------------------------------------------
+# -- taking and refunding hits -----------------------------------------------------------------------------------------
 
 
 @virtually
-async def test_a_hot_counter_is_served_from_hand_and_tells_about_how_it_stands() -> None:
+async def test_a_hot_counter_is_served_from_its_lease_with_estimated_state() -> None:
     world = World(lambda: 100)
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
@@ -241,19 +245,19 @@ async def test_a_hot_counter_is_served_from_hand_and_tells_about_how_it_stands()
 
 
 @virtually
-async def test_what_nobody_uses_comes_back_when_the_lease_has_ended() -> None:
+async def test_unused_hits_are_refunded_when_the_lease_ends() -> None:
     world = World(lambda: 100)
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
     admitted = await warm(world, leases, plan, times=40, pause_us=2_000)
     assert world.left(plan)[0] < 1_000 - len(admitted)
-    await sleep_us(LEASE_US + FLUSH_US + 1_000)
+    await sleep_us(LEASE_US + REFUND_DELAY_US + 1_000)
     assert world.left(plan) == [1_000 - len(admitted)]
     assert dict(leases.gauges())["ratelimit.leases.hits_in_hand"] == 0
 
 
 @virtually
-async def test_nothing_is_used_when_its_lease_has_ended_even_before_it_is_given_back() -> None:
+async def test_expired_hits_are_not_used_even_before_their_refund() -> None:
     world = World(lambda: 100)
     leases = leases_on(world)
     prepared = leases.prepare(hot_call(limit_of(1_000, Unit.HOUR)))
@@ -262,7 +266,7 @@ async def test_nothing_is_used_when_its_lease_has_ended_even_before_it_is_given_
     while world.trips == before:
         await ask(world, leases, prepared)
     assert dict(leases.gauges())["ratelimit.leases.hits_in_hand"] > 10
-    await sleep_us(LEASE_US + FLUSH_US // 2)
+    await sleep_us(LEASE_US + REFUND_DELAY_US // 2)
     before = world.trips
     await ask(world, leases, prepared)
     assert world.trips == before + 1
@@ -270,8 +274,8 @@ async def test_nothing_is_used_when_its_lease_has_ended_even_before_it_is_given_
 
 @pytest.mark.parametrize("algorithm", [Algorithm.FIXED_WINDOW, Algorithm.SLIDING_WINDOW], ids=lambda one: one.value)
 @virtually
-async def test_what_is_left_of_a_window_is_not_used_in_the_next(algorithm: Algorithm) -> None:
-    """Its demand stops shortly before it ends, and begins again at once."""
+async def test_hits_of_a_window_are_not_used_in_the_next(algorithm: Algorithm) -> None:
+    """Demand stops shortly before the window ends, and resumes in the next."""
     world = World(lambda: 100)
     leases = leases_on(world)
     plan = hot_call(limit_of(400, Unit.SECOND, algorithm))
@@ -281,12 +285,12 @@ async def test_what_is_left_of_a_window_is_not_used_in_the_next(algorithm: Algor
     await sleep_us(SECOND_US - world.now_us() % SECOND_US + 1_000)
     for _ in range(20):
         admitted += (await ask(world, leases, *[leases.prepare(plan)] * 30))[1]
-    check_limit(plan.outline.steps[0].limit, sorted(admitted))
-    assert len(admitted) >= (480 if algorithm is Algorithm.FIXED_WINDOW else 375)  # what slides out stays counted
+    check_limit(plan.template.steps[0].limit, sorted(admitted))
+    assert len(admitted) >= (480 if algorithm is Algorithm.FIXED_WINDOW else 375)  # sliding hits stay counted
 
 
 @virtually
-async def test_close_gives_back_all_of_it_before_the_store_is_closed() -> None:
+async def test_close_refunds_all_hits_before_closing_the_store() -> None:
     world = World(lambda: 100)
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
@@ -300,30 +304,30 @@ async def test_close_gives_back_all_of_it_before_the_store_is_closed() -> None:
 
 
 @virtually
-async def test_hits_taken_for_a_call_that_the_rest_refuses_are_in_hand_again() -> None:
+async def test_hits_return_to_the_lease_if_the_remainder_is_denied() -> None:
     world = World(lambda: 100)
     leases = leases_on(world)
     wide, narrow = limit_of(1_000, Unit.HOUR), limit_of(20, Unit.HOUR)
-    both = Plan(outline_of([step_of(narrow)], [step_of(wide)], hot=[False, True]), (b"narrow", b"wide"))
+    both = Plan(template_of([step_of(narrow)], [step_of(wide)], hot=[False, True]), (b"narrow", b"wide"))
     answers = []
     prepared = leases.prepare(both)
     for _ in range(100):
         answers += await leases.spend([prepared, prepared])
         await sleep_us(1_000)
-    assert [answer.refused for answer in answers] == [False] * 20 + [True] * 180
+    assert [answer.refused for answer in answers] == [False] * 20 + [True] * 180  # type: ignore[union-attr]
     last = answers[-1]
-    assert (last.readings[0].retry_us > 0, last.readings[1].left, last.readings[1].retry_us) == (True, 980, 0)
+    assert (last.readings[0].retry_us > 0, last.readings[1].left, last.readings[1].retry_us) == (True, 980, 0)  # type: ignore[union-attr]
     await leases.close()
     assert world.left(both) == [0, 980]
 
 
 @virtually
-async def test_a_call_with_a_hot_and_a_cold_counter_of_hot_rules_uses_the_one_that_is_hot() -> None:
+async def test_only_the_hot_counter_of_a_call_is_served_from_its_lease() -> None:
     world = World()
     leases = leases_on(world)
     limit = limit_of(1_000, Unit.HOUR)
     for number in range(200):
-        plan = Plan(outline_of([step_of(limit)], [step_of(limit)], hot=[True, True]), (b"user %d" % number, b"all"))
+        plan = Plan(template_of([step_of(limit)], [step_of(limit)], hot=[True, True]), (b"user %d" % number, b"all"))
         (answer,), _ = await ask(world, leases, leases.prepare(plan))
         assert [reading.left for reading in answer.readings] == [999, 999 - number]
         await sleep_us(1_000)
@@ -333,49 +337,49 @@ async def test_a_call_with_a_hot_and_a_cold_counter_of_hot_rules_uses_the_one_th
 
 
 @virtually
-async def test_who_is_dropped_for_room_gives_back_what_it_has() -> None:
+async def test_an_evicted_lease_is_refunded() -> None:
     world = World()
-    leases = leases_on(world, most_hands=1)
+    leases = leases_on(world, max_leases=1)
     first, second = (hot_call(limit_of(1_000, Unit.HOUR), key=key) for key in (b"first", b"second"))
     admitted = await warm(world, leases, first, times=20, pause_us=1_000)
     assert world.left(first)[0] < 1_000 - len(admitted)
     await ask(world, leases, leases.prepare(second))
-    await sleep_us(FLUSH_US)
+    await sleep_us(REFUND_DELAY_US)
     assert world.left(first) == [1_000 - len(admitted)]
     assert dict(leases.gauges())["ratelimit.leases.counters"] == 1
 
 
 @virtually
-async def test_other_limits_make_another_lease() -> None:
+async def test_changed_limits_get_a_new_lease() -> None:
     world = World()
     leases = leases_on(world)
     before, after = hot_call(limit_of(1_000, Unit.HOUR)), hot_call(limit_of(30, Unit.HOUR))
     assert len(await warm(world, leases, before, times=20, pause_us=1_000)) == 20
-    await sleep_us(LEASE_US + FLUSH_US)
+    await sleep_us(LEASE_US + REFUND_DELAY_US)
     admitted = await warm(world, leases, after, times=100, pause_us=1_000)
     assert len(admitted) == 10
     assert world.left(after) == [0]
 
 
 @virtually
-async def test_a_refund_of_what_was_served_from_hand_goes_to_the_store() -> None:
+async def test_a_refund_of_leased_hits_goes_to_the_store() -> None:
     world = World()
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
     admitted = await warm(world, leases, plan, times=20, pause_us=1_000)
     prepared = leases.prepare(plan)
     (answer,), more = await ask(world, leases, prepared)
-    owed = refund(decide(plan.outline, answer))
-    assert owed is not None
-    await leases.spend([leases.opposite(prepared, owed)])
+    charged = refund(decide(plan.template, answer))
+    assert charged is not None
+    await leases.spend([leases.refund_of(prepared, charged)])
     await leases.close()
     assert world.left(plan) == [1_000 - len(admitted + more) + 1]
 
 
 @pytest.mark.slow
 @virtually
-async def test_no_hit_is_lost_or_doubled_when_calls_of_many_kinds_meet() -> None:
-    """Over windows that do not end, so that in the end each counter has exactly what was admitted."""
+async def test_no_hit_is_lost_or_counted_twice_with_mixed_calls() -> None:
+    """The windows do not end, so that finally each counter must equal the admitted hits."""
     chance = random.Random(7)
     world = World(lambda: chance.randint(0, 2_000))
     limits = {
@@ -388,15 +392,15 @@ async def test_no_hit_is_lost_or_doubled_when_calls_of_many_kinds_meet() -> None
     for kind in kinds:
         for cost in (1, 2):
             steps = [[step_of(limits[key], cost)] for key, _ in kind]
-            plans.append(Plan(outline_of(*steps, hot=[hot for _, hot in kind]), tuple(key for key, _ in kind)))
+            plans.append(Plan(template_of(*steps, hot=[hot for _, hot in kind]), tuple(key for key, _ in kind)))
     admitted: Counter[bytes] = Counter()
 
-    async def batch(leases: Leases) -> None:
-        asked = chance.choices(plans, k=chance.randint(1, 5))
-        for plan, answer in zip(asked, await leases.spend([leases.prepare(plan) for plan in asked]), strict=True):
-            assert isinstance(answer, Answer)
+    async def batch(leases: LeasingStore) -> None:
+        chosen = chance.choices(plans, k=chance.randint(1, 5))
+        for plan, answer in zip(chosen, await leases.spend([leases.prepare(plan) for plan in chosen]), strict=True):
+            assert isinstance(answer, StoreResult)
             for key in plan.keys if not answer.refused else ():
-                admitted[key] += plan.outline.slots[0].hits
+                admitted[key] += plan.template.slots[0].hits
 
     processes = [leases_on(world) for _ in range(2)]
     for _ in range(3):
@@ -405,7 +409,7 @@ async def test_no_hit_is_lost_or_doubled_when_calls_of_many_kinds_meet() -> None
             tasks += [asyncio.create_task(batch(leases)) for leases in processes]
             await sleep_us(chance.choice([200, 1_000, 3_000]))
         await asyncio.gather(*tasks)
-        await sleep_us(LEASE_US + FLUSH_US + 5_000)
+        await sleep_us(LEASE_US + REFUND_DELAY_US + 5_000)
         counted = {
             key: limit.requests_per_unit - world.left(hot_call(limit, key=key))[0] for key, limit in limits.items()
         }
@@ -415,7 +419,7 @@ async def test_no_hit_is_lost_or_doubled_when_calls_of_many_kinds_meet() -> None
 
 
 @virtually
-async def test_a_bucket_that_is_used_up_as_it_fills_is_asked_now_and_then_and_refuses_here_in_between() -> None:
+async def test_an_empty_bucket_is_requested_periodically_and_denies_in_between() -> None:
     world = World(lambda: 100)
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.SECOND, Algorithm.TOKEN_BUCKET, burst=100))
@@ -423,25 +427,25 @@ async def test_a_bucket_that_is_used_up_as_it_fills_is_asked_now_and_then_and_re
     admitted = 0
     for _ in range(500):
         answers = await leases.spend([prepared] * 3)
-        admitted += sum(not answer.refused for answer in answers)
+        admitted += sum(not answer.refused for answer in answers)  # type: ignore[union-attr]
         await sleep_us(1_000)
     assert world.trips < 40
     assert admitted > 0.98 * (100 + 500)
     (answer,) = await leases.spend([prepared])
-    while not answer.refused:
+    while not answer.refused:  # type: ignore[union-attr]
         (answer,) = await leases.spend([prepared])
-    assert answer.remembered
-    (reading,) = answer.readings
+    assert answer.remembered  # type: ignore[union-attr]
+    (reading,) = answer.readings  # type: ignore[union-attr]
     assert 0 < reading.retry_us <= LEASE_US // 4 + 1_000
     await sleep_us(reading.retry_us)
-    assert not (await leases.spend([prepared]))[0].refused
+    assert not (await leases.spend([prepared]))[0].refused  # type: ignore[union-attr]
 
 
-# -- trouble -----------------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 @virtually
-async def test_while_the_store_fails_what_is_in_hand_is_served_and_the_others_are_told() -> None:
+async def test_leased_hits_are_served_while_the_store_fails() -> None:
     world = World()
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
@@ -452,24 +456,24 @@ async def test_while_the_store_fails_what_is_in_hand_is_served_and_the_others_ar
     answers = [(await leases.spend([prepared]))[0] for _ in range(in_hand + 2)]
     assert [isinstance(answer, StoreError) for answer in answers] == [False] * in_hand + [True] * 2
     world.fails = None
-    assert isinstance((await leases.spend([prepared]))[0], Answer)
+    assert isinstance((await leases.spend([prepared]))[0], StoreResult)
 
 
 @virtually
-async def test_calls_that_come_while_more_is_asked_for_wait_for_it() -> None:
+async def test_calls_wait_for_a_lease_request_in_flight() -> None:
     world = World(lambda: 500)
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
     await warm(world, leases, plan, times=30, pause_us=1_000)
     await sleep_us(LEASE_US)
     prepared, before = leases.prepare(plan), world.trips
-    told = await asyncio.gather(*(leases.spend([prepared]) for _ in range(5)))
-    assert [answer.refused for (answer,) in told] == [False] * 5
+    results = await asyncio.gather(*(leases.spend([prepared]) for _ in range(5)))
+    assert [answer.refused for (answer,) in results] == [False] * 5  # type: ignore[union-attr]
     assert world.trips == before + 1
 
 
 @virtually
-async def test_a_batch_that_is_given_up_leaves_nobody_waiting() -> None:
+async def test_a_cancelled_batch_completes_its_lease_requests() -> None:
     world = World(lambda: 500)
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
@@ -484,11 +488,11 @@ async def test_a_batch_that_is_given_up_leaves_nobody_waiting() -> None:
     third, fourth = (asyncio.create_task(leases.spend([prepared])) for _ in range(2))
     await sleep_us(200)
     fourth.cancel()
-    assert isinstance((await third)[0], Answer)
+    assert isinstance((await third)[0], StoreResult)
 
 
 @virtually
-async def test_a_call_that_wants_much_does_not_keep_what_is_too_little_for_it() -> None:
+async def test_hits_too_few_for_a_large_call_are_refunded() -> None:
     world = World()
     leases = leases_on(world)
     limit = limit_of(100, Unit.HOUR)
@@ -503,14 +507,14 @@ async def test_a_call_that_wants_much_does_not_keep_what_is_too_little_for_it() 
 
 
 class Trace(NamedTuple):
-    """How much processes are asked for, by turns of random length: calls in a batch, and the pause after it."""
+    """Demand on the processes in phases of random length: calls in a batch, and the pause after it."""
 
     processes: int
     limit: Limit
     trip_us: int
     costs: Sequence[int]
     pauses_us: Sequence[int]
-    most_calls: int
+    max_calls: int
 
 
 def random_trace(chance: random.Random, algorithm: Algorithm, *, small: bool) -> Trace:
@@ -522,7 +526,7 @@ def random_trace(chance: random.Random, algorithm: Algorithm, *, small: bool) ->
         trip_us=chance.choice([0, 100, 1_000, 20_000]),
         costs=chance.choice([[1], [1, 2, 5]]),
         pauses_us=chance.choice([[1_000], [500, 2_000, 30_000], [300, 150_000]]),
-        most_calls=2 if small else chance.choice([1, 5, 12]),
+        max_calls=2 if small else chance.choice([1, 5, 12]),
     )
 
 
@@ -532,7 +536,7 @@ async def play(chance: random.Random, trace: Trace, seconds: int) -> list[Admitt
     admitted: list[Admitted] = []
     tasks: set[asyncio.Task[None]] = set()
 
-    async def batch(leases: Leases, calls: Sequence[Prepared]) -> None:
+    async def batch(leases: LeasingStore, calls: Sequence[PreparedPlan]) -> None:
         admitted.extend((await ask(world, leases, *calls))[1])
 
     async def process() -> None:
@@ -542,8 +546,8 @@ async def play(chance: random.Random, trace: Trace, seconds: int) -> list[Admitt
         while world.now_us() < ends_us:
             pause_us = chance.choice(trace.pauses_us)
             for _ in range(chance.randint(1, 50)):
-                calls = chance.choices(plans, k=chance.randint(1, trace.most_calls))
-                task = asyncio.create_task(batch(leases, calls))  # it does not wait for the one before
+                calls = chance.choices(plans, k=chance.randint(1, trace.max_calls))
+                task = asyncio.create_task(batch(leases, calls))  # without waiting for the previous one
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 await asyncio.sleep(pause_us / 1e6)
@@ -555,7 +559,7 @@ async def play(chance: random.Random, trace: Trace, seconds: int) -> list[Admitt
 
 
 def check_limit(limit: Limit, admitted: Sequence[Admitted]) -> None:
-    """It held: by windows of the clock where these are counted, else over a window and a lease."""
+    """Check that the limit held: per clock window where windows are counted, else over a window plus a lease."""
     match limit.algorithm:
         case Algorithm.FIXED_WINDOW | Algorithm.SLIDING_WINDOW:
             check_windows(limit, admitted)
@@ -566,7 +570,7 @@ def check_limit(limit: Limit, admitted: Sequence[Admitted]) -> None:
 
 
 def check_log(limit: Limit, admitted: Sequence[Admitted]) -> None:
-    """All that was admitted within a window less a lease was counted within a window."""
+    """Check that hits admitted within a window minus a lease were counted within a window."""
     recent: deque[Admitted] = deque()
     count = 0
     for one in admitted:
@@ -578,7 +582,7 @@ def check_log(limit: Limit, admitted: Sequence[Admitted]) -> None:
 
 
 def check_bucket(limit: Limit, admitted: Sequence[Admitted]) -> None:
-    """In any time not more than the burst, and what comes in then and during a lease."""
+    """Check that no period admits more than the burst plus what refills in it and in a lease."""
     per_us = limit.requests_per_unit / limit.window_us
     level, before_us = 0.0, 0
     for at_us, hits in admitted:
@@ -588,7 +592,7 @@ def check_bucket(limit: Limit, admitted: Sequence[Admitted]) -> None:
 
 
 def check_windows(limit: Limit, admitted: Sequence[Admitted]) -> None:
-    """Exactly, also by the formula of the sliding window: a lease does not outlive the window it is of."""
+    """Check exact counts, also by the sliding window formula: a lease does not outlive its window."""
     counts: Counter[int] = Counter()
     for at_us, hits in admitted:
         window, into_us = divmod(at_us, SECOND_US)
@@ -599,7 +603,7 @@ def check_windows(limit: Limit, admitted: Sequence[Admitted]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
-def test_no_limit_is_exceeded_whatever_processes_are_asked_for(algorithm: Algorithm) -> None:
+def test_no_limit_is_exceeded_by_random_traffic(algorithm: Algorithm) -> None:
     play_some(algorithm, traces=1, small=True)
 
 
@@ -618,17 +622,17 @@ def play_some(algorithm: Algorithm, traces: int, *, small: bool) -> None:
             check_limit(trace.limit, runner.run(play(chance, trace, seconds=1 if small else 2)))
 
 
-# -- how much of a limit is used ---------------------------------------------------------------------------------------
+# -- utilisation of a limit --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4])
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
-def test_nearly_all_of_a_limit_is_used_when_more_is_wanted(algorithm: Algorithm, processes: int) -> None:
-    """Each process alone is asked for more than there is."""
+def test_nearly_all_of_a_limit_is_used_under_high_demand(algorithm: Algorithm, processes: int) -> None:
+    """Each process alone has more demand than the limit."""
     chance = random.Random(1)
     limit = limit_of(2_000, Unit.SECOND, algorithm, burst=200)
-    trace = Trace(processes, limit, trip_us=500, costs=[1], pauses_us=[1_000, 2_000], most_calls=10)
+    trace = Trace(processes, limit, trip_us=500, costs=[1], pauses_us=[1_000, 2_000], max_calls=10)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         admitted = runner.run(play(chance, trace, seconds=6))
     check_limit(limit, admitted)

@@ -1,7 +1,7 @@
-"""The Lua text, put together once from the files of lua/: the same for Redis and for the embedded store.
+"""The Lua script, assembled once from the files of lua/: the same for Redis and for the embedded store.
 
-The definitions are the library, the algorithms and the watchers, decide.lua is the script proper. Redis runs one after
-the other with every call; the embedded store runs the definitions once and keeps the rest as a function.
+The definitions are the library, the algorithms and the watchers; decide.lua is the script proper. Redis runs both with
+every call; the embedded store runs the definitions once and keeps the rest as a function.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ LIBRARY = ("bounds", "mul_div", "needed", "place", "place_in_calendar", "read_sp
 
 
 def script_dir() -> Traversable:
-    """In a wheel the scripts are inside the package; in a checkout they are beside it."""
+    """Return the folder of the scripts: inside the package in a wheel, beside it in a checkout."""
     packaged = files("ratelimit_rls") / "lua"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "lua"
 
 
-def read(name: str) -> str:
+def read_source(name: str) -> str:
     return (script_dir() / f"{name}.lua").read_text("utf-8")
 
 
 @cache
 def definitions() -> str:
-    parts = [read(f"lib/{name}") for name in LIBRARY]
+    parts = [read_source(f"lib/{name}") for name in LIBRARY]
     parts.append("local algorithms = {}\n")
-    parts += [read(algorithm.value) for algorithm in Algorithm]
-    parts += [read(watcher) for watcher in WATCHERS]
+    parts += [read_source(algorithm.value) for algorithm in Algorithm]
+    parts += [read_source(watcher) for watcher in WATCHERS]
     return "\n".join(parts)
 
 
 @cache
 def script() -> bytes:
-    """What Redis runs."""
-    return f"{definitions()}\n{read('decide')}".encode()
+    """Return the script that Redis runs."""
+    return f"{definitions()}\n{read_source('decide')}".encode()
 
 
 @cache
 def script_sha() -> bytes:
-    """The name under which Redis knows the script: SHA-1 is its choice, not a safeguard of ours."""
+    """Return the name of the script in Redis. SHA-1 is Redis's choice; our security does not depend on it."""
     return sha1(script(), usedforsecurity=False).hexdigest().encode()

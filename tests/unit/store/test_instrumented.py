@@ -1,4 +1,4 @@
-"""A store that is timed: how long, which kind of trouble, and the same in its span."""
+"""The instrumented store: durations and error types in metrics and spans."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.core.model import Answer
+from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.errors import StoreError, StoreTimeout
-from ratelimit_rls.store import observed
-from ratelimit_rls.store.observed import Observed
+from ratelimit_rls.store import instrumented
+from ratelimit_rls.store.instrumented import InstrumentedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 
-ANSWER = Answer(False, 0, ())
+ANSWER = StoreResult(False, 0, ())
 
 
 class Scripted:
-    """A store that says what it is told to."""
+    """A store that returns given results."""
 
-    decides_here = True
+    is_synchronous = True
 
-    def __init__(self, answers: list[Answer | StoreError]) -> None:
+    def __init__(self, answers: list[StoreResult | StoreError]) -> None:
         self._answers = answers
 
-    async def spend(self, batch: Sequence[Any]) -> list[Answer | StoreError]:
+    async def spend(self, batch: Sequence[Any]) -> list[StoreResult | StoreError]:
         return self._answers
 
 
@@ -40,13 +40,13 @@ class Span:
     ("answers", "error"), [([ANSWER, ANSWER], None), ([ANSWER, StoreTimeout("late")], "StoreTimeout")]
 )
 async def test_a_batch_is_one_observation_and_one_span(
-    monkeypatch: pytest.MonkeyPatch, answers: list[Answer | StoreError], error: str | None
+    monkeypatch: pytest.MonkeyPatch, answers: list[StoreResult | StoreError], error: str | None
 ) -> None:
     span, metrics = Span(), Metrics()
     begun: list[tuple[str, int]] = []
-    monkeypatch.setattr(observed, "store_span", lambda *about: begun.append(about) or span)
-    store = Observed(Scripted(answers), "redis", metrics)  # type: ignore[arg-type]
-    assert store.decides_here
+    monkeypatch.setattr(instrumented, "store_span", lambda *about: begun.append(about) or span)  # type: ignore[func-returns-value]
+    store = InstrumentedStore(Scripted(answers), "redis", metrics)  # type: ignore[arg-type]
+    assert store.is_synchronous
     assert await store.spend([object(), object()]) == answers  # type: ignore[list-item]
     assert (begun, span.ended) == ([("redis", 2)], [error])
     assert {key: times.count for key, times in metrics.store_times.items() if times.count} == {

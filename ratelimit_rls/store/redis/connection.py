@@ -1,7 +1,7 @@
-"""How a Redis is reached: redis-py connects, authenticates and selects; then the bytes are ours.
+"""Connection to a Redis server: redis-py connects, authenticates and selects the database; then we use its transport.
 
-Nothing is ever sent twice from here. redis-py's own retries are off: after a broken connection nobody knows whether a
-command ran, and a hit counted twice is a wrong answer.
+Nothing is ever sent twice. redis-py's own retries are disabled: after a connection breaks it is unknown whether a
+command ran, and a hit that is counted twice is a wrong result.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import hiredis
 from ratelimit_rls.errors import StoreUnavailable, one_line
 from ratelimit_rls.settings.redis_address import RedisAddress, parse_auth
 
-_MESSAGES = (b"message", b"pmessage", b"smessage")
+_MESSAGE_KINDS = (b"message", b"pmessage", b"smessage")
 
 
 class ReplyError(Exception):
-    """An error reply: the server is there and says no."""
+    """An error reply of the server."""
 
 
-class Pipe(asyncio.Protocol):
-    """Commands go out as bytes that are ready, replies come back in the order of the commands.
+class PipelinedConnection(asyncio.Protocol):
+    """A connection that sends encoded commands and receives replies in the order of the commands.
 
-    A subscriber sets `on_push`: it is given every message that is published, and whatever else comes unasked.
+    A subscriber sets `on_push`, which is called with every published message and any other unsolicited reply.
     """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.on_push: Callable[[Any], None] | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._writer = writer  # kept because it, too, closes the socket when it is collected
+        self._writer = writer  # kept because it, too, closes the socket when it is garbage collected
         self._transport = writer.transport
-        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=Pipe)
+        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=PipelinedConnection)
         self._waiting: deque[asyncio.Future[Any]] = deque()
 
     def send(self, command: bytes) -> asyncio.Future[Any]:
-        """The reply to come: a value, or a ReplyError as a value. Fails with StoreUnavailable if none can come."""
+        """Send a command. The result is a value or a ReplyError; without a reply it raises StoreUnavailable."""
         reply: asyncio.Future[Any] = self.closed.get_loop().create_future()
         if self.closed.done():
             reply.set_exception(StoreUnavailable("the connection to Redis is closed"))
@@ -51,7 +51,7 @@ class Pipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         try:
-            while (reply := self._reader.gets()) is not Pipe:
+            while (reply := self._reader.gets()) is not PipelinedConnection:
                 if not self._waiting or (self.on_push is not None and _is_message(reply)):
                     self._pushed(reply)
                     continue
@@ -59,46 +59,46 @@ class Pipe(asyncio.Protocol):
                 if not waiting.done():
                     waiting.set_result(reply)
         except hiredis.HiredisError:
-            self._give_up("Redis sent what is not its protocol")
+            self._fail("Redis sent data that is not RESP")
 
     def _pushed(self, reply: Any) -> None:
         if self.on_push is not None:
             self.on_push(reply)
         else:
-            # Whose reply is whose cannot be told any more, so there must not be another.
-            self._give_up("Redis sent what nobody asked for")
+            # Replies can no longer be matched to commands, so the connection must end.
+            self._fail("Redis sent a reply without a command")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._close(StoreUnavailable(f"the connection to Redis broke: {exc or 'closed by the server'}"))
 
     def abort(self) -> None:
-        """Drop the connection with whatever is still unsent or unanswered."""
-        self._give_up("the connection to Redis was given up")
+        """Drop the connection with everything that is unsent or unanswered."""
+        self._fail("the connection to Redis was closed")
 
-    def _give_up(self, why: str) -> None:
+    def _fail(self, message: str) -> None:
         self._transport.abort()
-        self._close(StoreUnavailable(why))
+        self._close(StoreUnavailable(message))
 
-    def _close(self, why: StoreUnavailable) -> None:
+    def _close(self, error: StoreUnavailable) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
         for waiting in self._waiting:
             if not waiting.done():
-                waiting.set_exception(why)
+                waiting.set_exception(error)
         self._waiting.clear()
 
 
 def _is_message(reply: Any) -> bool:
-    """Something published, which may come between a command and its reply."""
-    return isinstance(reply, list) and bool(reply) and reply[0] in _MESSAGES
+    """Return True for a published message, which may arrive between a command and its reply."""
+    return isinstance(reply, list) and bool(reply) and reply[0] in _MESSAGE_KINDS
 
 
-async def connect(address: RedisAddress, timeout_s: float) -> Pipe:
-    """A connection that has authenticated and chosen its database, in that time.
+async def connect(address: RedisAddress, timeout_s: float) -> PipelinedConnection:
+    """Return a connection that has authenticated and selected its database, within the timeout.
 
-    Raises StoreUnavailable if none can be had. Files are read each time, so what was rotated acts from here on.
+    Raises StoreUnavailable. Credential and TLS files are read each time, so rotated files take effect.
     """
-    # Here, because this takes a fifth of the time of a start, and is of no use without a Redis.
+    # Imported here, because it takes a fifth of the startup time, and is not needed without Redis.
     from ratelimit_rls.store.redis.redis_py import RedisError, new_connection
 
     try:
@@ -111,19 +111,19 @@ async def connect(address: RedisAddress, timeout_s: float) -> Pipe:
                 if connection._writer is not None:
                     connection._writer.transport.abort()  # closing would wait for a server that may hang
                 if isinstance(exc, RedisError | OSError):
-                    said = _without(password, str(exc))
-                    raise StoreUnavailable(f"cannot connect to Redis at {address}: {said}") from None
+                    message = _redacted(password, str(exc))
+                    raise StoreUnavailable(f"cannot connect to Redis at {address}: {message}") from None
                 raise
     except TimeoutError:
         raise StoreUnavailable(f"cannot connect to Redis at {address} within {timeout_s:g} s") from None
-    # From here on redis-py's streams would only be in the way: a future and a wake-up for every reply. The connection
-    # object would close the socket when it is collected, so its ends are taken out of its hands.
+    # redis-py's streams would only add overhead from here on: a future and a wake-up for every reply. Its connection
+    # object would close the socket when it is garbage collected, so we take reader and writer from it.
     writer = connection._writer
     assert writer is not None
     connection._reader = connection._writer = None
-    pipe = Pipe(writer)
-    writer.transport.set_protocol(pipe)
-    return pipe
+    pipelined = PipelinedConnection(writer)
+    writer.transport.set_protocol(pipelined)
+    return pipelined
 
 
 async def _credentials(address: RedisAddress) -> tuple[str, str]:
@@ -141,7 +141,8 @@ async def _credentials(address: RedisAddress) -> tuple[str, str]:
     return parse_auth(auth)
 
 
-def _without(password: str, said: str) -> str:
-    """What the server says of a command it does not know has the command's words in it, cut at some length."""
-    said = one_line(said.partition(", with args beginning with")[0])
-    return "it said no, and repeated the password" if password and password in said else said
+def _redacted(password: str, message: str) -> str:
+    """Return an error message without the password: for an unknown command the server repeats its arguments,
+    truncated."""
+    message = one_line(message.partition(", with args beginning with")[0])
+    return "the server's error message contains the password" if password and password in message else message

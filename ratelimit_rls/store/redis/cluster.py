@@ -1,0 +1,365 @@
+"""Redis Cluster client: keeps the slot map up to date and sends each run to the node that owns its slot.
+
+Nodes report the owner of a slot (CLUSTER SLOTS), and when it has moved (MOVED) or is about to (ASK). In both cases they
+did not run what was sent, so it may be sent again elsewhere. While a node is down, the slot map is fetched repeatedly
+until another node has its slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import crc_hqx
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
+
+import structlog
+
+from ratelimit_rls.common.timers import wait_for_event
+from ratelimit_rls.errors import StoreError, StoreUnavailable
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
+from ratelimit_rls.store.redis.cluster_slots import (
+    SLOTS,
+    HostPort,
+    SlotMap,
+    fetch_from_address,
+    fetch_from_node,
+    parse_host_port,
+)
+from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
+from ratelimit_rls.store.redis.deployment import ShardRun, as_store_error, scan
+from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
+from ratelimit_rls.store.redis.resp import command
+from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode
+
+log = structlog.get_logger()
+
+REFRESH_INTERVAL_S = 10.0
+"""Interval between refreshes of the slot map while all nodes are connected."""
+
+DEGRADED_REFRESH_INTERVAL_S = 0.1
+"""Interval while a node is down or slots are moving."""
+
+MAX_REDIRECTS = 8
+"""Redirects that one run follows before it fails: a slot map with a cycle must terminate."""
+
+KEYS_PER_BATCH = 256
+"""Keys that are inspected or deleted together."""
+
+RETRY_PAUSE_S = 0.01
+"""Pause before a run is sent again whose keys are being moved (TRYAGAIN)."""
+
+IMPORTING_NODE_S = 60.0
+"""Time for which a node without slots is kept after an ASK redirect to it: it is about to receive its first slot."""
+
+
+def key_slot(key: bytes) -> int:
+    """Return the slot of a key: the hash of the text in the first braces, or of the whole key."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+class Cluster:
+    """A deployment of several masters, each with a part of the slots."""
+
+    def __init__(self, servers: RedisServers, options: RedisOptions) -> None:
+        self._seeds = servers.addresses
+        self._name = str(servers)
+        self._options = options
+        self._nodes: dict[HostPort, ScriptNode] = {}
+        self._map: list[ScriptNode | None] = [None] * SLOTS
+        self._importing: dict[ScriptNode, float] = {}  # and when a run was last redirected there
+        self._refresh_requested = asyncio.Event()
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        """Return True if every node that owns slots is connected."""
+        owners = set(self._map)
+        return None not in owners and all(node.connection.connected for node in owners if node)
+
+    @property
+    def channel(self) -> bytes:
+        return self._options.channel
+
+    async def start(self) -> None:
+        await self._refresh()
+        await asyncio.gather(*(node.connection.wait_for_first_attempt() for node in self._nodes.values()))
+        if not any(node.connection.connected for node in self._nodes.values()):
+            raise StoreUnavailable(f"no node of the Redis cluster at {self._name} can be reached")
+        self._start_refreshing()
+
+    def start_in_background(self) -> None:
+        self._refresh_requested.set()
+        self._start_refreshing()
+
+    def _start_refreshing(self) -> None:
+        self._refresh_task = asyncio.create_task(self._refresh_forever())
+
+    async def _refresh_forever(self) -> None:
+        logged = False
+        while True:
+            pause_s = REFRESH_INTERVAL_S if self.connected else DEGRADED_REFRESH_INTERVAL_S
+            await wait_for_event(self._refresh_requested, pause_s)
+            self._refresh_requested.clear()
+            try:
+                await self._refresh()
+                logged = False
+            except StoreError as exc:
+                write = log.debug if logged else log.warning  # only the first error is worth a warning
+                write("redis_cluster_slots_unavailable", error=str(exc))
+                logged = True
+            # A hundred redirected runs are one reason to refresh.
+            await asyncio.sleep(DEGRADED_REFRESH_INTERVAL_S / 2)
+
+    async def _refresh(self) -> None:
+        self._apply(await self._fetch_slot_map())
+
+    async def _fetch_slot_map(self) -> SlotMap:
+        """Fetch the slot map from the connected nodes first, then from those in the settings.
+
+        A node that is cut off from the others, or has left them, reports an outdated map, or none. It also reports that
+        its cluster is down, so its map is used only if no other node has a better one.
+        """
+        nodes = [partial(fetch_from_node, node) for node in self._nodes.values() if node.connection.connected]
+        timeout_s = min(self._options.connect_timeout_s, MAX_ATTEMPT_S)
+        seeds = [partial(fetch_from_address, address, timeout_s) for address in self._seeds]
+        slot_maps: list[SlotMap] = []
+        errors: list[str] = []
+        for some in (nodes, seeds):
+            for fetch in some:
+                try:
+                    slot_map = await fetch()
+                except StoreError as exc:
+                    errors.append(str(exc))
+                    continue
+                if slot_map.is_healthy:
+                    return slot_map
+                slot_maps.append(slot_map)
+            if any(slot_map.ranges for slot_map in slot_maps):
+                break  # the cluster is down; new connections to all seeds would only take time
+        best = max(slot_maps, key=lambda slot_map: slot_map.covered, default=None)
+        if best is None or not best.ranges:
+            raise StoreUnavailable("; ".join(errors) or f"no node of the Redis cluster at {self._name} has slots")
+        return best
+
+    def _apply(self, slot_map: SlotMap) -> None:
+        owners: list[ScriptNode | None] = [None] * SLOTS
+        for first, last, address in slot_map.ranges:
+            owners[first : last + 1] = [self._node(address)] * (last + 1 - first)
+        self._map = owners
+        now_s = monotonic()
+        self._importing = {node: at_s for node, at_s in self._importing.items() if now_s - at_s < IMPORTING_NODE_S}
+        used = {*owners, *self._importing}
+        for address, node in list(self._nodes.items()):
+            if node not in used:
+                del self._nodes[address]
+                self._retire(node)
+
+    def _node(self, address: HostPort) -> ScriptNode:
+        node = self._nodes.get(address)
+        if node is None:
+            options = replace(self._options, on_connection=self._on_node_connection)
+            node = self._nodes[address] = ScriptNode(
+                f"{address.host}:{address.port}", partial(connect, self._address(address)), options, must_write=False
+            )
+            node.connection.start_in_background()
+        return node
+
+    def _address(self, address: HostPort) -> RedisAddress:
+        return replace(self._seeds[0], host=address.host, port=address.port, path="")
+
+    def _on_node_connection(self, up: bool) -> None:
+        if not up:
+            self._refresh_requested.set()
+        self._options.on_connection(any(node.connection.connected for node in self._nodes.values()))
+
+    def _retire(self, node: ScriptNode) -> None:
+        task = asyncio.create_task(self._close_later(node))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close_later(self, node: ScriptNode) -> None:
+        """Close a node after the time in which pending replies must arrive. It receives no more runs."""
+        try:
+            await asyncio.sleep(self._options.timeout_s)
+        finally:
+            await node.close()
+
+    def shard(self, key: bytes) -> int:
+        return key_slot(key)
+
+    async def decide(self, work: Sequence[ShardRun]) -> list[Any]:
+        replies: list[Any] = [None] * len(work)
+        pending = [_PendingRun(number, None) for number in range(len(work))]
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._options.timeout_s
+        for moves in range(MAX_REDIRECTS):
+            replies_so_far = await self._send_round(work, pending)
+            again = []
+            for pending_run, reply in zip(pending, replies_so_far, strict=True):
+                redirect = (
+                    self._redirect(work[pending_run.number].shard, reply) if isinstance(reply, ReplyError) else None
+                )
+                if redirect is None:
+                    replies[pending_run.number] = as_store_error(self._name, reply)
+                else:
+                    replies[pending_run.number] = StoreUnavailable(
+                        f"a slot of the Redis cluster at {self._name} is being moved: {reply}"
+                    )
+                    again.append(_PendingRun(pending_run.number, redirect.asking))
+            if not again or (moves and loop.time() >= until_s):  # the first redirect is followed, however late
+                return replies
+            pending = again
+            if moves:
+                await asyncio.sleep(RETRY_PAUSE_S)
+        return replies
+
+    async def _send_round(self, work: Sequence[ShardRun], runs: Sequence[_PendingRun]) -> list[Any]:
+        """Send each run to its node, to all nodes in parallel."""
+        by_node: dict[tuple[ScriptNode | None, bool], list[int]] = {}
+        for at, pending_run in enumerate(runs):
+            node = pending_run.asking or self._map[work[pending_run.number].shard]
+            by_node.setdefault((node, pending_run.asking is not None), []).append(at)
+        replies_so_far: list[Any] = [None] * len(runs)
+
+        async def send(node: ScriptNode | None, asking: bool, members: list[int]) -> None:
+            try:
+                if node is None:
+                    self._refresh_requested.set()
+                    raise StoreUnavailable(f"no node of the Redis cluster at {self._name} owns this slot")
+                if not node.connection.connected:
+                    await node.connection.wait_for_first_attempt(
+                        self._options.timeout_s
+                    )  # a node that was just discovered
+                replies = await node.decide([work[runs[at].number].run for at in members], asking=asking)
+            except StoreError as exc:
+                replies = [exc] * len(members)
+            for at, reply in zip(members, replies, strict=True):
+                replies_so_far[at] = reply
+
+        await asyncio.gather(*(send(node, asking, members) for (node, asking), members in by_node.items()))
+        return replies_so_far
+
+    def _redirect(self, slot: int, error: ReplyError) -> _Redirect | None:
+        """Return where to send a run next; None if the error is final."""
+        try:
+            return self._parse_redirect(slot, str(error))
+        except StoreUnavailable as exc:
+            log.warning("redis_cluster_redirect_invalid", error=str(exc))
+            return None
+
+    def _parse_redirect(self, slot: int, error: str) -> _Redirect | None:
+        match error.split(" "):
+            case ["MOVED", _, target]:
+                self._refresh_requested.set()
+                self._map[slot] = self._target_node(target, slot)
+                return _Redirect(None)
+            case ["ASK", _, target]:
+                importing = self._target_node(target, slot)
+                self._importing[importing] = monotonic()
+                return _Redirect(importing)
+            case ["TRYAGAIN", *_]:
+                self._refresh_requested.set()
+                return _Redirect(None)
+            case ["CLUSTERDOWN", *_]:
+                # It may last a second or hours: meanwhile every call fails immediately.
+                self._refresh_requested.set()
+                return None
+            case _:
+                return None
+
+    def _target_node(self, name: str, slot: int) -> ScriptNode:
+        """Return the node named in a redirect. Without a host it is the host of the node that sent the redirect, the
+        slot's owner so far. Raises StoreUnavailable."""
+        host, port = parse_host_port(name)
+        owner = self._map[slot]
+        return self._node(HostPort(host or (parse_host_port(owner.connection.name).host if owner else ""), port))
+
+    async def execute_each(self, name: bytes, keys: Sequence[bytes]) -> list[Any]:
+        replies_so_far: list[Any] = []
+        for at in range(0, len(keys), KEYS_PER_BATCH):
+            some = keys[at : at + KEYS_PER_BATCH]
+            replies_so_far += await asyncio.gather(
+                *(self._execute_on_owner(key_slot(key), command(name, key)) for key in some)
+            )
+        return replies_so_far
+
+    async def _execute_on_owner(self, slot: int, request: bytes) -> Any:
+        for _ in range(MAX_REDIRECTS):
+            node = self._map[slot]
+            if node is None:
+                raise StoreUnavailable(f"no node of the Redis cluster at {self._name} owns this slot")
+            await node.connection.wait_for_first_attempt(self._options.timeout_s)
+            with node.connection.send([request]) as sent:
+                (reply,) = await sent.replies()
+            if isinstance(reply, StoreError):
+                raise reply
+            if not isinstance(reply, ReplyError):
+                return reply
+            redirect = self._redirect(slot, reply)
+            if redirect is None:
+                break
+            if redirect.asking:
+                await redirect.asking.connection.wait_for_first_attempt(self._options.timeout_s)
+                with redirect.asking.connection.send([command(b"ASKING"), request]) as sent:
+                    reply = (await sent.replies())[1]
+                if not isinstance(reply, ReplyError | StoreError):
+                    return reply
+            await asyncio.sleep(RETRY_PAUSE_S)
+        raise StoreUnavailable(f"the Redis cluster at {self._name} returned an error: {reply}")
+
+    async def scan(self, match: bytes) -> AsyncIterator[list[bytes]]:
+        for node in self._owners():
+            async for keys in scan(node.connection, match):
+                yield keys
+
+    async def publish(self, message: bytes) -> None:
+        """Publish on any node: a cluster forwards messages to all nodes."""
+        error: StoreError = StoreUnavailable(f"no connection to the Redis cluster at {self._name}")
+        for node in self._owners():
+            try:
+                await node.connection.execute(command(b"PUBLISH", self._options.channel, message))
+                return
+            except StoreError as exc:
+                error = exc
+        raise error
+
+    def _owners(self) -> Iterable[ScriptNode]:
+        return [node for node in dict.fromkeys(self._map) if node is not None]
+
+    def pubsub_connect(self) -> Connect:
+        return self._connect_to_any
+
+    async def _connect_to_any(self, timeout_s: float) -> PipelinedConnection:
+        error: StoreError = StoreUnavailable(f"no connection to the Redis cluster at {self._name}")
+        for address in [*map(self._address, self._nodes), *self._seeds]:
+            try:
+                return await connect(address, timeout_s)
+            except StoreError as exc:
+                error = exc
+        raise error
+
+    async def close(self) -> None:
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
+            await asyncio.gather(self._refresh_task, return_exceptions=True)
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*(node.close() for node in self._nodes.values()), *self._closing, return_exceptions=True)
+
+
+class _PendingRun(NamedTuple):
+    number: int  # index of the run
+    asking: ScriptNode | None  # the node that imports its slot, if the run must be sent there with ASKING
+
+
+class _Redirect(NamedTuple):
+    asking: ScriptNode | None  # None: look the node up in the slot map again

@@ -1,0 +1,167 @@
+"""Redis deployments that hold counters: a single server here, or a cluster (cluster.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from ratelimit_rls.errors import StoreUnavailable
+from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
+from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
+from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
+from ratelimit_rls.store.redis.resp import command
+from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode, error_hint
+from ratelimit_rls.store.redis.sentinel import find_master, watch_master
+
+SCAN_COUNT = b"1000"
+
+
+class ShardRun(NamedTuple):
+    """A run of the script, and the shard of its keys."""
+
+    shard: int
+    run: Run
+
+
+class Deployment(Protocol):
+    """One or more Redis servers that hold the counters together."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def channel(self) -> bytes:
+        """The channel on which `publish` sends the keys of freed counters."""
+        ...
+
+    async def start(self) -> None:
+        """Connect. Raises StoreError if that is not possible now."""
+        ...
+
+    def start_in_background(self) -> None:
+        """Connect in the background, with retries. Returns immediately."""
+        ...
+
+    def shard(self, key: bytes) -> int:
+        """Return the shard of a key. Keys of one shard can be decided in one run."""
+        ...
+
+    async def decide(self, work: Sequence[ShardRun]) -> list[Any]:
+        """Return a reply or a StoreError for each run. Nothing is sent twice unless a server did not run it."""
+        ...
+
+    async def execute_each(self, name: bytes, keys: Sequence[bytes]) -> list[Any]:
+        """Run a command with one key for each key, and return the replies. Raises StoreError."""
+        ...
+
+    def scan(self, match: bytes) -> AsyncIterator[list[bytes]]:
+        """Yield the existing keys in batches; a key may occur twice. Raises StoreError."""
+        ...
+
+    async def publish(self, message: bytes) -> None:
+        """Publish a message on the channel of these servers. Raises StoreError."""
+        ...
+
+    def pubsub_connect(self) -> Connect:
+        """Return a function that connects to a server on which published messages can be received."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class SingleNode:
+    """A single Redis server, or the current master of a Sentinel deployment."""
+
+    def __init__(self, servers: RedisServers, options: RedisOptions) -> None:
+        self._servers = servers
+        self._has_sentinels = servers.kind == "sentinel"
+        self._connect = self._connect_to_master if self._has_sentinels else partial(connect, servers.addresses[0])
+        self._connections: dict[PipelinedConnection, RedisAddress] = {}  # to masters
+        self._master: RedisAddress | None = None  # as last reported by the sentinels
+        self._options = options
+        self._node = ScriptNode(str(servers), self._connect, options)
+        self._watch_task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._node.connection.connected
+
+    @property
+    def channel(self) -> bytes:
+        return self._options.channel
+
+    async def start(self) -> None:
+        await self._node.connection.start()
+        self._watch()
+
+    def start_in_background(self) -> None:
+        self._node.connection.start_in_background()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._has_sentinels:
+            self._watch_task = asyncio.create_task(watch_master(self._servers, self._on_master))
+
+    async def _connect_to_master(self, timeout_s: float) -> PipelinedConnection:
+        master = await find_master(self._servers, timeout_s / 2)
+        connection = await connect(master, timeout_s / 2)
+        self._connections[connection] = master
+        connection.closed.add_done_callback(lambda _: self._connections.pop(connection))
+        return connection
+
+    def _on_master(self, master: RedisAddress) -> None:
+        """Close connections to former masters, including subscribers; a connection to the new one stays."""
+        for connection, connected_to in list(self._connections.items()):
+            if connected_to != master:
+                connection.abort()
+        if master != self._master:
+            self._master = master
+            self._node.connection.retry_now()
+
+    def shard(self, key: bytes) -> int:
+        return 0
+
+    async def decide(self, work: Sequence[ShardRun]) -> list[Any]:
+        try:
+            replies = await self._node.decide([run for _, run in work])
+        except StoreUnavailable as exc:
+            return [exc] * len(work)
+        return [as_store_error(self._node.connection.name, reply, error_hint) for reply in replies]
+
+    async def execute_each(self, name: bytes, keys: Sequence[bytes]) -> list[Any]:
+        return await self._node.connection.execute(*(command(name, key) for key in keys)) if keys else []
+
+    async def scan(self, match: bytes) -> AsyncIterator[list[bytes]]:
+        async for keys in scan(self._node.connection, match):
+            yield keys
+
+    async def publish(self, message: bytes) -> None:
+        await self._node.connection.execute(command(b"PUBLISH", self._options.channel, message))
+
+    def pubsub_connect(self) -> Connect:
+        return self._connect
+
+    async def close(self) -> None:
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
+        await self._node.close()
+
+
+async def scan(connection: ReconnectingConnection, match: bytes) -> AsyncIterator[list[bytes]]:
+    cursor = b"0"
+    while True:
+        (reply,) = await connection.execute(command(b"SCAN", cursor, b"MATCH", match, b"COUNT", SCAN_COUNT))
+        cursor, keys = reply
+        yield keys
+        if cursor == b"0":
+            return
+
+
+def as_store_error(name: str, reply: Any, hint: Callable[[ReplyError], str] = lambda error: "") -> Any:
+    """Turn an error reply into a StoreUnavailable; return any other reply unchanged."""
+    if isinstance(reply, ReplyError):
+        return StoreUnavailable(f"Redis at {name} rejected the batch: {reply}{hint(reply)}")
+    return reply

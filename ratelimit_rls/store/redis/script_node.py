@@ -1,0 +1,135 @@
+"""One Redis server that runs the script: runs are sent together, and replies arrive in order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ratelimit_rls.errors import StoreTimeout, StoreUnavailable
+from ratelimit_rls.store.lua_script import script, script_sha
+from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
+from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
+from ratelimit_rls.store.redis.resp import bulk, command
+from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch
+
+Run = Sequence[EncodedPlan[bytes]]
+"""Plans that are decided by one run of the script."""
+
+CHANNEL = b"rl:freed"
+"""The channel for the keys of refunded or deleted counters (after the key prefix)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisOptions:
+    """Options that apply to every server of a deployment."""
+
+    timeout_s: float = 1.0
+    connect_timeout_s: float = 10.0
+    jitter_ms: int = 0
+    idempotency_s: int = DEFAULT_IDEMPOTENCY_S
+    key_prefix: bytes = b""
+    must_write: bool = True  # connect only to servers that accept writes; not needed to inspect or delete counters
+    clock: Callable[[], int] | None = None  # for tests; by default the server's own time is used
+    on_connection: Callable[[bool], None] = lambda connected: None
+
+    @property
+    def channel(self) -> bytes:
+        return self.key_prefix + CHANNEL
+
+
+class ScriptNode:
+    """A connection to one server on which the script is loaded."""
+
+    def __init__(self, name: str, connect: Connect, options: RedisOptions, *, must_write: bool = True) -> None:
+        """`must_write`: use a connection only if the server accepts a write, so not to a replica.
+
+        On a cluster a key belongs to one server, and the slot map identifies the masters.
+        """
+        self._options = options
+        self._must_write = must_write
+        self.connection = ReconnectingConnection(
+            name,
+            connect,
+            self._handshake,
+            timeout_s=options.timeout_s,
+            connect_timeout_s=options.connect_timeout_s,
+            on_connection=options.on_connection,
+        )
+
+    async def _handshake(self, connection: PipelinedConnection, timeout_s: float) -> None:
+        commands = [command(b"SCRIPT", b"LOAD", script())]
+        if self._must_write and self._options.must_write:
+            probe = self._options.key_prefix + b"rl:probe"
+            commands += command(b"SET", probe, b"1", b"PX", b"1000"), command(b"DEL", probe)
+        try:
+            async with asyncio.timeout(timeout_s):
+                replies = await asyncio.gather(*map(connection.send, commands))
+        except TimeoutError as exc:
+            raise StoreTimeout(
+                f"Redis at {self.connection.name} did not load the script within {timeout_s:g} s"
+            ) from exc
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise StoreUnavailable(f"Redis at {self.connection.name} is not usable: {reply}{error_hint(reply)}")
+
+    async def decide(self, runs: Sequence[Run], *, asking: bool = False) -> list[Any]:
+        """Return a reply, a ReplyError or a StoreError for each run. Raises StoreUnavailable without a connection.
+
+        `asking`: the slot is being moved to this node, which accepts only commands after ASKING.
+        """
+        arguments = [self._arguments(run) for run in runs]
+        replies = await self._send_all([_evalsha(one) for one in arguments], asking)
+        again = [at for at, reply in enumerate(replies) if is_error(reply, "NOSCRIPT")]
+        if again:
+            # The server did not run them, so they may be sent again; as EVAL this time, which also loads the script
+            # for everyone.
+            for at, reply in zip(
+                again, await self._send_all([_eval(arguments[at]) for at in again], asking), strict=True
+            ):
+                replies[at] = reply
+        return replies
+
+    async def _send_all(self, commands: Sequence[bytes], asking: bool) -> list[Any]:
+        if not asking:
+            with self.connection.send(commands) as sent:
+                return await sent.replies()
+        with self.connection.send([prefix for one in commands for prefix in (command(b"ASKING"), one)]) as sent:
+            return (await sent.replies())[1::2]
+
+    def _arguments(self, run: Run) -> tuple[int, bytes]:
+        """Return the number of arguments, and their encoding from the number of keys on."""
+        options = self._options
+        now_us = options.clock() if options.clock else None
+        packed = encode_batch(run, time.time_ns() // 1000 if now_us is None else now_us, options.idempotency_s)
+        now = b"" if now_us is None else b"%d" % now_us
+        jitter_ms = random.randrange(options.jitter_ms) if options.jitter_ms else 0
+        count = 1 + len(packed.keys) + 3 + 6 * len(packed.specs)
+        arguments = [bulk(b"%d" % len(packed.keys)), *packed.keys]
+        arguments += bulk(now), bulk(b"%d" % jitter_ms), bulk(packed.calls), *packed.specs
+        return count, b"".join(arguments)
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+def error_hint(error: ReplyError) -> str:
+    """Return advice for an error of a server that is configured as a single one."""
+    return "; it is a node of a cluster, so set REDIS_TYPE=CLUSTER" if str(error).startswith("MOVED") else ""
+
+
+def is_error(reply: Any, prefix: str) -> bool:
+    return isinstance(reply, ReplyError) and str(reply).startswith(prefix)
+
+
+def _evalsha(arguments: tuple[int, bytes]) -> bytes:
+    count, packed = arguments
+    return b"*%d\r\n$7\r\nEVALSHA\r\n%s%s" % (count + 2, bulk(script_sha()), packed)
+
+
+def _eval(arguments: tuple[int, bytes]) -> bytes:
+    count, packed = arguments
+    return b"*%d\r\n$4\r\nEVAL\r\n%s%s" % (count + 2, bulk(script()), packed)

@@ -1,0 +1,266 @@
+"""Encoder of a batch of plans as script arguments, and decoder of the reply (lua/decide.lua documents the layout).
+
+Both stores encode alike; only the representation of a key and of a spec differs. A batch is joined from arguments that
+each plan has ready, never built argument by argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import pack
+from typing import Generic, NamedTuple, TypeVar
+
+from ratelimit_rls.core.calendar import Bounds, bounds
+from ratelimit_rls.core.model import (
+    Charge,
+    CounterOp,
+    DescriptorPlan,
+    LimitState,
+    Penalty,
+    PlanTemplate,
+    Purpose,
+    StoreResult,
+    Watcher,
+    construct,
+)
+
+MAX_BATCH_STEPS = 128
+"""Maximum number of limits that one run of the script decides, so that no run occupies Redis for more than about a
+millisecond. Only a single call with more limits exceeds it, since a call is never split."""
+
+CALL_QUOTA_PASSES = 1
+CALL_SHADOWED = 2
+CALL_MAX_WAIT = 4
+CALL_REFUND = 8
+CALL_IDEMPOTENT = 16
+CALL_HITS = 32
+STEP_ALWAYS = 1
+STEP_SHADOW = 2
+STEP_QUOTA = 4
+STEP_JOINED = 8
+STEP_DELAY_US = 16
+"""Multiplied by the microseconds that the step may wait."""
+
+MAX_WAIT_US = 2**32 - 1
+
+DEFAULT_IDEMPOTENCY_S = 300
+"""Default time in which a call with a request id is counted only once."""
+
+Arg = TypeVar("Arg", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanLayout(Generic[Arg]):
+    """The encoding shared by all plans of one template: a spec for each step and each watcher, ready to be joined."""
+
+    specs: tuple[Arg | CalendarSpec[Arg], ...]
+    flags: int
+    slots: tuple[DescriptorPlan, ...]
+    encode_key: Callable[[bytes], Arg]
+    decode_key: Callable[[Arg], bytes]
+    frees_capacity: bool = False
+    purpose: Purpose = Purpose.DECIDE
+
+    @property
+    def operation(self) -> bytes:
+        """Identify the operation among others on the same counters: the hits and the purpose."""
+        costs = [str(step.cost) for slot in self.slots for step in slot.steps]
+        return " ".join([self.purpose.value, *costs]).encode()
+
+
+class EncodedPlan(NamedTuple, Generic[Arg]):
+    """A plan as its store sends it: its keys, ready to be joined, and the layout it shares with others."""
+
+    keys: tuple[Arg, ...]
+    layout: PlanLayout[Arg]
+    max_wait_us: int | None = None
+    charged_at_us: int | None = None  # of a refund: when the refunded hits were charged
+    hits: int | None = None  # replaces every step's cost: to refund, or to take as many of them as are left
+    idempotency_key: Arg | None = None  # where the result for the call's request id is stored
+
+    @property
+    def frees_capacity(self) -> bool:
+        return self.charged_at_us is not None or self.layout.frees_capacity
+
+    @property
+    def own_bytes(self) -> int:
+        return 0
+
+    @property
+    def is_unmodified(self) -> bool:
+        return self.max_wait_us is self.charged_at_us is self.hits is self.idempotency_key is None
+
+    def with_max_wait(self, max_wait_us: int) -> EncodedPlan[Arg]:
+        return self._replace(max_wait_us=min(max_wait_us, MAX_WAIT_US))
+
+    def idempotent(self, request_id: bytes, whole: Sequence[Arg] = ()) -> EncodedPlan[Arg]:
+        """`whole` are the keys of the call of which this plan is a part."""
+        layout = self.layout
+        keys = [layout.decode_key(key) for key in (*self.keys, *whole)]
+        return self._replace(
+            idempotency_key=layout.encode_key(make_idempotency_key(keys, layout.operation, request_id))
+        )
+
+    def take_up_to(self, hits: int) -> EncodedPlan[Arg]:
+        return self._replace(hits=hits)
+
+    def refund(self, hits: int, charged_at_us: int) -> EncodedPlan[Arg]:
+        return self._replace(hits=hits, charged_at_us=charged_at_us)
+
+
+def make_idempotency_key(keys: Sequence[bytes], operation: bytes, request_id: bytes) -> bytes:
+    """Return a key in the slot of the first key that is unique per request id, set of counters and operation."""
+    digest = blake2b(digest_size=16)
+    for text in (*keys, operation, request_id):
+        digest.update(b"%d:%s" % (len(text), text))
+    tag, _, _ = keys[0].partition(b"}")
+    return b"%s}:once:%s" % (tag, digest.hexdigest().encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall(Generic[Arg]):
+    """The arguments of one run of the script."""
+
+    keys: Sequence[Arg]
+    specs: Sequence[Arg]
+    calls: bytes
+
+
+Spec = tuple[bytes, int, int | bytes, int | bytes, int, int]
+"""The six script arguments that describe the operation of a step on its counter, or of a watcher on its state."""
+
+
+class CalendarSpec(Generic[Arg]):
+    """The spec of a calendar limit: the windows around the current time are filled in when a batch is sent."""
+
+    def __init__(self, step: CounterOp, joined: bool, encode_spec: Callable[[Spec], Arg]) -> None:
+        self._step = step
+        self._joined = joined
+        self._encode_spec = encode_spec
+        self._bounds = Bounds(0, 0, 0)
+        self._ready: Arg
+
+    def at(self, now_us: int) -> Arg:
+        if not self._bounds.start_us <= now_us < self._bounds.next_us:
+            limit = self._step.limit
+            self._bounds = bounds(limit.unit, limit.timezone, now_us)
+            self._ready = self._encode_spec(limit_spec(self._step, self._joined, b"%d %d %d" % self._bounds))
+        return self._ready
+
+
+def limit_spec(step: CounterOp, joined: bool, window: bytes | None = None) -> Spec:
+    """Return the spec of a limit. `joined`: the step belongs to the same descriptor as the one before it."""
+    limit = step.limit
+    flags = STEP_ALWAYS if step.charge is Charge.ALWAYS else 0
+    flags += STEP_SHADOW if step.shadow_mode else 0
+    flags += STEP_QUOTA if step.quota_mode else 0
+    flags += STEP_JOINED if joined else 0
+    flags += STEP_DELAY_US * step.max_delay_us
+    name = limit.algorithm.value.encode()
+    return name, limit.requests_per_unit, window or limit.window_us, limit.burst, step.cost, flags
+
+
+def watcher_spec(watcher: Watcher, cost: int) -> Spec:
+    if isinstance(watcher, Penalty):
+        multipliers = b" ".join(b"%d" % multiplier for multiplier in watcher.multipliers)
+        return b"penalty", watcher.after, watcher.within_us, multipliers, cost, STEP_JOINED
+    return b"warning", watcher.permille, 0, watcher.leave_permille, cost, STEP_JOINED
+
+
+def make_layout(
+    template: PlanTemplate,
+    encode_spec: Callable[[Spec], Arg],
+    encode_key: Callable[[bytes], Arg],
+    decode_key: Callable[[Arg], bytes],
+) -> PlanLayout[Arg]:
+    """Build the layout of a template. `encode_spec` makes a spec what its store sends; the others convert keys."""
+    flags = CALL_QUOTA_PASSES if template.quota_passes else 0
+    flags += CALL_SHADOWED if template.shadow_mode else 0
+    specs = [spec for slot in template.slots for spec in _specs(slot, encode_spec)]
+    frees_capacity = any(step.cost < 0 for step in template.steps)
+    return PlanLayout(tuple(specs), flags, template.slots, encode_key, decode_key, frees_capacity, template.purpose)
+
+
+def _specs(slot: DescriptorPlan, encode_spec: Callable[[Spec], Arg]) -> Iterator[Arg | CalendarSpec[Arg]]:
+    for number, step in enumerate(slot.steps):
+        yield (
+            CalendarSpec(step, number > 0, encode_spec)
+            if step.limit.timezone
+            else encode_spec(limit_spec(step, number > 0))
+        )
+    for watcher in slot.watchers:
+        yield encode_spec(watcher_spec(watcher, slot.steps[0].cost))
+
+
+def encode_batch(
+    batch: Sequence[EncodedPlan[Arg]], now_us: int, idempotency_s: int = DEFAULT_IDEMPOTENCY_S
+) -> ScriptCall[Arg]:
+    """Encode a batch. `now_us` selects calendar windows: it may differ from the decision's time by less than one."""
+    keys: dict[Arg, int] = {}
+    specs: dict[Arg | CalendarSpec[Arg], int] = {}
+    numbers: list[int] = []
+    for plan in batch:
+        plan_keys, layout, max_wait_us, charged_at_us, hits, idempotency_key = plan
+        if max_wait_us is charged_at_us is hits is idempotency_key is None:
+            numbers += len(plan_keys), layout.flags
+        else:
+            numbers += _header(plan, keys, idempotency_s)
+        layout_specs = layout.specs
+        # By number: `zip(…, strict=True)` would cost every call a quarter of a microsecond.
+        for number, key in enumerate(plan_keys):
+            numbers += keys.setdefault(key, len(keys)), specs.setdefault(layout_specs[number], len(specs))
+    dated = [spec.at(now_us) if isinstance(spec, CalendarSpec) else spec for spec in specs]
+    return ScriptCall(list(keys), dated, pack(f">{len(numbers)}H", *numbers))
+
+
+def _header(plan: EncodedPlan[Arg], keys: dict[Arg, int], idempotency_s: int) -> Iterator[int]:
+    """Yield the header of a call with options beyond its layout."""
+    flags, more = plan.layout.flags, list[int]()
+    if plan.max_wait_us is not None and plan.charged_at_us is None:
+        flags += CALL_MAX_WAIT
+        more += _halves(plan.max_wait_us)
+    if plan.charged_at_us is not None:
+        flags += CALL_REFUND
+        more += _halves(plan.charged_at_us >> 32, plan.charged_at_us)
+    if plan.idempotency_key is not None:
+        flags += CALL_IDEMPOTENT
+        more += keys.setdefault(plan.idempotency_key, len(keys)), idempotency_s
+    if plan.hits is not None:
+        flags += CALL_HITS
+        more += _halves(plan.hits)
+    yield from (len(plan.keys), flags, *more)
+
+
+def _halves(*numbers: int) -> Iterator[int]:
+    """Yield the lowest 32 bits of each number as two 16-bit halves."""
+    for number in numbers:
+        yield from (number >> 16 & 0xFFFF, number & 0xFFFF)
+
+
+def split_runs(batch: Sequence[EncodedPlan[Arg]]) -> Iterator[Sequence[EncodedPlan[Arg]]]:
+    """Split a batch, in order, into runs of at most MAX_BATCH_STEPS limits."""
+    start = steps = 0
+    for end, plan in enumerate(batch):
+        if steps and steps + len(plan.keys) > MAX_BATCH_STEPS:
+            yield batch[start:end]
+            start, steps = end, 0
+        steps += len(plan.keys)
+    if start < len(batch):
+        yield batch[start:]
+
+
+def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult]:
+    now_us = reply[0]
+    results = []
+    at = 1
+    for plan in batch:
+        verdict = reply[at]
+        first, at = at + 1, at + 1 + 3 * len(plan.keys)
+        readings = tuple([construct(LimitState, (reply[i], reply[i + 1], reply[i + 2])) for i in range(first, at, 3)])
+        if plan.hits is None or plan.charged_at_us is not None:
+            results.append(construct(StoreResult, (verdict % 2 == 1, now_us, readings, 0, False, verdict > 1, ())))
+        else:
+            results.append(StoreResult(verdict == 0, now_us, readings, granted=verdict))
+    return results
