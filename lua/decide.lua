@@ -1,39 +1,40 @@
 --[[
 decide.lua — decides a batch of calls, in order, each with all of its limits in one step.
 
-Guarantee  a call's limits are looked at together and spent together: no two calls can both take the last hit, and a
-           refused call leaves no trace on limits with `charge: admitted`. Every string state is read once and written
-           at most once per batch, however many calls use it (sliding_log has a list, and asks more of it). A limit
-           named twice in one call sees its own first spending.
+Guarantee  the limits of a call are checked and charged together: no two calls can both take the last hit, and a denied
+           call does not change limits with `charge: admitted`. Every string state is read once and written at most once
+           per batch, however many calls use it (sliding_log uses a list, and more commands). A limit that occurs twice
+           in one call sees its own first charge.
 
 KEYS[n]    the distinct states of the batch
 ARGV[1]    now_us          "" = this server's clock; tests pass a number
 ARGV[2]    jitter_ms       added to every TTL
 ARGV[3]    calls           big-endian 16-bit numbers: for each call (steps, flags), then for each of its steps
                            (index into KEYS, index into the specs), both from 0
-             flags         +1 a quota without a limit passes; +2 shadow: the verdict is told but does not hold.
-                           For each of the next, in this order, a number stands between flags and steps:
+             flags         +1 a quota without a limit passes; +2 shadow: the verdict is reported but not enforced.
+                           Each of the following adds a number between flags and steps, in this order:
                            +4 how many microseconds the caller can wait (32 bits);
-                           +8 the moment (64 bits) at which was charged what this call gives back: it is never refused,
-                           and what belongs to a window that is over is not given back;
-                           +16 the index into KEYS (16 bits) of the record of a call that counts once, and for how many
-                           seconds it counts so (16 bits): what was answered when it counted is answered again. With +8
-                           the record goes;
-                           +32 hits (32 bits) in place of each step's cost: to give back, with +8; else the call takes
-                           as many of them as every step has left, and that number stands where the verdict does
+                           +8 refund: the time of the charge (64 bits). A refund is never denied, and charges of windows
+                           that have ended are not refunded;
+                           +16 idempotent call: the index into KEYS (16 bits) of its record, and the lifetime of the
+                           record in seconds (16 bits). If the record exists, the recorded result is returned again.
+                           With +8 the record is deleted;
+                           +32 hits (32 bits), which replace the cost of each step: to refund, with +8; otherwise the
+                           call takes as many of them as every step has left, and returns that number as the verdict
 ARGV[4..]  specs           six each: algorithm, limit, window_us, burst, cost, flags
-             window_us     or, for a calendar's windows, three moments: "start next after" (lib/place_in_calendar.lua)
-             cost          hits to spend; 0 looks; negative gives back
-             flags         +1 charge always, +2 shadow_mode, +4 quota_mode, +8 of the same descriptor as the step before;
+             window_us     or, for calendar windows, three times: "start next after" (lib/place_in_calendar.lua)
+             cost          hits to charge; 0: look; negative: refund
+             flags         +1 charge always, +2 shadow_mode, +4 quota_mode, +8 same descriptor as the previous step;
                            +16 for each microsecond that the step may wait for its slot (throttle; never with +1)
-           A watcher (penalty.lua, warning.lua) is a step after the limits of its descriptor, with numbers of its own.
+           A watcher (penalty.lua, warning.lua) is a step after the limits of its descriptor; it defines its own
+           meaning of these numbers.
 Returns    { now_us, then for each call: refused 0|1, and for each of its steps: left, retry_us, reset_us }
-             refused       +2 if that is from the record of a call that counts once, and nothing was charged now
-             left          hits that still fit after this call; negative is debt
-             retry_us      0 allowed; > 0 refused, and this step is admitted after exactly this long if nobody else
-                           comes; -1 never; < -1 charged now for a slot that comes in -1 - retry_us microseconds
-             reset_us      until the limit is as good as unused (fixed_window: until its window ends)
-Cost       O(steps); sliding_log see there
+             refused       +2 if the result is from the record of an idempotent call, and nothing was charged now
+             left          hits that still fit after this call; negative: debt
+             retry_us      0: allowed; > 0: denied, and this step is admitted after exactly this long if no other call
+                           intervenes; -1: never; < -1: charged now for a slot in -1 - retry_us microseconds
+             reset_us      until the limit is as if unused (fixed_window: until its window ends)
+Cost       O(steps); for sliding_log see there
 ]]
 local byte = string.byte
 
@@ -55,32 +56,32 @@ for i = 4, #ARGV, 6 do
   specs[#specs + 1] = read_spec(algorithms, ARGV, i)
 end
 
--- By index into KEYS: the state as found, the state as the calls so far leave it, and who knows how to write it.
+-- By index into KEYS: the original state, the state after the calls so far, and the spec whose algorithm writes it.
 local found = redis.call("MGET", unpack(KEYS))
 local original, state, owner = {}, {}, {}
 
--- What the current call has spent, to be undone if it is refused.
+-- Keys and previous states of the current call, to undo its charges if it is denied.
 local undo_key, undo_state = {}, {}
 
--- How the current call went for the limits of the descriptor at hand, as watchers see it:
---   refused   whether one of them refuses
---   retry     the longest they refuse for, -1 if one of them always will; 0: they allow, or the caller has no patience
---   holds     whether refusals hold; not under the global shadow mode
+-- Results of the limits of the current descriptor, for its watchers:
+--   refused   whether one of them denies
+--   retry     the longest retry time; -1 if one of them never admits; 0: allowed, or denied only for a short deadline
+--   holds     whether denials are enforced; false in the global shadow mode
 --   admitted  whether the call passes
---   usage     thousandths used of the limit that is used most
---   lowest    the same just before the call, or after it if it gave back
---   reset     until all of them are as good as unused
+--   usage     thousandths used of the most used limit
+--   lowest    the same just before the call, or after it if it was a refund
+--   reset     until all of them are as if unused
 local fared = {}
 
--- By index into KEYS: what calls of this batch leave in their records, and for how many seconds; false: nothing.
+-- By index into KEYS: records of idempotent calls of this batch, and their lifetime in seconds; false: delete.
 local recorded, recorded_s = {}, {}
 
--- By place in the reply: whether a limit refuses only because the caller cannot wait as long as the rules would let it.
+-- By index into the reply: whether a limit denies only because the caller cannot wait as long as the rules allow.
 local hasty = {}
 
 local reply = { now }
 
--- The state of a step as the calls before this one have left it.
+-- The state of a step after the previous calls.
 local function state_before(k, spec)
   if not owner[k] then
     local before = spec.algorithm.read(found[k], KEYS[k], spec, now)
@@ -89,7 +90,7 @@ local function state_before(k, spec)
   return state[k]
 end
 
--- How many of so many hits every one of the steps has left.
+-- The number of hits, up to `hits`, that all steps have left.
 local function most_left(first, steps, hits)
   for at = first, first + 4 * (steps - 1), 4 do
     local a, b, c, d = byte(calls, at, at + 3)
@@ -100,7 +101,7 @@ local function most_left(first, steps, hits)
   return hits > 0 and hits or 0
 end
 
--- Answers with what the record holds, if it holds the answer to such a call; returns whether it does.
+-- Replies with the recorded result, if there is one for such a call; returns whether there is.
 local function answer_again(record, told, steps, hits)
   local text = recorded[record]
   if text == nil then
@@ -110,19 +111,19 @@ local function answer_again(record, told, steps, hits)
   for number in string.gmatch(text or "", "%-?%d+") do
     numbers[#numbers + 1] = tonumber(number)
   end
-  if #numbers ~= 2 + 3 * steps then -- none, or of another time's rules
+  if #numbers ~= 2 + 3 * steps then -- no record, or one of other rules
     return false
   end
   local ago = now - numbers[1]
   table.remove(numbers, 1)
   for i = 1, #numbers do
     reply[told + i] = numbers[i]
-    if i % 3 == 0 and numbers[i] < -1 then -- the slot it was given may have come
+    if i % 3 == 0 and numbers[i] < -1 then -- reduce the delay by the time elapsed
       local wait = -1 - numbers[i] - ago
       reply[told + i] = wait > 0 and -1 - wait or 0
     end
   end
-  if not hits then -- else a number of hits stands there
+  if not hits then -- otherwise this is a number of hits
     reply[told + 1] = numbers[1] + 2
   end
   return true
@@ -136,8 +137,8 @@ local function keep_answer(record, told, steps, seconds)
   recorded[record], recorded_s[record] = table.concat(words, " "), seconds
 end
 
--- Decides the call whose steps begin at `first`, and appends what it says to the reply after place `told`. Returns whether
--- it counts: a refusal that charges nobody does not, and is decided anew if it comes again.
+-- Decides the call whose steps begin at `first`, and appends the result to the reply after index `told`. Returns whether
+-- the result must be recorded: a denial without charges is not recorded but decided again on a retry.
 local function decide_call(first, told, steps, passes, shadowed, patience, charged_at, hits)
   local at, a, b, c, d
   local verdict_at, granted = told + 1, nil
@@ -147,7 +148,7 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
   end
   local failed, quotas, failed_quotas, undoable, watched = 0, passes and 1 or 0, 0, false, false
   local charged_anyway = false
-  local quota_failed -- whether the descriptor at hand has failed as a quota: it does so once, however many limits it has
+  local quota_failed -- whether the current descriptor has failed as a quota, which counts once for all of its limits
   told = verdict_at
 
   at = first
@@ -169,9 +170,9 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
     local longest = spec.delay < patience and spec.delay or patience
     if retry > longest then
       hasty[told] = retry <= spec.delay
-      retry = retry - longest -- as soon as its slot is near enough it is admitted, and waits the rest
+      retry = retry - longest -- it is admitted as soon as its slot is within `longest`, and then delayed
     elseif retry > 0 then
-      if cost > 0 then -- it is charged as debt, so that whoever comes next is told of a later slot
+      if cost > 0 then -- charge it as debt, so that the next call gets a later slot
         local wait = retry
         spec.always = true
         after, left, retry, reset = algorithm.spend(before, spec, now, cost)
@@ -213,7 +214,7 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
     for step = steps, 1, -1 do
       state[undo_key[step]] = undo_state[step]
     end
-    -- Once more from where the call began: `always` is charged, the others only tell how they stand.
+    -- Repeat from the state before the call: charge `always`, only read the others.
     local telling = verdict_at
     at = first
     for _ = 1, steps do
@@ -223,7 +224,7 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
       if spec.always then
         local after, left, retry, reset = spec.algorithm.spend(state[k], spec, now, spec.cost)
         state[k] = after
-        -- Where it refused beside what is now undone, it goes on refusing: somebody must, the call was refused.
+        -- If it denied because of charges that are now undone, it still denies: a denied call must have a denying limit.
         reply[telling + 1], reply[telling + 3] = left, reset
         reply[telling + 2] = retry ~= 0 and retry or reply[telling + 2]
       else
@@ -262,7 +263,7 @@ local function decide_call(first, told, steps, passes, shadowed, patience, charg
         fared.lowest = lowest > fared.lowest and lowest or fared.lowest
         fared.reset = reset > fared.reset and reset or fared.reset
       end
-      if retry > 0 or retry == -1 then -- a slot to wait for is no refusal
+      if retry > 0 or retry == -1 then -- a delay is not a denial
         fared.refused = true
         local is_longest = retry == -1 or (retry > fared.retry and fared.retry ~= -1) -- never is longer than any wait
         if is_longest and not hasty[telling] then
@@ -314,7 +315,7 @@ while at < size do
   at, told = at + 4 * steps, told + 1 + 3 * steps
 end
 
--- Records come last: should a write fail, a call that may not have been counted must not be answered as if it were.
+-- Records are written last: if a write fails, a call that may not have been counted must not be replayed as counted.
 for k = 1, #KEYS do
   if state[k] ~= original[k] then
     owner[k].algorithm.write(KEYS[k], state[k], original[k], owner[k], now, jitter_ms)

@@ -1,8 +1,8 @@
 --[[
-fixed_window.lua — at most `limit` hits between two ticks of the wall clock, or of a place's calendar.
+fixed_window.lua — at most `limit` hits per clock-aligned window, or per calendar window of a time zone.
 
 State      one integer: count * 2^16 + index of its window modulo 2^16; absent = nothing counted
-Bounds     count < 2^36, where it stays (debt beyond that is not told apart)
+Bounds     count <= 2^36; debt beyond that is not counted
 Retry      the end of the window; a cost above the limit is never admitted
 Reset      the end of the window
 Cost       O(1)
@@ -24,8 +24,8 @@ end
 
 function fixed_window.spend(state, spec, now, cost)
   local limit, window = spec.limit, spec.window
-  -- As nearly every call finds it: hits that fit, in the window that the state is of. All calls of a run come now, so
-  -- where that lies is worked out once for a spec. (A third of what a limit costs Redis.)
+  -- Fast path for nearly every call: the hits fit, and the state is of the current window. `now` is the same for all
+  -- calls of a run, so the window is computed once per spec. (This saves a third of the cost of a limit in Redis.)
   if window and state and cost > 0 then
     if spec.placed ~= now then
       spec.placed, spec.index, spec.reset = now, floor(now / window) % 65536, window - now % window
@@ -44,7 +44,7 @@ function fixed_window.spend(state, spec, now, cost)
   local count = age == 0 and (state - mine) / 65536 or 0
   local reset = length - into
 
-  if cost < 0 then -- a refund is never refused, and never makes more room than an unused window has
+  if cost < 0 then -- a refund is never denied, and never exceeds an unused window
     if count == 0 then
       return state, limit, 0, reset
     end
@@ -67,7 +67,7 @@ function fixed_window.spend(state, spec, now, cost)
   return count * 65536 + index, limit - count, retry, reset
 end
 
--- What belongs to a window that is over does not come back.
+-- Charges of a window that has ended are not refunded.
 function fixed_window.give_back(state, spec, now, hits, charged_at)
   local _, into = place_fixed(now, spec)
   if charged_at > now or charged_at < now - into then

@@ -1,14 +1,13 @@
 --[[
-gcra.lua — hits spaced evenly, `limit` to a `window`, with `burst` of them allowed to come early.
+gcra.lua — generic cell rate algorithm: hits spaced evenly, `limit` per `window`, of which `burst` may come early.
 
-Think of an appointment book in which every hit takes window / limit. The state is the moment the book is full up to,
-the theoretical arrival time (TAT). A hit is admitted if its appointment ends no later than `burst` appointments from
-now; it is never held, only booked.
+Every hit advances the theoretical arrival time (TAT) by window / limit. A hit is admitted if the TAT is then at most
+`burst` such intervals after now.
 
-State      text "tat" or "tat part": the TAT is tat + part / limit microseconds; absent or past = nothing booked
-Bounds     booked time < 2^51 microseconds, where it stays
-Retry      the first microsecond at which the booking would be near enough; a cost above the burst never is
-Reset      when the book is empty
+State      text "tat" or "tat part": the TAT is tat + part / limit microseconds; absent or past = unused
+Bounds     the TAT is at most 2^51 microseconds ahead
+Retry      the first microsecond at which the TAT would be near enough; a cost above the burst is never admitted
+Reset      when the TAT is reached
 Cost       O(1)
 ]]
 local gcra = {}
@@ -18,13 +17,13 @@ function gcra.read(raw)
     return nil
   end
   local tat, part = string.match(raw, "^(%d+) ?(%d*)$")
-  if not tat then -- not ours; as good as nothing
+  if not tat then -- not written by this script; treat as absent
     return nil
   end
   return { tat = tonumber(tat), part = tonumber(part) or 0 }
 end
 
--- floor(time * limit / window): how many whole appointments fit into us + part / limit, negative if us is.
+-- floor(time * limit / window): the number of whole intervals in us + part / limit; negative if us is.
 local function appointments(us, part, spec)
   local window, limit = spec.window, spec.limit
   if us >= 0 then
@@ -41,17 +40,17 @@ function gcra.spend(state, spec, now, cost)
   local tat, part = now, 0
   if state and state.tat >= now then
     tat, part = state.tat, state.part
-    if part >= limit then -- written under a larger limit
+    if part >= limit then -- written with a larger limit
       part = limit - 1
     end
   end
-  local far, far_part = mul_div(spec.burst, window, limit) -- how far ahead the book may be full
+  local far, far_part = mul_div(spec.burst, window, limit) -- how far ahead the TAT may be
 
   local need = needed(cost, spec)
   local over, long, long_part = false, 0, 0
   if cost >= 0 then
     long, long_part = mul_div(need, window, limit)
-    -- By how much the booking would end too far ahead. Rounding is harmless: near zero the product is small and exact.
+    -- By how much the TAT would be too far ahead. Rounding is harmless: near zero the product is small and exact.
     over = (tat + long - far - now) * limit + part + long_part - far_part > 0
   end
   local allowed = not over or spec.always
@@ -91,7 +90,7 @@ function gcra.spend(state, spec, now, cost)
   return { tat = tat, part = part }, left, retry, reset
 end
 
--- As in the token bucket: as much stays booked as time has passed since, unless it was booked as debt.
+-- As in token_bucket: the time elapsed since the charge is not refunded, unless it was charged as debt.
 function gcra.give_back(state, spec, now, hits, charged_at)
   if not state or state.tat < now then
     return state

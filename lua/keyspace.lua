@@ -1,23 +1,23 @@
 --[[
-keyspace.lua — the commands the scripts use, over tables of this process: what Redis is to them when there is no Redis.
+keyspace.lua — in-process replacement for Redis: the commands that the scripts use, over Lua tables.
 
 new_keyspace(budget_bytes) -> { redis, set_now, size }
 
-Guarantee  the commands answer as Redis does for the arguments the scripts pass. Memory stays within the budget: what
-           has expired goes first when it is met, then what was least recently used. State evicted while it still
-           mattered is counted: forgetting it may admit again what it had counted.
+Guarantee  the commands reply as Redis does for the arguments that the scripts pass. Memory stays within the budget:
+           expired keys are removed first when they are visited, then the least recently used ones. Keys evicted before
+           they expire are counted, since losing them may admit too many calls.
 
-Only the embedded store loads this file; Redis never sees it.
+Only the embedded store loads this file; it is not sent to Redis.
 ]]
 
--- What one key costs the process beside its text, the collector's slack included: measured by filling a keyspace and
--- dividing what the process grew by. tests/unit/store/test_embedded.py holds it to that.
+-- Memory of one key besides its text, including the garbage collector's slack: measured by filling a keyspace and
+-- dividing the growth of the process. Verified by tests/unit/store/test_embedded.py.
 local entry_bytes = 640
 local element_bytes = 170 -- one element of a list
 
 local function new_keyspace(budget_bytes)
   local index, now, used, count, evicted = {}, 0, 0, 0, 0
-  -- A ring in order of use: ring.next is the most, ring.prev the least recently used.
+  -- A circular list in order of use: ring.next is the most recently used key, ring.prev the least recently used one.
   local ring = {}
   ring.next, ring.prev = ring, ring
   local hand, writes = ring, 0
@@ -63,9 +63,9 @@ local function new_keyspace(budget_bytes)
     return entry
   end
 
-  -- After a run, never within one: what the run has read must still be there when it writes. Every write moves the
-  -- hand over two more entries, wherever they stand in the order of use, so that what has expired does not push out
-  -- what still matters; then the least recently used make room.
+  -- After a run, never during one: what the run has read must still exist when it writes. Every write advances the hand
+  -- by two entries, in any order of use, so that expired keys do not displace live ones; then the least recently used
+  -- keys are evicted.
   local function settle()
     for _ = 1, 2 * writes do
       hand = hand.prev
@@ -108,7 +108,7 @@ local function new_keyspace(budget_bytes)
     writes = writes + 1
   end
 
-  -- A list is kept between `first` and `last`, so that both ends can move without shifting what is between.
+  -- A list is stored between `first` and `last`, so that both ends can move without shifting the elements.
   local function range(list, from, to)
     local length = list.last - list.first + 1
     from = from < 0 and math.max(length + from, 0) or from

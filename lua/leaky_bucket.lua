@@ -1,15 +1,15 @@
 --[[
-leaky_bucket.lua — a bucket of size `burst` that leaks `limit` in every `window`, evenly; a hit pours one in.
+leaky_bucket.lua — a bucket of size `burst` that leaks `limit` per `window`, evenly; a hit adds one.
 
-State      text "at level part empty": at the moment `at` it held level + part / window, and would be empty at the
-           moment `empty`; absent = empty
-Bounds     level < 2^36, where it stays; a full bucket drains within 2^51 microseconds (checked when rules load)
-Retry      the first microsecond at which the cost fits without spilling; a cost above the burst never does
+State      text "at level part empty": at time `at` the level was level + part / window, and the bucket would be empty
+           at time `empty`; absent = empty
+Bounds     level <= 2^36; a full bucket drains within 2^51 microseconds (checked when rules load)
+Retry      the first microsecond at which the cost fits without overflow; a cost above the burst never does
 Reset      when the bucket is empty
 Cost       O(1)
 
-It admits what a token bucket of the same size admits: one counts what is in, the other what is left. It differs when
-the burst is tuned: the level stays, so a larger bucket gives room at once and a smaller one asks for patience.
+It admits the same calls as a token bucket of the same size: one counts what is used, the other what is left. They differ
+when the burst is changed: the level stays, so a larger bucket has room at once and a smaller one must drain first.
 ]]
 local leaky_bucket = {}
 
@@ -18,20 +18,20 @@ function leaky_bucket.read(raw)
     return nil
   end
   local at, level, part, empty = string.match(raw, "^(%d+) (%d+) (%d+) (%d+)$")
-  if not at then -- not ours; as good as nothing
+  if not at then -- not written by this script; treat as absent
     return nil
   end
   return { at = tonumber(at), level = tonumber(level), part = tonumber(part), empty = tonumber(empty) }
 end
 
--- Microseconds until much * window + part parts have leaked out, rounded up.
+-- Microseconds until much * window + part units of 1 / window have leaked out, rounded up.
 local function drain_us(much, part, spec)
   local whole, rest = mul_div(much, spec.window, spec.limit)
   local us = whole - floor(-(rest + part) / spec.limit)
   return us < most_wait and us or most_wait
 end
 
--- What is in it at a moment: now, or when a clock that was set back has caught up, since nothing leaks until then.
+-- The level now, or at the time of the state if the clock was set back: nothing leaks until it has caught up.
 local function level_in(state, spec, now)
   local window = spec.window
   local at = state.at > now and state.at or now
@@ -52,7 +52,7 @@ function leaky_bucket.spend(state, spec, now, cost)
   if state then
     at, level, part = level_in(state, spec, now)
   end
-  local filled = part > 0 and level + 1 or level -- a started unit takes a whole one's room
+  local filled = part > 0 and level + 1 or level -- a partial unit occupies a whole one
 
   local need = needed(cost, spec)
   local over = filled + need > burst and cost >= 0
@@ -78,14 +78,14 @@ function leaky_bucket.spend(state, spec, now, cost)
   if not state and cost <= 0 then
     return nil, burst - filled, retry, reset
   end
-  -- As in the token bucket: what changes nothing is not written, unless it drains more slowly than it was said to.
+  -- As in token_bucket: an unchanged state is not written, unless the bucket now drains more slowly.
   if state and (not allowed or cost == 0) and empty <= state.empty then
     return state, burst - filled, retry, reset
   end
   return { at = at, level = level, part = part, empty = empty }, burst - filled, retry, reset
 end
 
--- As in the token bucket: as much stays charged as has leaked out since, unless it was charged as debt.
+-- As in token_bucket: what has leaked out since the charge is not refunded, unless it was charged as debt.
 function leaky_bucket.give_back(state, spec, now, hits, charged_at)
   if not state then
     return nil

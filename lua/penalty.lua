@@ -1,25 +1,25 @@
 --[[
-penalty.lua — who is refused again and again waits longer each time.
+penalty.lua — progressive penalties: the wait grows with repeated violations.
 
-Violation  the first refusal of a descriptor by its own limits after an admission, or after a cooldown. Refusals during a
-           cooldown are none, nor is one that no waiting would help (a cost above the limit), nor one that the caller
-           would have waited through if it could (throttle), nor a look.
-Cooldown   a violation starts one: that refusal's retry, times the multiplier that the number of violations within the
-           last `window` selects. The violation number `limit` (`after` in the rules) selects the first multiplier, the
-           next one the second, and so on to the last. From that number on the cooldown holds, too: until its end
-           everything is refused, whatever the limits say. Below that number only the limits refuse.
+Violation  the first denial of a descriptor by its own limits after an admission, or after a cooldown. Not violations:
+           denials during a cooldown, a denial that waiting cannot resolve (a cost above the limit), a denial only
+           because of a short deadline (throttle), and looks.
+Cooldown   started by a violation: the retry time of that denial, times the multiplier selected by the number of
+           violations within the last `window`. Violation number `limit` (`after` in the rules) selects the first
+           multiplier, the next one the second, and so on up to the last. From that number on the cooldown is also
+           enforced: until it ends everything is denied, regardless of the limits. Below it only the limits deny.
 
-It takes two looks at a call. `spend` is asked with the limits, and refuses during a cooldown that holds. `settle` is
-asked when the verdict stands, and counts. A descriptor that is never refused has no state and costs no write.
+Each call is processed twice. `spend` is called with the limits and denies during an enforced cooldown. `settle` is
+called after the verdict and counts violations. A descriptor that is never denied has no state and causes no write.
 
-State      text "until holds at at at …": the end of the last cooldown (0: a call was admitted since), whether it holds
-           (1 or 0), and the moments of violations, the oldest first; absent = no violation
-Bounds     as many moments are kept as can change the multiplier: at most 1000 (checked when rules load). A cooldown is
-           at most 2^51 microseconds
-Left       how many violations lie within the period, this call's included
-Retry      0, or until the cooldown ends that refuses this call, or that this call has started
-Reset      until the last violation is forgotten and the cooldown over
-Cost       O(moments kept)
+State      text "until holds at at at …": the end of the last cooldown (0: a call was admitted since), whether it is
+           enforced (1 or 0), and the times of the violations, oldest first; absent = no violation
+Bounds     only times that can change the multiplier are kept: at most 1000 (checked when rules load). A cooldown is at
+           most 2^51 microseconds
+Left       number of violations within the period, including this call's
+Retry      0, or until the end of the cooldown that denies this call or that this call has started
+Reset      until the last violation has expired and the cooldown is over
+Cost       O(number of times kept)
 ]]
 local penalty = {}
 
@@ -28,7 +28,7 @@ function penalty.read(raw)
     return nil
   end
   local until_us, holds, moments = string.match(raw, "^(%d+) ([01])( [%d ]*%d)$")
-  if not until_us then -- not ours; as good as nothing
+  if not until_us then -- not written by this script; treat as absent
     return nil
   end
   local state = { until_us = tonumber(until_us), holds = holds == "1" }
@@ -38,7 +38,7 @@ function penalty.read(raw)
   return state
 end
 
--- The index of the first violation that is not forgotten.
+-- The index of the first violation that has not expired.
 local function first_remembered(state, spec, now)
   local first = 1
   while state[first] and state[first] <= now - spec.window do
@@ -64,7 +64,7 @@ function penalty.spend(state, spec, now, cost)
   return state, #state - first_remembered(state, spec, now) + 1, retry, until_forgotten(state, spec, now)
 end
 
--- The state after a violation at `now`, whose refusal told `retry`.
+-- The state after a violation at `now` with retry time `retry`.
 local function violated(state, spec, now, retry)
   local multipliers, highest = {}, 0
   for multiplier in string.gmatch(spec.burst, "%d+") do
@@ -90,7 +90,7 @@ local function violated(state, spec, now, retry)
   return after
 end
 
--- fared: how the call went for the descriptor's own limits (decide.lua).
+-- fared: results of the descriptor's own limits (decide.lua).
 function penalty.settle(state, spec, now, fared)
   local _, violations, retry, reset = penalty.spend(state, spec, now, spec.cost)
   if spec.cost <= 0 or retry > 0 then

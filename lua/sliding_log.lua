@@ -1,21 +1,21 @@
 --[[
-sliding_log.lua — at most `limit` hits in the last `window`, exactly: every hit is remembered until it is that old.
+sliding_log.lua — at most `limit` hits in the last `window`, exactly: every hit is stored until it is that old.
 
-State      a list of texts "at total", oldest first: at the moment `at` the hits ever counted came to `total`. The
-           first element is the base: it is older than the window (or "0 0") and only says where totals start from, so
+State      a list of texts "at total", oldest first: at time `at` the number of all hits counted so far was `total`.
+           The first element is the base: it is older than the window (or "0 0") and defines where totals start, so
            used = total of the last - total of the first
-Bounds     limit <= 10000 (checked when rules load), totals < 2^53. Hits admitted are at most `limit` elements; debt
-           (charge: always) is exact up to 20000 elements, then it is added to the newest, which only lengthens it
-Retry      the moment the oldest hits that are in the way become `window` old; a cost above the limit never fits
+Bounds     limit <= 10000 (checked when rules load), totals < 2^53. Admitted hits need at most `limit` elements; debt
+           (charge: always) is exact up to 20000 elements, then it is added to the newest, which only prolongs it
+Retry      when enough of the oldest hits become `window` old; a cost above the limit never fits
 Reset      when the newest hit becomes `window` old
-Cost       what expired plus what was added; a refusal, a refund and a look back search by halves. Unlike the others
-           it asks Redis while it decides, and drops what has expired even for a look
+Cost       elements expired plus elements added; a denial, a refund and a lookup use binary search. Unlike the others
+           it calls Redis while it decides, and removes expired elements even for a look
 
-Within one batch `now` stands still, so a batch only ever adds one element and takes back some of the newest.
+Within one batch `now` is constant, so a batch adds at most one element and removes some of the newest.
 ]]
 local most_entries = 20000
 
--- Elements from the newest on among which a charge that is given back is looked for, and rewritten.
+-- Number of newest elements that are searched for a charge to refund, and rewritten.
 local most_rewritten = 64
 
 local sliding_log = {}
@@ -25,7 +25,7 @@ local function parse_entry(text)
   return { at = tonumber(at), total = tonumber(total) }
 end
 
--- The i-th element from the front (from 0: the base), fetched in growing gulps.
+-- The i-th element from the front (0 is the base), fetched in chunks of growing size.
 local function entry_at(log, i)
   local entries = log.entries
   while i >= log.fetched do
@@ -43,7 +43,7 @@ local function entry_at(log, i)
 end
 
 function sliding_log.read(found, key, spec, now)
-  if found then -- a string, so not ours; as good as nothing
+  if found then -- a string, so not written by this script; treat as absent
     redis.call("DEL", key)
     return nil
   end
@@ -52,7 +52,7 @@ function sliding_log.read(found, key, spec, now)
     return nil
   end
   local log = { key = key, entries = {}, fetched = 0, last = parse_entry(last) }
-  -- What has expired is dropped at once, even by a look, so that nobody has to step over it again.
+  -- Expired elements are removed at once, even by a look, so that later calls need not skip them.
   local live = 1
   local oldest = entry_at(log, live)
   while oldest and oldest.at <= now - spec.window do
@@ -71,7 +71,7 @@ function sliding_log.read(found, key, spec, now)
   return { log = log, taken_back = 0, added = 0 }
 end
 
--- The first element, from 1, whose total is at least `goal`. Totals only grow, so every look halves what is left.
+-- The first element, from 1, whose total is at least `goal`. Totals are sorted, so this is a binary search.
 local function first_reaching(log, goal)
   local low = 1
   if entry_at(log, low).total >= goal then
@@ -95,7 +95,7 @@ local function peek(log, i)
   return log.entries[i] or parse_entry(redis.call("LINDEX", log.key, i))
 end
 
--- The newest element that is left when `taken_back` hits are, and how many elements stand after it.
+-- The newest element that remains when `taken_back` hits are removed, and the number of elements after it.
 local function newest_left(log, taken_back)
   local goal = log.last.total - taken_back
   local i = first_reaching(log, goal + 1)
@@ -103,7 +103,7 @@ local function newest_left(log, taken_back)
   return peek(log, i - 1), log.length - i, peek(log, i), goal
 end
 
--- When the first `many` of the hits in use will have expired.
+-- The time at which the first `many` of the hits in use have expired.
 local function expiry_of(log, taken_back, many, spec, added_at)
   if many > log.used - taken_back then
     return added_at + spec.window
@@ -156,9 +156,9 @@ function sliding_log.spend(state, spec, now, cost)
   return { log = log, taken_back = taken_back, added = added, added_at = added_at }, limit - used, retry, reset
 end
 
--- Takes back hits that were charged at a moment: those and no newer ones, which stay longer, or more would pass than may.
--- It is written at once, since a call that gives back is never refused. A charge too far back stays, and one beside what
--- calls before it in the batch have yet to write.
+-- Refunds hits that were charged at a given time, and no newer ones: these expire later, so removing them would admit too
+-- many. It is written at once, since a refund is never denied. A charge too far back is not refunded, nor one next to
+-- elements that earlier calls of the batch have yet to write.
 function sliding_log.give_back(state, _, _, hits, charged_at)
   local log = state and state.log
   if not log or not log.last or state.taken_back > 0 or state.added > 0 then
@@ -185,7 +185,7 @@ function sliding_log.give_back(state, _, _, hits, charged_at)
   redis.call("LTRIM", key, 0, -#newest - 1)
   for i = #newest, 1, -1 do
     local after = i < of_then and newest[i].total - hits or math.min(newest[i].total, most)
-    if after > total then -- one that has no hits left goes
+    if after > total then -- remove elements without hits
       redis.call("RPUSH", key, string.format("%.0f %.0f", newest[i].at, after))
       total = after
     end

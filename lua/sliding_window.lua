@@ -1,8 +1,8 @@
 --[[
 sliding_window.lua — at most `limit` hits in the last `window`, estimated from two counters.
 
-The window that slides overlaps two fixed ones. Hits of the earlier one are taken to be spread evenly, so as many
-count as its share of the sliding window says:
+The sliding window overlaps two fixed ones. Hits of the earlier one are assumed to be spread evenly, so they count in
+proportion to the overlap:
 
         previous            current
   |------------------|------------------|
@@ -10,9 +10,9 @@ count as its share of the sliding window says:
                             now
 
 State      text "index current previous": the index of the current window modulo 2^16, and the two counts
-Bounds     counts < 2^36, where they stay
-Retry      the first microsecond at which the formula admits the cost; a cost above the limit never is
-Reset      when both counters have slid out
+Bounds     counts <= 2^36
+Retry      the first microsecond at which the formula admits the cost; a cost above the limit is never admitted
+Reset      when both windows are outside of the sliding window
 Cost       O(1)
 ]]
 local sliding_window = {}
@@ -22,13 +22,13 @@ function sliding_window.read(raw)
     return nil
   end
   local index, current, previous = string.match(raw, "^(%d+) (%d+) (%d+)$")
-  if not index then -- not ours; as good as nothing
+  if not index then -- not written by this script; treat as absent
     return nil
   end
   return { index = tonumber(index), current = tonumber(current), previous = tonumber(previous) }
 end
 
--- The share of `previous` that still counts, rounded up: a hit counts until the last of it has slid out.
+-- The part of `previous` that still counts, rounded up: a hit counts until all of it is outside of the window.
 local function weighted(previous, window, into)
   if previous == 0 then
     return 0
@@ -37,7 +37,7 @@ local function weighted(previous, window, into)
   return rest > 0 and whole + 1 or whole
 end
 
--- How far into a window at most `room` of `previous` still counts.
+-- The time into a window from which at most `room` of `previous` still counts.
 local function slid_to(previous, room, window)
   if previous <= room then
     return 0
@@ -57,7 +57,7 @@ function sliding_window.spend(state, spec, now, cost)
   local spent, allowed, retry = current, true, 0
 
   if cost < 0 then
-    -- Newest first: what was charged last is what is most likely given back.
+    -- Newest first: the latest charge is the most likely one to be refunded.
     spent = current + cost > 0 and current + cost or 0
     local rest = -cost - (current - spent)
     previous = previous - rest > 0 and previous - rest or 0
@@ -92,7 +92,7 @@ function sliding_window.spend(state, spec, now, cost)
   return { index = index, current = spent, previous = previous }, left, retry, reset
 end
 
--- What belongs to a window that is over does not come back.
+-- Charges of a window that has ended are not refunded.
 function sliding_window.give_back(state, spec, now, hits, charged_at)
   local _, into = place(now, spec.window)
   if charged_at > now or charged_at < now - into then

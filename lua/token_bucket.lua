@@ -1,14 +1,14 @@
 --[[
-token_bucket.lua — a bucket that holds `burst` tokens and gains `limit` in every `window`, evenly; a hit takes one.
+token_bucket.lua — a bucket of `burst` tokens that gains `limit` tokens per `window`, evenly; a hit takes one.
 
-State      text "at tokens part full": at the moment `at` there were tokens + part / window, and the bucket would be
-           full at the moment `full`; absent = full
-Bounds     debt < 2^36 tokens, where it stays; a bucket fills within 2^51 microseconds (checked when rules load)
-Retry      the first microsecond at which the bucket holds the cost; a cost above the burst never is
+State      text "at tokens part full": at time `at` there were tokens + part / window, and the bucket would be full at
+           time `full`; absent = full
+Bounds     debt <= 2^36 tokens; a bucket fills within 2^51 microseconds (checked when rules load)
+Retry      the first microsecond at which the bucket has the cost; a cost above the burst is never admitted
 Reset      when the bucket is full again
 Cost       O(1)
 
-The fraction of a token is kept as an exact remainder, so that looking often or seldom gives the same answer.
+The fraction of a token is stored as an exact remainder, so the result does not depend on how often it is read.
 ]]
 local token_bucket = {}
 
@@ -17,20 +17,20 @@ function token_bucket.read(raw)
     return nil
   end
   local at, tokens, part, full = string.match(raw, "^(%d+) (%-?%d+) (%d+) (%d+)$")
-  if not at then -- not ours; as good as nothing
+  if not at then -- not written by this script; treat as absent
     return nil
   end
   return { at = tonumber(at), tokens = tonumber(tokens), part = tonumber(part), full = tonumber(full) }
 end
 
--- Microseconds until short * window - part parts have come in, rounded up.
+-- Microseconds until short * window - part units of 1 / window have been added, rounded up.
 local function refill_us(short, part, spec)
   local whole, rest = mul_div(short, spec.window, spec.limit)
   local us = whole - floor((part - rest) / spec.limit)
   return us < most_wait and us or most_wait
 end
 
--- What is in it at a moment: now, or when a clock that was set back has caught up, since nothing comes in until then.
+-- The tokens now, or at the time of the state if the clock was set back: none are added until it has caught up.
 local function level_at(state, spec, now)
   local window, burst = spec.window, spec.burst
   local at = state.at > now and state.at or now
@@ -75,16 +75,16 @@ function token_bucket.spend(state, spec, now, cost)
   if not state and cost <= 0 then
     return nil, tokens, retry, reset
   end
-  -- A look or a refusal changes nothing, unless the bucket fills more slowly than when its state was written (the limit
-  -- was tuned): then it must be kept for longer.
+  -- A look or a denial changes nothing, unless the bucket fills more slowly than when the state was written (the limit
+  -- was changed): then the state must be kept longer.
   if state and (not allowed or cost == 0) and full <= state.full then
     return state, tokens, retry, reset
   end
   return { at = at, tokens = tokens, part = part, full = full }, tokens, retry, reset
 end
 
--- The bucket may have been full since, and then run over for want of the room that the charge made. So as much stays
--- charged as has come in since; not where it was charged as debt (throttle), when it has not been full.
+-- The bucket may have been full since the charge, and without the charge the tokens added since would have overflowed.
+-- So these are not refunded, unless it was charged as debt (throttle), since then it has not been full.
 function token_bucket.give_back(state, spec, now, hits, charged_at)
   if not state then
     return nil

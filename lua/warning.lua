@@ -1,16 +1,16 @@
 --[[
-warning.lua — tells a descriptor that nears its limits from one that does not, without flickering between the two.
+warning.lua — warning state of a descriptor that approaches its limits, with hysteresis.
 
 The warning begins when more than `limit` thousandths of one of its limits are used, and ends when less than `burst`
-thousandths of each are, whether or not anybody asks at that moment. In between it stays as it was, which is why there is
-a state. It never refuses.
+thousandths of each are used, whether or not a call arrives at that time. In between the state is unchanged, which is why
+it is stored. It never denies.
 
-State      one integer: the moment until which the warning is remembered, later than it can last without another call;
-           absent or past = no warning
-Left       0 normal, 1 warning, 2 throttled: a limit of the descriptor, or its cooldown, refuses
+State      one integer: the time until which the warning is stored, later than it can last without another call; absent
+           or past = no warning
+Left       0 normal, 1 warning, 2 throttled: a limit of the descriptor, or its cooldown, denies
 Retry      0
 Reset      0
-Cost       O(1); a write when the warning begins or ends, and while it lasts once in the time the limits take to reset
+Cost       O(1); one write when the warning begins or ends, and while it lasts one per reset time of the limits
 ]]
 local warning = {}
 
@@ -22,15 +22,15 @@ function warning.spend(state)
   return state, 0, 0, 0
 end
 
--- fared: how the call went for the descriptor's own limits (decide.lua).
+-- fared: results of the descriptor's own limits (decide.lua).
 function warning.settle(state, spec, now, fared)
-  -- Use only falls between calls, so the lowest since the last one was just before this one.
+  -- Usage only decreases between calls, so its minimum since the last call was just before this one.
   local warned = fared.usage > spec.limit or (state ~= nil and state > now and fared.lowest >= spec.burst)
   local told = fared.refused and 2 or warned and 1 or 0
   if not warned then
     return nil, told, 0, 0
   end
-  -- Once all is as if unused there is nothing to remember. Twice that long, so that not every call has to write.
+  -- The state is not needed once all limits are reset. Twice that time, so that not every call has to write.
   if not state or state < now + fared.reset then
     state = now + 2 * fared.reset
   end

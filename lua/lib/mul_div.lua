@@ -2,7 +2,7 @@
 mul_div(a, b, c) -> floor(a * b / c), remainder
 
 Lua's numbers are doubles: integers are exact below 2^53, and a limit (32 bits) times a year in microseconds (45 bits)
-is far above. So a long product is built up from seven bits of `a` at a time, dividing as it goes.
+exceeds that by far. So a large product is computed seven bits of `a` at a time, dividing at each step.
 
 Bounds  a < 2^53, b < 2^53, c < 2^45, all integers >= 0, c >= 1. Exact whenever the quotient is below 2^53.
 ]]

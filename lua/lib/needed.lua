@@ -1,8 +1,8 @@
 --[[
 needed(cost, spec) -> hits that must fit for the step to be allowed
 
-A cost is what it is; a look, which costs nothing, differs by who pays. Under `admitted` it asks whether one more would
-pass, under `always` whether more than the limit was used already. (A refund needs nothing, and is never asked.)
+For a cost above 0 that is the cost. A look (cost 0) depends on `charge`: with `admitted` it checks whether one more hit
+would pass, with `always` whether more than the limit has been used. (Refunds do not call this.)
 ]]
 local function needed(cost, spec)
   if cost == 0 and not spec.always then

@@ -1,11 +1,11 @@
 --[[
 place_in_calendar(now, bounds, mine) -> index, into, age, length
 
-As `place`, for windows of a calendar: `bounds` has the moments at which the window around the client's now begins, the
-next one does, and that one ends. This server's clock picks between the two. A window's index is the hour it begins in
+Like `place`, for calendar windows. `bounds` has the start of the window around the client's current time, the start of
+the next one, and its end. This server's clock selects one of the two. The index of a window is the hour of its start
 modulo 2^16, about seven years: longer than any state is kept.
 
-As there, a state whose window lies ahead stays in it, with `into` negative, until the clock has caught up.
+As in `place`, a state whose window is in the future stays in it, with `into` negative, until the clock has caught up.
 ]]
 local function place_in_calendar(now, bounds, mine)
   local start, after = bounds[1], bounds[2]

@@ -1,8 +1,8 @@
 --[[
-read_spec(algorithms, argv, at) -> what one step asks of its counter
+read_spec(algorithms, argv, at) -> the spec of one step
 
-From six arguments, of which the first is argv[at]; decide.lua says what they mean. A spec belongs to whoever asked for
-it only while the script runs: the embedded store gives the same table again to who asks the same.
+Parses six arguments, of which the first is argv[at]; decide.lua documents them. A spec may be changed only during one
+run of the script: the embedded store returns the same table again for equal arguments.
 ]]
 local function read_spec(algorithms, argv, at)
   local window, bounds = tonumber(argv[at + 2]), nil

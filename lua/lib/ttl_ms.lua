@@ -1,10 +1,10 @@
 --[[
 ttl_ms(us, jitter_ms) -> milliseconds for PX
 
-How long a state that matters for `us` more microseconds is kept. A window or a bucket never ends by expiry: the state
-says itself what it is worth at a given moment, and Redis may serve a key up to a millisecond too long. So this is
-garbage collection only, always later than the last moment the state could matter: hence the second on top. The jitter
-keeps states that were born together from dying together.
+TTL of a state that matters for `us` more microseconds. Windows and buckets do not rely on expiry: the state itself has
+all the times it needs, and Redis may serve a key up to a millisecond too long. So the TTL is garbage collection only,
+and always later than the last time the state could matter: hence the additional second. The jitter prevents states that
+were created together from expiring together.
 ]]
 local function ttl_ms(us, jitter_ms)
   return floor(us / 1000) + 1000 + jitter_ms

@@ -1,5 +1,5 @@
 --[[
-whole_number(raw) -> the number that a state is, or nil if there is none, or something that we did not write
+whole_number(raw) -> the number in a state; nil if there is none, or if it was not written by this script
 ]]
 local function whole_number(raw)
   local number = tonumber(raw)
