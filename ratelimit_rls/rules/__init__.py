@@ -1,1 +1,1 @@
-"""From documents to the tree: everything that happens when rules are loaded, and nothing that happens per request."""
+"""Loading of rules: documents are read, validated and compiled to a tree. Nothing in this package runs per request."""

@@ -1,9 +1,8 @@
-"""Documents to the tree: what the rules mean, or every reason why they mean nothing.
+"""Compiler of rules: source documents to one tree, or all errors.
 
-Sources are taken in the order of their ranks, the strongest first, and within one rank in that of their names, so that
-the order of wildcards, which decides between them, does not hang on the file system. What a stronger source says of a
-descriptor (descriptor.py), or of a whole domain, counts; what a weaker one says of it is left out with a warning.
-Either everything compiles or nothing does.
+Sources are processed by rank, lowest first, and within one rank by name, so that the order of wildcards, which decides
+between them, does not depend on the file system. The first source that defines a descriptor (descriptor.py) or a domain
+setting has precedence; later definitions are ignored with a warning. Either everything compiles or nothing does.
 """
 
 from __future__ import annotations
@@ -15,39 +14,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ratelimit_rls.core.attributes import AttributeMapping
-from ratelimit_rls.core.identity import IdentityTerms
-from ratelimit_rls.core.keys import ShardBy
+from ratelimit_rls.core.identity import IdentityConfig
 from ratelimit_rls.core.model import Charge, OnStoreFailure, Position
-from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
+from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
+from ratelimit_rls.core.storage_keys import ShardBy
 from ratelimit_rls.core.tree import Node, Tree
 from ratelimit_rls.errors import Problem, RulesError
-from ratelimit_rls.rules import lint, offences
-from ratelimit_rls.rules.answer import compile_style
-from ratelimit_rls.rules.deny import compile_deny
+from ratelimit_rls.rules import diagnostics, lint
 from ratelimit_rls.rules.descriptor import OVERRIDDEN, Level, Origin, add_descriptors
 from ratelimit_rls.rules.document import Document, read_document
 from ratelimit_rls.rules.ext_authz import compile_mapping
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, Findings
 from ratelimit_rls.rules.identity import compile_identity
-from ratelimit_rls.rules.load import Source, load, second_document
-from ratelimit_rls.rules.node import YamlNode
+from ratelimit_rls.rules.implicit_mapping import MAX_SHAPES, DescriptorShape, complete_mapping, descriptor_shapes
+from ratelimit_rls.rules.positioned_fields import EnumT, Positioned, read_enum
+from ratelimit_rls.rules.responses import compile_deny, compile_response_policy
 from ratelimit_rls.rules.rule import Inherited
-from ratelimit_rls.rules.targeted_mapping import MOST_SHAPES, Shape, completed, shapes
-from ratelimit_rls.rules.targeting import is_targeted, targeted
-from ratelimit_rls.rules.word import Words, read_word
-from ratelimit_rls.rules.written import Written
+from ratelimit_rls.rules.targeting import apply_targeting, is_targeted
+from ratelimit_rls.rules.yaml.nodes import YamlNode
+from ratelimit_rls.rules.yaml.parser import SourceDocument, load, second_document
 
 UNREAD = "unread"
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledRules:
     tree: Tree
-    warnings: tuple[Problem, ...]  # sorted by place
+    warnings: tuple[Problem, ...]  # sorted by position
     digest: str
-    sources: tuple[str, ...]  # their names, in the order they were taken
-    ext_authz: Mapping[str, YamlNode]  # by domain, as written: for whoever writes rules back
-    identity: Mapping[str, YamlNode]  # likewise
+    sources: tuple[str, ...]  # names, in processing order
+    ext_authz: Mapping[str, YamlNode]  # by domain, as written: for writing rules back
+    identity: Mapping[str, YamlNode]  # by domain, as written
 
     @property
     def files(self) -> int:
@@ -55,9 +52,12 @@ class Compiled:
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Rules that are being read are a growing heap without cycles: to walk over it again and again is a quarter of all
-    the time it takes. The collector rests for the whole process, in which calls make no cycles either."""
+def _gc_paused() -> Iterator[None]:
+    """Disable garbage collection for the whole process while rules are compiled.
+
+    The rules are a growing heap without cycles, and repeated collections would take a quarter of the time. Calls create
+    no cycles either.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -67,20 +67,23 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-@_collector_at_rest()
+@_gc_paused()
 def compile_documents(
-    files: Mapping[str, bytes] | Sequence[Source], *, merge_domains: bool = False, default_admitted: bool = False
-) -> Compiled:
-    """The tree that `files` describe; raises RulesError with every error of every file.
+    files: Mapping[str, bytes] | Sequence[SourceDocument],
+    *,
+    merge_domains: bool = False,
+    default_admitted: bool = False,
+) -> CompiledRules:
+    """Compile `files` to a tree. Raise RulesError with every error of every file.
 
-    `merge_domains`: whether several files may describe one domain; stored rules may in any case. `default_admitted` is
-    what rules in the reference's grammar alone are charged by, where nothing else says it.
+    `merge_domains`: whether several files may describe one domain; stored rules always may. `default_admitted`: whether
+    rules that use only keys of envoyproxy/ratelimit are charged `admitted` by default.
     """
     if isinstance(files, Mapping):
-        files = [Source(name, content) for name, content in files.items()]
-    sources = in_order(files)
+        files = [SourceDocument(name, content) for name, content in files.items()]
+    sources = sort_by_rank(files)
     errors: list[Problem] = []
-    parts: list[_Part] = []
+    parts: list[_ParsedSource] = []
     for source in sources:
         found = Findings(source.name, first_line=source.lines_above + 1)
         try:
@@ -88,7 +91,7 @@ def compile_documents(
         except RulesError as error:
             errors.extend(error.problems)
     default = Charge.ADMITTED if default_admitted else Charge.ALWAYS
-    domains = _domains(parts, merge_domains)
+    domains = _group_by_domain(parts, merge_domains)
     tree = Tree(
         {domain.name: _build(domain, default) for domain in domains},
         {domain.name: mapping for domain in domains if (mapping := domain.completed_mapping()) is not None},
@@ -101,7 +104,7 @@ def compile_documents(
     mappings = {domain.name: written for domain in domains if (written := domain.block("ext_authz")) is not None}
     targeted_names = {source.name for source in sources if source.targeting}
     warnings.update(lint.lint(tree, [part.document for part in parts], mappings, targeted_names))
-    return Compiled(
+    return CompiledRules(
         tree,
         tuple(sorted(warnings)),
         digest(sources),
@@ -111,13 +114,16 @@ def compile_documents(
     )
 
 
-def in_order(sources: Iterable[Source]) -> list[Source]:
-    """The strongest first."""
+def sort_by_rank(sources: Iterable[SourceDocument]) -> list[SourceDocument]:
+    """Return the sources in order of precedence."""
     return sorted(sources, key=lambda source: (source.rank, source.name))
 
 
-def digest(sources: Iterable[Source]) -> str:
-    """Of what the sources say, in order, not of where they lie: equal on every replica with equal rules."""
+def digest(sources: Iterable[SourceDocument]) -> str:
+    """Return a digest of the sources' content, in order.
+
+    It is equal on every replica with equal rules, wherever they are stored.
+    """
     whole = hashlib.sha256()
     for source in sources:
         whole.update(b"%d:" % len(source.content))
@@ -128,68 +134,72 @@ def digest(sources: Iterable[Source]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ParsedSource:
     document: Document
     origin: Origin
-    shapes: frozenset[Shape]  # of descriptors that must be made of every request
+    shapes: frozenset[DescriptorShape]  # of the descriptors that ext_authz must build
 
     @property
     def found(self) -> Findings:
         return self.origin.found
 
 
-def _read(source: Source, found: Findings) -> _Part:
-    """Raises RulesError where it cannot be read at all."""
+def _read(source: SourceDocument, found: Findings) -> _ParsedSource:
+    """Parse one source. Raise RulesError if it is not YAML."""
     root = load(source)
-    _check_rest(source, found)
+    _check_second_document(source, found)
     origin = Origin(found, source.rank, source.is_stored)
     if source.targeting is None:
-        return _Part(read_document(root, found), origin, frozenset())
-    document = read_document(targeted(root, source.targeting, found), found)
-    wanted = frozenset(shapes(document) if is_targeted(root, source.targeting) else ())
-    return _Part(document, origin, wanted)
+        return _ParsedSource(read_document(root, found), origin, frozenset())
+    document = read_document(apply_targeting(root, source.targeting, found), found)
+    wanted = frozenset(descriptor_shapes(document) if is_targeted(root, source.targeting) else ())
+    return _ParsedSource(document, origin, wanted)
 
 
-def _check_rest(source: Source, found: Findings) -> None:
-    """The reference reads the first document of a file and no other, and so do we, but not without a word. Nobody has
-    stored a rule for the reference to read: there, what nobody would read is refused."""
+def _check_second_document(source: SourceDocument, found: Findings) -> None:
+    """Report a second document.
+
+    envoyproxy/ratelimit reads only the first document of a file, and so do we, with a warning. Stored rules have no
+    such precedent: there a second document is an error.
+    """
     second = second_document(source)
     if second is None:
         return
     if source.is_stored:
-        found.error(second, offences.second_document())
+        found.error(second, diagnostics.second_document())
     else:
-        found.warn(second, UNREAD, offences.unread_document())
+        found.warn(second, UNREAD, diagnostics.unread_document())
 
 
 @dataclass(slots=True)
 class _Domain:
-    """One domain with the sources that describe it, the strongest first."""
+    """One domain with the sources that describe it, in order of precedence."""
 
     name: str
     position: Position
-    parts: list[_Part] = field(default_factory=list)
-    # `charge` and the like, `answer` and the like, as first written, with the rank of whoever wrote it
-    words: dict[str, tuple[Written[str], int]] = field(default_factory=dict)
-    blocks: dict[str, tuple[Written[YamlNode], int]] = field(default_factory=dict)
+    parts: list[_ParsedSource] = field(default_factory=list)
+    # The first value of each domain setting, with the rank of its source: enumerations (`charge`, …) and blocks
+    # (`answer`, …)
+    settings: dict[str, tuple[Positioned[str], int]] = field(default_factory=dict)
+    blocks: dict[str, tuple[Positioned[YamlNode], int]] = field(default_factory=dict)
     charge: Charge | None = None
     on_store_failure: OnStoreFailure | None = None
     shard_by: ShardBy | None = None
-    style: AnswerStyle = PLAIN
-    deny: Deny | None = None
+    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY
+    deny: DenyResponse | None = None
     mapping: AttributeMapping | None = None
-    identity: IdentityTerms | None = None
+    identity: IdentityConfig | None = None
 
-    def add(self, part: _Part) -> None:
-        """What is said of the whole domain is read wherever it stands, and counts where it stands first."""
+    def add(self, part: _ParsedSource) -> None:
+        """Add a source. Domain settings are validated in every source, and the first one applies."""
         self.parts.append(part)
         document, found = part.document, part.found
-        self.charge = self._word("charge", document.charge, Charge, part, self.charge)
-        self.on_store_failure = self._word(
+        self.charge = self._setting("charge", document.charge, Charge, part, self.charge)
+        self.on_store_failure = self._setting(
             "on_store_failure", document.on_store_failure, OnStoreFailure, part, self.on_store_failure
         )
-        self.shard_by = self._word("shard_by", document.shard_by, ShardBy, part, self.shard_by)
-        style, deny = compile_style(document.answer, found), compile_deny(document.deny, found)
+        self.shard_by = self._setting("shard_by", document.shard_by, ShardBy, part, self.shard_by)
+        style, deny = compile_response_policy(document.answer, found), compile_deny(document.deny, found)
         mapping = compile_mapping(document.ext_authz.value, found) if document.ext_authz else None
         identity = compile_identity(document.identity.value, found) if document.identity else None
         if self._is_first("answer", document.answer, part) and style is not None:
@@ -201,64 +211,66 @@ class _Domain:
         if self._is_first("identity", document.identity, part):
             self.identity = identity
 
-    def taken(self, part: _Part) -> Position | None:
-        """Where a file describes it already, if `part` is a file, too."""
+    def existing_file(self, part: _ParsedSource) -> Position | None:
+        """Return the position of an earlier file with this domain, if `part` is a file, too; otherwise None."""
         if part.origin.is_stored:
             return None
         others = (other.document.domain for other in self.parts if not other.origin.is_stored)
         return next((domain.position for domain in others if domain is not None), None)
 
-    def block(self, key: str) -> Written[YamlNode] | None:
+    def block(self, key: str) -> Positioned[YamlNode] | None:
         return self.blocks[key][0] if key in self.blocks else None
 
     def completed_mapping(self) -> AttributeMapping | None:
-        """With what stored rules need. What exceeds the bound is told of the source that exceeds it.
+        """Return the ext_authz mapping, completed for stored rules; report the source that exceeds the bound.
 
-        Where callers are to prove who they are there is always one, if only to ask them for it.
+        If the domain reads credentials from requests there is always a mapping, if only to verify them.
         """
-        wanted: set[Shape] = set()
+        wanted: set[DescriptorShape] = set()
         for part in self.parts:
             wanted |= part.shapes
-            if part.shapes and len(wanted) > MOST_SHAPES:
-                part.found.error(part.document.position, offences.too_many_shapes(self.name, MOST_SHAPES))
+            if part.shapes and len(wanted) > MAX_SHAPES:
+                part.found.error(part.document.position, diagnostics.too_many_shapes(self.name, MAX_SHAPES))
                 return self.mapping
-        must_prove = self.identity is not None and self.identity.places
-        return completed(self.mapping or (AttributeMapping.of(()) if must_prove else None), wanted)
+        reads_credentials = self.identity is not None and self.identity.locations
+        return complete_mapping(self.mapping or (AttributeMapping.of(()) if reads_credentials else None), wanted)
 
-    def _word(
-        self, key: str, written: Written[str] | None, words: type[Words], part: _Part, known: Words | None
-    ) -> Words | None:
-        """Sources may repeat it; of one rank, they must not differ in it."""
+    def _setting(
+        self, key: str, written: Positioned[str] | None, enum: type[EnumT], part: _ParsedSource, known: EnumT | None
+    ) -> EnumT | None:
+        """Read an enumeration setting. Sources may repeat it; within one rank, they must not differ."""
         if written is not None:
-            first, rank = self.words.setdefault(key, (written, part.origin.rank))
+            first, rank = self.settings.setdefault(key, (written, part.origin.rank))
             if first.value != written.value:
                 if rank == part.origin.rank:
                     of_rules = key in DESCRIPTOR_KEYS
-                    message = offences.word_conflict(key, self.name, first.position, of_rules=of_rules)
+                    message = diagnostics.conflicting_setting(key, self.name, first.position, of_rules=of_rules)
                     part.found.error(written.position, message)
                 else:
                     self._warn(key, written.position, first.position, part)
-        read = read_word(key, written, words, part.found)
+        read = read_enum(key, written, enum, part.found)
         return known or read
 
-    def _is_first(self, key: str, written: Written[YamlNode] | None, part: _Part) -> bool:
+    def _is_first(self, key: str, written: Positioned[YamlNode] | None, part: _ParsedSource) -> bool:
         if written is None:
             return False
         first, rank = self.blocks.setdefault(key, (written, part.origin.rank))
         if first is not written:
             if rank == part.origin.rank:
-                part.found.error(written.position, offences.said_twice(key, self.name, first.position))
+                part.found.error(written.position, diagnostics.duplicate_setting(key, self.name, first.position))
             else:
                 self._warn(key, written.position, first.position, part)
         return first is written
 
-    def _warn(self, key: str, at: Position, by: Position, part: _Part) -> None:
-        part.found.warn(at, OVERRIDDEN, offences.overridden_of_domain(key, self.name, by))
+    def _warn(self, key: str, at: Position, by: Position, part: _ParsedSource) -> None:
+        part.found.warn(at, OVERRIDDEN, diagnostics.overridden_domain_setting(key, self.name, by))
 
 
-def _domains(parts: Iterable[_Part], merge_domains: bool) -> list[_Domain]:
-    """A file that belongs to no domain, or may not belong to its own, is looked at all the same: one visit to the
-    doctor should find everything."""
+def _group_by_domain(parts: Iterable[_ParsedSource], merge_domains: bool) -> list[_Domain]:
+    """Group the sources by domain.
+
+    A file without a domain, or with a duplicate one, is checked nevertheless, so that one run finds all errors.
+    """
     known: dict[str, _Domain] = {}
     astray: list[_Domain] = []
     for part in parts:
@@ -268,10 +280,10 @@ def _domains(parts: Iterable[_Part], merge_domains: bool) -> list[_Domain]:
         domain = known.get(name)
         if not name:
             if not document.is_broken:
-                part.found.error(position, offences.empty_domain())
+                part.found.error(position, diagnostics.empty_domain())
             domain = None
-        elif domain is not None and not merge_domains and (first := domain.taken(part)) is not None:
-            part.found.error(position, offences.duplicate_domain(name, first))
+        elif domain is not None and not merge_domains and (first := domain.existing_file(part)) is not None:
+            part.found.error(position, diagnostics.duplicate_domain(name, first))
             domain = None
         elif domain is None:
             domain = known[name] = _Domain(name, position)
@@ -295,4 +307,4 @@ def _build(domain: _Domain, default: Charge) -> Node:
         on_store_failure=domain.on_store_failure,
         shard_by=domain.shard_by or ShardBy.DESCRIPTOR,
     )
-    return level.under(root)
+    return level.attach_to(root)

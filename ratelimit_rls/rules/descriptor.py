@@ -1,11 +1,11 @@
-"""One descriptor of a document to a node of the tree, among its neighbours and those of other sources.
+"""Compile descriptor documents to nodes of the tree, and merge those of several sources.
 
-Two descriptors are the same if key and value (or pattern) are, at the same level. In files that is an error (the
-reference's). Where one of the two is a stored rule's:
+Two descriptors are the same if key and value (or pattern) are equal, at the same level. In files that is an error (as
+in envoyproxy/ratelimit). If one of the two belongs to a stored rule:
 
-    both say something of it (a limit, that there is none, …)    the stronger stands, with all that is below it; the
-                                                                  other is left out, with all that is below it
-    one only leads to others (key, value and `descriptors`)       they are one, with what is below either
+    both have a rule (a limit, an exemption, …)              the one with precedence applies, with everything below
+                                                             it; the other is ignored, with everything below it
+    one only groups others (key, value and `descriptors`)    they are merged, with the descriptors below both
 """
 
 from __future__ import annotations
@@ -17,24 +17,33 @@ from typing import NamedTuple
 from ratelimit_rls.core.model import Position, Rule
 from ratelimit_rls.core.pattern import Pattern
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Wildcard
-from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import DescriptorDocument, LikeDocument
+from ratelimit_rls.rules import diagnostics
+from ratelimit_rls.rules.document import DescriptorDocument, RepeatedDescriptor
 from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.pattern import compile_pattern
+from ratelimit_rls.rules.positioned_fields import Positioned
 from ratelimit_rls.rules.rule import Inherited, compile_rule, is_on
-from ratelimit_rls.rules.written import Written
 
 OVERRIDDEN = "overridden"
-"""The code of the warning that something is left out because a stronger source says it."""
+"""Code of the warning that something is ignored because a source with precedence defines it."""
 
-_OF_THE_WAY = ("position", "key", "value", "match", "descriptors", "share_threshold", "value_to_metric", "is_broken")
-_SAYINGS = tuple(one.name for one in fields(DescriptorDocument) if one.name not in _OF_THE_WAY)
-"""What a descriptor can say of those that meet it."""
+_STRUCTURAL_FIELDS = (
+    "position",
+    "key",
+    "value",
+    "match",
+    "descriptors",
+    "share_threshold",
+    "value_to_metric",
+    "is_broken",
+)
+_RULE_FIELDS = tuple(one.name for one in fields(DescriptorDocument) if one.name not in _STRUCTURAL_FIELDS)
+"""Fields that make up a descriptor's rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The source that a descriptor is from."""
+    """Source of a descriptor."""
 
     found: Findings
     rank: int
@@ -43,25 +52,25 @@ class Origin:
 
 @dataclass(slots=True)
 class Level:
-    """The children of one node while they are being collected."""
+    """Children of one node while they are being collected."""
 
-    exact: dict[tuple[str, str], _Growing | _Settled] = field(default_factory=dict)
-    wildcards: list[_Growing] = field(default_factory=list)
-    patterns: dict[str, list[_Growing]] = field(default_factory=dict)
-    by_key: dict[str, _Growing] = field(default_factory=dict)
+    exact: dict[tuple[str, str], _NodeBuilder | _BuiltNode] = field(default_factory=dict)
+    wildcards: list[_NodeBuilder] = field(default_factory=list)
+    patterns: dict[str, list[_NodeBuilder]] = field(default_factory=dict)
+    by_key: dict[str, _NodeBuilder] = field(default_factory=dict)
 
-    def present(self, key: str, value: str, pattern: Pattern | None) -> _Growing | None:
+    def find(self, key: str, value: str, pattern: Pattern | None) -> _NodeBuilder | None:
         if pattern is not None:
             same = (one for one in self.patterns.get(key, ()) if one.pattern and one.pattern.is_same(pattern))
             return next(same, None)
         if not value:
             return self.by_key.get(key)
         one = self.exact.get((key, value))
-        if isinstance(one, _Settled):
-            one = self.exact[key, value] = one.growing()
+        if isinstance(one, _BuiltNode):
+            one = self.exact[key, value] = one.to_builder()
         return one
 
-    def add(self, one: _Growing) -> None:
+    def add(self, one: _NodeBuilder) -> None:
         if one.pattern is not None:
             self.patterns.setdefault(one.key, []).append(one)
             return
@@ -72,8 +81,8 @@ class Level:
         if WILDCARD in one.key or WILDCARD in one.value:
             self.wildcards.append(one)
 
-    def under(self, node: Node) -> Node:
-        """The node with this level below it."""
+    def attach_to(self, node: Node) -> Node:
+        """Return the node with this level below it."""
         exact = {pair: one.node() for pair, one in self.exact.items()}
         by_key = {key: one.node() for key, one in self.by_key.items()}
         patterns = {
@@ -89,8 +98,8 @@ class Level:
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A node to which further sources may add."""
+class _NodeBuilder:
+    """A node that further sources may extend."""
 
     key: str
     value: str
@@ -98,10 +107,10 @@ class _Growing:
     share_threshold: bool
     value_to_metric: bool
     rule: Rule | None
-    document: DescriptorDocument  # the one that says what is said of it
-    origin: Origin  # whose document that is
-    inherited: Inherited  # by what is below it
-    described: list[tuple[Origin, Position]]  # by all of these, the strongest first
+    document: DescriptorDocument  # the one with the rule
+    origin: Origin  # the source of `document`
+    inherited: Inherited  # by the descriptors below
+    described_by: list[tuple[Origin, Position]]  # all sources that have it, in order of precedence
     below: Level | None = None
     overrode: list[Position] | None = None
 
@@ -113,26 +122,26 @@ class _Growing:
             self.rule,
             self.share_threshold,
             self.value_to_metric,
-            self.described[0][1],  # so that it stands where it is tried; its rule has its own place
+            self.described_by[0][1],  # position in matching order; the rule has its own position
             tuple(self.overrode or ()),
         )
-        return node if self.below is None else self.below.under(node)
+        return node if self.below is None else self.below.attach_to(node)
 
     def join(self, path: str, document: DescriptorDocument, origin: Origin) -> bool:
-        """Whether `document` is one with this; if not, it is left out, and it is told why."""
+        """Return whether `document` is merged into this node. If not, it is ignored, and the reason is reported."""
         found = origin.found
         if _is_broken(document):
             return False
-        for other, place in self.described:
+        for other, place in self.described_by:
             if other is origin or not (other.is_stored or origin.is_stored):
-                found.error(document.position, offences.duplicate_descriptor(path, place))
+                found.error(document.position, diagnostics.duplicate_descriptor(path, place))
                 return False
-        if not _only_leads(document) and not _only_leads(self.document):
+        if not _is_pass_through(document) and not _is_pass_through(self.document):
             at = self.document.position
             if self.origin.rank == origin.rank:
-                found.error(document.position, offences.duplicate_of_priority(path, at))
+                found.error(document.position, diagnostics.duplicate_with_same_priority(path, at))
             else:
-                found.warn(document.position, OVERRIDDEN, offences.overridden(path, at))
+                found.warn(document.position, OVERRIDDEN, diagnostics.overridden(path, at))
                 self.overrode = self.overrode or []
                 self.overrode.append(document.position)
             return False
@@ -140,38 +149,41 @@ class _Growing:
         return True
 
     def _compare(self, path: str, document: DescriptorDocument, origin: Origin) -> None:
-        """What is not said of a limit but of how values are told apart counts from the strongest, too."""
-        strongest, at = self.described[0]
+        """Report switches that differ between merged documents.
+
+        They define how values share counters, and the first source wins.
+        """
+        strongest, at = self.described_by[0]
         for name in ("share_threshold", "value_to_metric"):
             if is_on(getattr(document, name)) is not getattr(self, name):
-                message = offences.other_switch(name, path, at)
+                message = diagnostics.overridden_switch(name, path, at)
                 if strongest.rank == origin.rank:
                     origin.found.error(document.position, message)
                 else:
                     origin.found.warn(document.position, OVERRIDDEN, message)
 
 
-class _Settled(NamedTuple):
-    """A node to which hardly ever anything is added, since it is one of many that are alike."""
+class _BuiltNode(NamedTuple):
+    """A finished node, one of many repeated ones. It is rarely extended."""
 
-    made: Node
-    document: LikeDocument
+    built: Node
+    document: RepeatedDescriptor
     origin: Origin
     inherited: Inherited
 
     def node(self) -> Node:
-        return self.made
+        return self.built
 
-    def growing(self) -> _Growing:
-        made = self.made
-        return _Growing(
-            made.key,
-            made.value,
-            made.pattern,
-            made.share_threshold,
-            made.value_to_metric,
-            made.rule,
-            self.document.exact(),
+    def to_builder(self) -> _NodeBuilder:
+        built = self.built
+        return _NodeBuilder(
+            built.key,
+            built.value,
+            built.pattern,
+            built.share_threshold,
+            built.value_to_metric,
+            built.rule,
+            self.document.expand(),
             self.origin,
             self.inherited,
             [(self.origin, self.document.position)],
@@ -186,43 +198,51 @@ def _precedence(node: Node) -> tuple[int, int]:
 def add_descriptors(
     level: Level,
     parent_path: str,
-    documents: Iterable[DescriptorDocument | LikeDocument],
+    documents: Iterable[DescriptorDocument | RepeatedDescriptor],
     origin: Origin,
     inherited: Inherited,
 ) -> None:
-    """Compile `documents` and everything below them into `level`; what is wrong goes to the findings of their source.
+    """Compile `documents` and everything below them into `level`; report errors to the findings of their source.
 
-    Sources come strongest first. What a descriptor hands down reaches what the same source and weaker ones have below.
+    Sources come in order of precedence. Inherited settings apply to descriptors below of the same source and of later
+    ones.
     """
     for document in documents:
-        if isinstance(document, LikeDocument):
-            _add_alike(level, parent_path, document, origin, inherited)
+        if isinstance(document, RepeatedDescriptor):
+            _add_repeated(level, parent_path, document, origin, inherited)
         else:
             _add(level, parent_path, document, origin, inherited)
 
 
-def _add_alike(level: Level, parent_path: str, document: LikeDocument, origin: Origin, inherited: Inherited) -> None:
-    """As one of its shape was compiled, if nothing was to be told of that, and the level has none of the same value."""
-    value, made_of_it = document.alike.value, document.alike.shape.made_of_it
-    like: _Growing | None = made_of_it.get(inherited)
-    if like is None:
-        told = origin.found.told
-        like = _add(level, parent_path, document.exact(), origin, inherited)
-        if like is not None and origin.found.told == told and WILDCARD not in like.key:
-            made_of_it[inherited] = like
-    elif (like.key, value) in level.exact:
-        _add(level, parent_path, document.exact(), origin, inherited)
+def _add_repeated(
+    level: Level, parent_path: str, document: RepeatedDescriptor, origin: Origin, inherited: Inherited
+) -> None:
+    """Add a repeated descriptor.
+
+    It is copied from one already compiled, if that had no diagnostics and the level lacks the value.
+    """
+    value, shared = document.variant.value, document.variant.shared
+    prototype: _NodeBuilder | None = shared.get(inherited)
+    if prototype is None:
+        problems_before = origin.found.problem_count
+        prototype = _add(level, parent_path, document.expand(), origin, inherited)
+        if prototype is not None and origin.found.problem_count == problems_before and WILDCARD not in prototype.key:
+            shared[inherited] = prototype
+    elif (prototype.key, value) in level.exact:
+        _add(level, parent_path, document.expand(), origin, inherited)
     else:
         position = document.position
-        rule = like.rule and like.rule._replace(path=f"{parent_path}.{like.key}_{value}", position=position)
-        node = Node(like.key, value, None, rule, like.share_threshold, like.value_to_metric, position)
-        level.exact[like.key, value] = _Settled(node, document, origin, like.inherited)
+        rule = prototype.rule and prototype.rule._replace(
+            path=f"{parent_path}.{prototype.key}_{value}", position=position
+        )
+        node = Node(prototype.key, value, None, rule, prototype.share_threshold, prototype.value_to_metric, position)
+        level.exact[prototype.key, value] = _BuiltNode(node, document, origin, prototype.inherited)
 
 
 def _add(
     level: Level, parent_path: str, document: DescriptorDocument, origin: Origin, inherited: Inherited
-) -> _Growing | None:
-    """What was added to `level` for it alone."""
+) -> _NodeBuilder | None:
+    """Compile and add one descriptor. Return the node that was added for it alone; None if it was merged or ignored."""
     key, value = _text(document.key), _text(document.value)
     found = origin.found
     pattern = compile_pattern(document, found)
@@ -230,44 +250,46 @@ def _add(
     label = f"{key}_{shared}" if shared else key
     path = f"{parent_path}.{label}"
     if not key and not document.is_broken:
-        found.error(document.key.position if document.key else document.position, offences.empty_key())
+        found.error(document.key.position if document.key else document.position, diagnostics.empty_key())
     share_threshold = is_on(document.share_threshold)
     if share_threshold and key and WILDCARD not in label and document.match is None:
         assert document.share_threshold is not None
-        found.error(document.share_threshold.position, offences.share_without_wildcard(label))
-    first = level.present(key, value, pattern) if key else None
+        found.error(document.share_threshold.position, diagnostics.share_without_wildcard(label))
+    first = level.find(key, value, pattern) if key else None
     joined = first if first is not None and first.join(path, document, origin) else None
-    is_way = joined is not None and _only_leads(document)
-    inherited = joined.inherited if joined is not None and is_way else inherited.below(document, found)
+    is_group = joined is not None and _is_pass_through(document)
+    inherited = joined.inherited if joined is not None and is_group else inherited.for_descriptor(document, found)
     rule = compile_rule(path, document, found, inherited)
     described = (origin, document.position)
     if joined is None:
-        told = is_on(document.value_to_metric)
-        one = _Growing(key, value, pattern, share_threshold, told, rule, document, origin, inherited, [described])
+        value_to_metric = is_on(document.value_to_metric)
+        one = _NodeBuilder(
+            key, value, pattern, share_threshold, value_to_metric, rule, document, origin, inherited, [described]
+        )
     else:
         one = joined
-        one.described.append(described)
-        if not is_way:
+        one.described_by.append(described)
+        if not is_group:
             one.rule, one.document, one.origin, one.inherited = rule, document, origin, inherited
     is_new = first is None and bool(key)
     if is_new:
         level.add(one)
     if document.descriptors:
         below = one.below = one.below or Level()
-        # Of what is left out, too: what is wrong with it is told all the same.
+        # Ignored descriptors are compiled, too: their errors are reported nevertheless.
         add_descriptors(below, path, document.descriptors, origin, inherited)
     return one if is_new else None
 
 
-def _only_leads(document: DescriptorDocument) -> bool:
-    """Whether it says nothing itself. One without anything below it says that there is no limit."""
-    return bool(document.descriptors) and all(getattr(document, name) is None for name in _SAYINGS)
+def _is_pass_through(document: DescriptorDocument) -> bool:
+    """Return whether it has no rule of its own and only groups others. A leaf without a rule is an exemption."""
+    return bool(document.descriptors) and all(getattr(document, name) is None for name in _RULE_FIELDS)
 
 
 def _is_broken(document: DescriptorDocument) -> bool:
-    """Whether something that tells it from its neighbours could not be read, which was reported."""
+    """Return whether a field that identifies the descriptor could not be read, which was reported."""
     return document.is_broken or (document.match is not None and document.match.is_broken)
 
 
-def _text(written: Written[str] | None) -> str:
+def _text(written: Positioned[str] | None) -> str:
     return written.value if written else ""

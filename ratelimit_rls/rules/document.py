@@ -1,4 +1,4 @@
-"""A rules file as typed values, each with its place: what was written, before it is asked what it means."""
+"""A rules file as typed values with positions, before its meaning is checked."""
 
 from __future__ import annotations
 
@@ -9,132 +9,129 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ratelimit_rls.core.model import Position
-from ratelimit_rls.rules import grammar, offences
-from ratelimit_rls.rules.alike import Alike
+from ratelimit_rls.rules import diagnostics, grammar
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, is_null
-from ratelimit_rls.rules.written import Written, WrittenFields
+from ratelimit_rls.rules.positioned_fields import Positioned, PositionedFields
+from ratelimit_rls.rules.yaml.nodes import Variant, YamlList, YamlMap, YamlNode, YamlScalar, is_null
 
-_new_of = attrgetter(*grammar.NEW_LIMIT_KEYS)
-_NOTHING_NEW = (None,) * len(grammar.NEW_LIMIT_KEYS)
+_extension_values = attrgetter(*grammar.NEW_LIMIT_KEYS)
+_NO_EXTENSIONS = (None,) * len(grammar.NEW_LIMIT_KEYS)
 
 
-# The documents are not frozen: of large rules there are hundreds of thousands, and that would triple what one costs.
+# The documents are not frozen: large rules have hundreds of thousands of them, and freezing would triple the cost of
+# creating one.
 
 
 @dataclass(slots=True)
 class RateLimitDocument:
     position: Position
-    unit: Written[str] | None = None
-    requests_per_unit: Written[int] | None = None
-    unlimited: Written[bool] | None = None
-    name: Written[str] | None = None
-    replaces: tuple[Written[str], ...] = ()
-    algorithm: Written[str] | None = None
-    burst: Written[int] | None = None
-    unit_multiplier: Written[int] | None = None
-    calendar: Written[bool] | None = None
-    timezone: Written[str] | None = None
-    # A value here could not be read, which was reported: what its absence would mean must not be reported too.
+    unit: Positioned[str] | None = None
+    requests_per_unit: Positioned[int] | None = None
+    unlimited: Positioned[bool] | None = None
+    name: Positioned[str] | None = None
+    replaces: tuple[Positioned[str], ...] = ()
+    algorithm: Positioned[str] | None = None
+    burst: Positioned[int] | None = None
+    unit_multiplier: Positioned[int] | None = None
+    calendar: Positioned[bool] | None = None
+    timezone: Positioned[str] | None = None
+    # A value could not be read, which was reported: do not report it as missing, too.
     is_broken: bool = False
 
     @property
     def uses_new_key(self) -> bool:
-        return _new_of(self) != _NOTHING_NEW
+        return _extension_values(self) != _NO_EXTENSIONS
 
 
 @dataclass(slots=True)
 class MatchDocument:
     position: Position
-    cidr: Written[str] | None = None
-    prefix: Written[str] | None = None
-    regex: Written[str] | None = None
+    cidr: Positioned[str] | None = None
+    prefix: Positioned[str] | None = None
+    regex: Positioned[str] | None = None
     is_broken: bool = False
 
     @property
-    def ways(self) -> list[tuple[str, Written[str]]]:
-        """Those that were written; one is right."""
-        ways = (("cidr", self.cidr), ("prefix", self.prefix), ("regex", self.regex))
-        return [(way, written) for way, written in ways if written is not None]
+    def patterns(self) -> list[tuple[str, Positioned[str]]]:
+        """The patterns that are present. Exactly one is valid."""
+        patterns = (("cidr", self.cidr), ("prefix", self.prefix), ("regex", self.regex))
+        return [(kind, written) for kind, written in patterns if written is not None]
 
 
 @dataclass(slots=True)
 class DescriptorDocument:
     position: Position
-    key: Written[str] | None = None
-    value: Written[str] | None = None
+    key: Positioned[str] | None = None
+    value: Positioned[str] | None = None
     match: MatchDocument | None = None
     rate_limit: RateLimitDocument | None = None
-    limits: Written[tuple[RateLimitDocument, ...]] | None = None
-    limits_of: Written[str] | None = None
-    descriptors: tuple[DescriptorDocument | LikeDocument, ...] = ()
-    charge: Written[str] | None = None
-    action: Written[str] | None = None
-    max_delay: Written[str] | None = None
-    warn_at: Written[YamlNode] | None = None
-    penalty: Written[YamlNode] | None = None
-    hot: Written[YamlNode] | None = None
-    on_store_failure: Written[str] | None = None
-    answer: Written[YamlNode] | None = None
-    deny: Written[YamlNode] | None = None
-    enabled: Written[bool] | None = None
-    shadow_mode: Written[bool] | None = None
-    quota_mode: Written[bool] | None = None
-    detailed_metric: Written[bool] | None = None
-    value_to_metric: Written[bool] | None = None
-    share_threshold: Written[bool] | None = None
-    metadata: Written[dict[str, Any]] | None = None
+    limits: Positioned[tuple[RateLimitDocument, ...]] | None = None
+    limits_of: Positioned[str] | None = None
+    descriptors: tuple[DescriptorDocument | RepeatedDescriptor, ...] = ()
+    charge: Positioned[str] | None = None
+    action: Positioned[str] | None = None
+    max_delay: Positioned[str] | None = None
+    warn_at: Positioned[YamlNode] | None = None
+    penalty: Positioned[YamlNode] | None = None
+    hot: Positioned[YamlNode] | None = None
+    on_store_failure: Positioned[str] | None = None
+    answer: Positioned[YamlNode] | None = None
+    deny: Positioned[YamlNode] | None = None
+    enabled: Positioned[bool] | None = None
+    shadow_mode: Positioned[bool] | None = None
+    quota_mode: Positioned[bool] | None = None
+    detailed_metric: Positioned[bool] | None = None
+    value_to_metric: Positioned[bool] | None = None
+    share_threshold: Positioned[bool] | None = None
+    metadata: Positioned[dict[str, Any]] | None = None
     is_broken: bool = False
 
     @property
     def rate_limits(self) -> tuple[RateLimitDocument, ...]:
-        """What was written as `rate_limit` or as `limits`."""
+        """The limits, whether given as `rate_limit` or as `limits`."""
         if self.limits is not None:
             return self.limits.value
         return (self.rate_limit,) if self.rate_limit is not None else ()
 
 
-class LikeDocument(NamedTuple):
-    """A descriptor that says of another value, and at another place, what `like` says. There is nothing below it."""
+class RepeatedDescriptor(NamedTuple):
+    """A descriptor that differs from `prototype` only in its value and position. It has no descriptors below it."""
 
-    like: DescriptorDocument
-    alike: Alike
+    prototype: DescriptorDocument
+    position: Position
+    variant: Variant
     found: Findings
 
-    @property
-    def position(self) -> Position:
-        return Position(self.found.file, self.alike.line, self.alike.shape.column)
-
-    def exact(self) -> DescriptorDocument:
-        """With its own places."""
-        return _read_alone(self.alike.shape.map(self.alike.line, self.alike.value), self.found)
+    def expand(self) -> DescriptorDocument:
+        """Read the descriptor in full, with its own positions."""
+        return _read_single(self.variant.to_map(), self.found)
 
 
 @dataclass(slots=True)
 class Document:
     position: Position
-    domain: Written[str] | None = None
-    descriptors: tuple[DescriptorDocument | LikeDocument, ...] = ()
-    charge: Written[str] | None = None
-    on_store_failure: Written[str] | None = None
-    shard_by: Written[str] | None = None
-    answer: Written[YamlNode] | None = None
-    deny: Written[YamlNode] | None = None
-    ext_authz: Written[YamlNode] | None = None
-    identity: Written[YamlNode] | None = None
+    domain: Positioned[str] | None = None
+    descriptors: tuple[DescriptorDocument | RepeatedDescriptor, ...] = ()
+    charge: Positioned[str] | None = None
+    on_store_failure: Positioned[str] | None = None
+    shard_by: Positioned[str] | None = None
+    answer: Positioned[YamlNode] | None = None
+    deny: Positioned[YamlNode] | None = None
+    ext_authz: Positioned[YamlNode] | None = None
+    identity: Positioned[YamlNode] | None = None
     is_broken: bool = False
 
 
 def read_document(root: YamlNode | None, found: Findings) -> Document:
-    """The file's values; whatever cannot be read is reported to `found` and left out."""
+    """Read a file's values. Report values that cannot be read to `found` and omit them."""
     if root is None or is_null(root):
         return Document(Position(found.file, found.first_line, 1))
     if not isinstance(root, YamlMap):
-        fields = WrittenFields((), found)
-        fields.refuse(root, "map[interface {}]interface {}", "a rules file is a mapping that starts with 'domain:'")
+        fields = PositionedFields((), found)
+        fields.reject(root, "map[interface {}]interface {}", "a rules file is a mapping that starts with 'domain:'")
         return Document(found.position(root), is_broken=True)
     grammar.check(root, "file", found)
-    fields = WrittenFields(root.fields(), found)
+    fields = PositionedFields(root.fields(), found)
     return Document(
         position=found.position(root),
         domain=fields.text("domain"),
@@ -150,48 +147,48 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
     )
 
 
-def exact(document: DescriptorDocument | LikeDocument) -> DescriptorDocument:
-    return document.exact() if isinstance(document, LikeDocument) else document
+def expand(document: DescriptorDocument | RepeatedDescriptor) -> DescriptorDocument:
+    return document.expand() if isinstance(document, RepeatedDescriptor) else document
 
 
-def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument | LikeDocument:
-    alike = node.pairs
-    if not isinstance(alike, Alike):
-        return _read_alone(node, found)
-    like = alike.shape.made_of_it.get(DescriptorDocument)
-    if like is not None:
-        return LikeDocument(like, alike, found)
-    told = found.told
-    document = _read_alone(node, found)
-    if found.told == told and not document.descriptors:
-        alike.shape.made_of_it[DescriptorDocument] = document
+def _read_descriptor(node: YamlMap, found: Findings) -> DescriptorDocument | RepeatedDescriptor:
+    variant = node.variant
+    if variant is None:
+        return _read_single(node, found)
+    prototype = variant.shared.get(DescriptorDocument)
+    if prototype is not None:
+        return RepeatedDescriptor(prototype, found.position(node), variant, found)
+    problems_before = found.problem_count
+    document = _read_single(node, found)
+    if found.problem_count == problems_before and not document.descriptors:
+        variant.shared[DescriptorDocument] = document
     return document
 
 
-def _read_alone(node: YamlMap, found: Findings) -> DescriptorDocument:
-    fields = WrittenFields(node.fields(), found)
-    written = fields.read(_OF_DESCRIPTOR)
+def _read_single(node: YamlMap, found: Findings) -> DescriptorDocument:
+    fields = PositionedFields(node.fields(), found)
+    written = fields.read(_DESCRIPTOR_READERS)
     return DescriptorDocument(found.position(node), **written, is_broken=fields.is_broken)
 
 
-def _read_rate_limit(outer: WrittenFields, key: str) -> RateLimitDocument | None:
-    node = outer.joined(key, "config.YamlRateLimit", "it is a mapping with 'unit' and 'requests_per_unit'")
+def _read_rate_limit(outer: PositionedFields, key: str) -> RateLimitDocument | None:
+    node = outer.merged(key, "config.YamlRateLimit", "it is a mapping with 'unit' and 'requests_per_unit'")
     return None if node is None else _read_limit(node, outer.found)
 
 
-def _read_limits(outer: WrittenFields, key: str) -> Written[tuple[RateLimitDocument, ...]] | None:
+def _read_limits(outer: PositionedFields, key: str) -> Positioned[tuple[RateLimitDocument, ...]] | None:
     at = outer.node(key)
     if at is None:
         return None
-    return Written(outer.maps(key, "[]config.YamlRateLimit", _read_limit), at.file, at.line, at.column)
+    return Positioned(outer.maps(key, "[]config.YamlRateLimit", _read_limit), at.file, at.line, at.column)
 
 
-def _read_match(outer: WrittenFields, key: str) -> MatchDocument | None:
-    node = outer.joined(key, "match", "it is a mapping with one of 'cidr', 'prefix' and 'regex'")
+def _read_match(outer: PositionedFields, key: str) -> MatchDocument | None:
+    node = outer.merged(key, "match", "it is a mapping with one of 'cidr', 'prefix' and 'regex'")
     if node is None:
         return None
     found = outer.found
-    fields = WrittenFields(node.fields(), found)
+    fields = PositionedFields(node.fields(), found)
     return MatchDocument(
         position=found.position(node),
         cidr=fields.text("cidr"),
@@ -202,95 +199,95 @@ def _read_match(outer: WrittenFields, key: str) -> MatchDocument | None:
 
 
 def _read_limit(node: YamlMap, found: Findings) -> RateLimitDocument:
-    fields = WrittenFields(node.fields(), found)
-    written = fields.read(_OF_LIMIT)
+    fields = PositionedFields(node.fields(), found)
+    written = fields.read(_LIMIT_READERS)
     return RateLimitDocument(found.position(node), **written, is_broken=fields.is_broken)
 
 
-def _read_descriptors(outer: WrittenFields, key: str) -> tuple[DescriptorDocument | LikeDocument, ...]:
+def _read_descriptors(outer: PositionedFields, key: str) -> tuple[DescriptorDocument | RepeatedDescriptor, ...]:
     return outer.maps(key, "[]config.YamlDescriptor", _read_descriptor)
 
 
-def _read_replaces(outer: WrittenFields, key: str) -> tuple[Written[str], ...]:
+def _read_replaces(outer: PositionedFields, key: str) -> tuple[Positioned[str], ...]:
     return outer.maps(key, "[]config.yamlReplaces", _read_replaced)
 
 
-def _read_replaced(node: YamlMap, found: Findings) -> Written[str]:
-    return WrittenFields(node.fields(), found).text("name") or Written("", found.file, node.line, node.column)
+def _read_replaced(node: YamlMap, found: Findings) -> Positioned[str]:
+    return PositionedFields(node.fields(), found).text("name") or Positioned("", found.file, node.line, node.column)
 
 
-def _read_metadata(outer: WrittenFields, key: str) -> Written[dict[str, Any]] | None:
-    node = outer.joined(key, "map[string]interface {}", "it is a mapping")
+def _read_metadata(outer: PositionedFields, key: str) -> Positioned[dict[str, Any]] | None:
+    node = outer.merged(key, "map[string]interface {}", "it is a mapping")
     if node is None:
         return None
     try:
-        plain = _plain_map(node)
-    except _NotPlain as error:
-        outer.found.error(error.node, offences.bad_metadata(str(error)))
+        plain = _map_to_json(node)
+    except _NotJson as error:
+        outer.found.error(error.node, diagnostics.bad_metadata(str(error)))
         return None
-    return Written(plain, outer.found.file, node.line, node.column) if plain else None
+    return Positioned(plain, outer.found.file, node.line, node.column) if plain else None
 
 
-class _NotPlain(Exception):
-    def __init__(self, node: YamlNode, why: str) -> None:
-        super().__init__(why)
+class _NotJson(Exception):
+    def __init__(self, node: YamlNode, reason: str) -> None:
+        super().__init__(reason)
         self.node = node
 
 
-def _plain(node: YamlNode) -> Any:
-    """The node as JSON would say it: what google.protobuf.Struct can carry."""
+def _to_json(node: YamlNode) -> Any:
+    """Convert a node to JSON values, which google.protobuf.Struct can carry."""
     if isinstance(node, YamlMap):
-        return _plain_map(node)
+        return _map_to_json(node)
     if isinstance(node, YamlList):
-        return [_plain(item) for item in node.items]
+        return [_to_json(item) for item in node.items]
     if isinstance(node.value, float) and not math.isfinite(node.value):
-        raise _NotPlain(node, f"{node.text} is no number in JSON")
+        raise _NotJson(node, f"{node.text} is not a JSON number")
     return node.value
 
 
-def _plain_map(node: YamlMap) -> dict[str, Any]:
+def _map_to_json(node: YamlMap) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, value in node.fields():
         if not isinstance(key, YamlScalar):
-            raise _NotPlain(key, "a key is a mapping or a list")
-        plain[key.text] = _plain(value)
+            raise _NotJson(key, "a key is a mapping or a list")
+        plain[key.text] = _to_json(value)
     return plain
 
 
-_OF_DESCRIPTOR: Mapping[str, Callable[[WrittenFields, str], object]] = {
-    "key": WrittenFields.text,
-    "value": WrittenFields.text,
+_DESCRIPTOR_READERS: Mapping[str, Callable[[PositionedFields, str], object]] = {
+    "key": PositionedFields.text,
+    "value": PositionedFields.text,
     "match": _read_match,
     "rate_limit": _read_rate_limit,
     "limits": _read_limits,
-    "limits_of": WrittenFields.text,
+    "limits_of": PositionedFields.text,
     "descriptors": _read_descriptors,
-    "charge": WrittenFields.text,
-    "action": WrittenFields.text,
-    "max_delay": WrittenFields.text,
-    "warn_at": WrittenFields.node,
-    "penalty": WrittenFields.node,
-    "hot": WrittenFields.node,
-    "on_store_failure": WrittenFields.text,
-    "answer": WrittenFields.node,
-    "deny": WrittenFields.node,
-    "enabled": WrittenFields.truth,
-    "shadow_mode": WrittenFields.truth,
-    "quota_mode": WrittenFields.truth,
-    "detailed_metric": WrittenFields.truth,
-    "value_to_metric": WrittenFields.truth,
-    "share_threshold": WrittenFields.truth,
+    "charge": PositionedFields.text,
+    "action": PositionedFields.text,
+    "max_delay": PositionedFields.text,
+    "warn_at": PositionedFields.node,
+    "penalty": PositionedFields.node,
+    "hot": PositionedFields.node,
+    "on_store_failure": PositionedFields.text,
+    "answer": PositionedFields.node,
+    "deny": PositionedFields.node,
+    "enabled": PositionedFields.boolean,
+    "shadow_mode": PositionedFields.boolean,
+    "quota_mode": PositionedFields.boolean,
+    "detailed_metric": PositionedFields.boolean,
+    "value_to_metric": PositionedFields.boolean,
+    "share_threshold": PositionedFields.boolean,
     "metadata": _read_metadata,
 }
-_OF_LIMIT: Mapping[str, Callable[[WrittenFields, str], object]] = {
-    "unit": WrittenFields.text,
-    "requests_per_unit": WrittenFields.count,
-    "unlimited": WrittenFields.truth,
-    "name": WrittenFields.text,
+_LIMIT_READERS: Mapping[str, Callable[[PositionedFields, str], object]] = {
+    "unit": PositionedFields.text,
+    "requests_per_unit": PositionedFields.count,
+    "unlimited": PositionedFields.boolean,
+    "name": PositionedFields.text,
     "replaces": _read_replaces,
-    "algorithm": WrittenFields.text,
-    "burst": WrittenFields.count,
-    "unit_multiplier": WrittenFields.count,
-    "calendar": WrittenFields.truth,
-    "timezone": WrittenFields.text,
+    "algorithm": PositionedFields.text,
+    "burst": PositionedFields.count,
+    "unit_multiplier": PositionedFields.count,
+    "calendar": PositionedFields.boolean,
+    "timezone": PositionedFields.text,
 }

@@ -1,7 +1,7 @@
-"""Which key may stand where, and the check that every key of a file is one of them.
+"""Grammar of rules files: which keys are allowed where.
 
-The reference knows one flat set of keys: a known key in a place where it means nothing is ignored there without a
-word. Here it is a warning, since somebody meant something by it.
+envoyproxy/ratelimit has one flat set of keys and silently ignores a known key in a position where it has no meaning.
+Here that is a warning, since it was probably written for a purpose.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from dataclasses import dataclass, field
 
 from ratelimit_rls.core.model import Position
 from ratelimit_rls.errors import Problem
-from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.alike import Alike
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
-from ratelimit_rls.rules.scalars import MAX_INT64, Kind
+from ratelimit_rls.rules import diagnostics
+from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.rules.yaml.scalars import MAX_INT64, ScalarKind
 
 
 @dataclass(slots=True)
 class Findings:
-    """What is wrong and what is odd in one file."""
+    """Errors and warnings of one file."""
 
     file: str
     errors: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
-    first_line: int = 1  # of what is looked at
+    first_line: int = 1  # of the text that is checked
 
     def error(self, at: YamlNode | Position, message: str) -> None:
         self.errors.append(Problem(self.file, at.line, at.column, message))
@@ -33,16 +32,16 @@ class Findings:
         self.warnings.append(Problem(self.file, at.line, at.column, message, "warning", code))
 
     @property
-    def told(self) -> int:
-        """How much, so far: whoever has been looking since knows whether there was anything to tell."""
+    def problem_count(self) -> int:
+        """Number of problems so far. Compare two values to see whether a step reported any."""
         return len(self.errors) + len(self.warnings)
 
     def position(self, node: YamlNode) -> Position:
         return Position(self.file, node.line, node.column)
 
 
-FREE = "anything"  # metadata: what is inside is nobody's business
-STRICT = "strict"  # what is inside is read by a module of its own, which forgives less
+FREE = "anything"  # metadata: the content is not checked
+STRICT = "strict"  # the content is read by a module of its own, more strictly
 LEAF = "leaf"
 
 FILE_KEYS: Mapping[str, str] = {
@@ -97,22 +96,22 @@ REPLACES_KEYS: Mapping[str, str] = {"name": LEAF}
 MATCH_KEYS: Mapping[str, str] = {"cidr": LEAF, "prefix": LEAF, "regex": LEAF}
 
 NEW_LIMIT_KEYS = frozenset({"algorithm", "burst", "unit_multiplier", "calendar", "timezone"})
-"""Of a rate_limit, those that the reference does not know: a rule that uses one is charged by our default."""
+"""Keys of a rate_limit that envoyproxy/ratelimit does not have: they change the default charge to `admitted`."""
 
-PLACES: Mapping[str, Mapping[str, str]] = {
+CONTEXTS: Mapping[str, Mapping[str, str]] = {
     "file": FILE_KEYS,
     "descriptor": DESCRIPTOR_KEYS,
     "rate_limit": RATE_LIMIT_KEYS,
     "replaces": REPLACES_KEYS,
     "match": MATCH_KEYS,
 }
-KNOWN = frozenset(key for keys in PLACES.values() for key in keys)
-_NOT_LOOKED_INTO = frozenset(key for keys in PLACES.values() for key in keys if keys[key] in (FREE, STRICT))
+ALL_KEYS = frozenset(key for keys in CONTEXTS.values() for key in keys)
+_UNCHECKED_KEYS = frozenset(key for keys in CONTEXTS.values() for key in keys if keys[key] in (FREE, STRICT))
 
 _LIST_EXAMPLES = {"descriptors": "- key: user", "limits": "- unit: minute", "replaces": "- name: other"}
-"""An element of each list there is."""
+"""An example element of each list in the grammar."""
 
-_PLACE_WORDS = {
+_CONTEXT_NAMES = {
     "file": "at the top of the file",
     "descriptor": "on a descriptor, beside 'key'",
     "rate_limit": "inside 'rate_limit'",
@@ -122,29 +121,29 @@ _PLACE_WORDS = {
 
 
 def check(node: YamlMap, place: str, found: Findings) -> None:
-    """Report every key that is unknown, misplaced or written twice, and every value that no place takes."""
-    alike = node.pairs
-    if not isinstance(alike, Alike):
-        _check_alone(node, place, found)
-    elif place not in alike.shape.made_of_it:
-        told = found.told
-        _check_alone(node, place, found)
-        if found.told == told:
-            alike.shape.made_of_it[place] = None
+    """Report every key that is unknown, misplaced or written twice, and every value that no key accepts."""
+    variant = node.variant
+    if variant is None:
+        _check_single(node, place, found)
+    elif place not in variant.shared:
+        problems_before = found.problem_count
+        _check_single(node, place, found)
+        if found.problem_count == problems_before:
+            variant.shared[place] = None
 
 
-def _check_alone(node: YamlMap, place: str, found: Findings) -> None:
-    keys = PLACES.get(place, {})
+def _check_single(node: YamlMap, place: str, found: Findings) -> None:
+    keys = CONTEXTS.get(place, {})
     values = {key.text: value for key, value in node.fields() if isinstance(key, YamlScalar)}
     if node.may_merge or len(values) != len(node.pairs) or not values.keys() <= keys.keys():
         _check_written_twice(node, found)
         values = _known_values(node, place, keys, found)
     for name, value in values.items():
-        if name in _NOT_LOOKED_INTO:
+        if name in _UNCHECKED_KEYS:
             continue
         if isinstance(value, YamlScalar):
             if is_unusable(value):
-                found.error(value, offences.unusable_scalar(value.text))
+                found.error(value, diagnostics.unusable_scalar(value.text))
         else:
             _check_collection(name, value, keys.get(name, LEAF), found)
 
@@ -152,14 +151,14 @@ def _check_alone(node: YamlMap, place: str, found: Findings) -> None:
 def _known_values(node: YamlMap, place: str, keys: Mapping[str, str], found: Findings) -> dict[str, YamlNode]:
     values: dict[str, YamlNode] = {}
     for key, value in node.fields():
-        if not isinstance(key, YamlScalar) or key.kind is not Kind.STRING:
-            found.error(key, offences.key_not_text(excerpt(key)))
+        if not isinstance(key, YamlScalar) or key.kind is not ScalarKind.STRING:
+            found.error(key, diagnostics.key_not_text(excerpt(key)))
             continue
-        if key.text not in KNOWN:
-            found.error(key, offences.unknown_key(key.text, keys, KNOWN))
+        if key.text not in ALL_KEYS:
+            found.error(key, diagnostics.unknown_key(key.text, keys, ALL_KEYS))
             continue
-        if place in PLACES and key.text not in keys:
-            found.warn(key, "misplaced", offences.misplaced(key.text, _right_place(key.text)))
+        if place in CONTEXTS and key.text not in keys:
+            found.warn(key, "misplaced", diagnostics.misplaced(key.text, _right_place(key.text)))
         values[key.text] = value
     return values
 
@@ -169,42 +168,42 @@ def _check_collection(name: str, value: YamlList | YamlMap, place: str, found: F
         check(value, place, found)
     else:
         example = _LIST_EXAMPLES.get(name)
-        is_told = False
+        was_reported = False
         for element in value.items:
             if isinstance(element, YamlMap):
                 check(element, place, found)
-            elif example or not is_told:  # where no list belongs, it is told once
-                found.error(element, offences.list_of_other_than_maps(excerpt(element), example))
-                is_told = True
+            elif example or not was_reported:  # where no list is allowed, report it once
+                found.error(element, diagnostics.list_of_other_than_maps(excerpt(element), example))
+                was_reported = True
 
 
-def is_refused(node: YamlNode) -> bool:
-    """Whether `check` has reported the value itself, so that it need not be told that it is of the wrong type."""
+def is_reported(node: YamlNode) -> bool:
+    """Return whether `check` has reported the value itself, so that its type need not be reported as well."""
     if isinstance(node, YamlList):
         return any(not isinstance(element, YamlMap) for element in node.items)
     return isinstance(node, YamlScalar) and is_unusable(node)
 
 
 def is_unknown(key: YamlNode) -> bool:
-    """Whether `check` reports it as an error, wherever it stands."""
-    return not isinstance(key, YamlScalar) or key.kind is not Kind.STRING or key.text not in KNOWN
+    """Return whether `check` reports the key as an error, whatever its position."""
+    return not isinstance(key, YamlScalar) or key.kind is not ScalarKind.STRING or key.text not in ALL_KEYS
 
 
 def is_unusable(scalar: YamlScalar) -> bool:
-    """Whether the reference has no place for such a scalar outside metadata."""
+    """Return whether envoyproxy/ratelimit accepts such a scalar only in metadata."""
     value = scalar.value
     return isinstance(value, float) or (isinstance(value, int) and value > MAX_INT64)
 
 
 def _check_written_twice(node: YamlMap, found: Findings) -> None:
-    """Only keys of this very mapping: overriding what `<<` merged is what merging is for."""
+    """Report keys written twice in this mapping. Overriding keys merged by `<<` is the purpose of merging."""
     lines: dict[str, int] = {}
     for key, _ in node.pairs:
         if isinstance(key, YamlScalar) and not key.is_merge_key:
             if key.text in lines:
-                found.warn(key, "duplicate-key", offences.written_twice(key.text, lines[key.text]))
+                found.warn(key, "duplicate-key", diagnostics.duplicate_key(key.text, lines[key.text]))
             lines.setdefault(key.text, key.line)
 
 
 def _right_place(key: str) -> str:
-    return " or ".join(_PLACE_WORDS[place] for place, keys in PLACES.items() if key in keys)
+    return " or ".join(_CONTEXT_NAMES[place] for place, keys in CONTEXTS.items() if key in keys)

@@ -1,12 +1,15 @@
-"""What is allowed but hardly meant. Each kind of warning has a code; none of them stops a load.
+"""Warnings for rules that are valid but probably not intended.
 
-    unreachable     another descriptor always answers first       no-effect   a key that changes nothing where it is
-    zero-limit      every request is refused                      replaces    the name of no rate_limit
-    unmapped        ext_authz makes what no descriptor meets      hidden      a targeted rule does not hold for some of
-                                                                              those it is for
+Each kind of warning has a code; none of them stops a load.
 
-(`misplaced` and `duplicate-key` are found by the grammar, while the text is at hand; `unread`, a second document, when
-a file is read; `overridden`, what a stronger source says instead, where sources are merged.)
+    unreachable     another descriptor always matches first       no-effect   a key that changes nothing where it is
+    zero-limit      every request is denied                       replaces    the name of no rate_limit
+    unmapped        ext_authz builds a descriptor that            hidden      a targeted rule does not apply to some of
+                    matches no rule                                           the requests it is for
+
+Other modules report the remaining codes: the grammar reports `misplaced` and `duplicate-key` while it has the text,
+reading a file reports `unread` (a second document), and merging sources reports `overridden` (a source with precedence
+says otherwise).
 """
 
 from __future__ import annotations
@@ -14,39 +17,44 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from ratelimit_rls.core.attributes import Fixed, MappedEntry
+from ratelimit_rls.core.attributes import FixedSource, MappedEntry
 from ratelimit_rls.core.model import Entry, Position
-from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard, find
+from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard, find_child
 from ratelimit_rls.errors import Problem
-from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.document import DescriptorDocument, Document, LikeDocument, RateLimitDocument
+from ratelimit_rls.rules import diagnostics
+from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument, RepeatedDescriptor
 from ratelimit_rls.rules.limit import is_unlimited
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.rules.positioned_fields import Positioned
 from ratelimit_rls.rules.rule import Action
-from ratelimit_rls.rules.written import Written
+from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
 
-MOST_COMPARED = 500
-"""Earlier wildcards each wildcard of a level is compared with: the comparison is quadratic, and rules with more have
-a different problem."""
+MAX_COMPARED = 500
+"""Earlier wildcards that each wildcard of a level is compared with. The comparison is quadratic, and rules with more
+wildcards have other problems.
+"""
 
-_NEEDS_REFUSALS = ("penalty", "warn_at", "answer", "deny")
-_NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata", "hot", *_NEEDS_REFUSALS)
+_NEEDS_DENIALS = ("penalty", "warn_at", "answer", "deny")
+_NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata", "hot", *_NEEDS_DENIALS)
 _NEEDS_COUNTER = ("unit", "requests_per_unit", "algorithm", "burst", "unit_multiplier", "calendar", "timezone")
 
 
 def lint(
     tree: Tree,
     documents: Iterable[Document],
-    mappings: Mapping[str, Written[YamlNode]],
+    mappings: Mapping[str, Positioned[YamlNode]],
     targeted: Collection[str] = (),
 ) -> Iterator[Problem]:
-    """`mappings` are those that count, by domain; `targeted` are the names of sources that have a targeting."""
+    """Yield all warnings for compiled rules.
+
+    `mappings` are the effective ext_authz mappings by domain. `targeted` are the names of sources that have a
+    targeting.
+    """
     for level in tree.levels():
         yield from _unreachable(level)
     if targeted:
         yield from _hidden(tree, targeted)
     for domain, written in mappings.items():
-        yield from _mapped_to_nothing(domain, written, tree)
+        yield from _unmapped(domain, written, tree)
     names: dict[str, set[str]] = {}
     replacing: list[tuple[str, RateLimitDocument]] = []
     for document in documents:
@@ -56,126 +64,133 @@ def lint(
             limits = descriptor.rate_limits
             known.update([limit.name.value for limit in limits if limit.name])
             replacing.extend([(domain, limit) for limit in limits if limit.replaces])
-            yield from _odd(descriptor)
+            yield from _lint_descriptor(descriptor)
     for domain, limit in replacing:
-        yield from _replacing_nobody(limit, names[domain])
+        yield from _unknown_replaces(limit, names[domain])
 
 
 def _unreachable(level: Node) -> Iterator[Problem]:
-    """Of the node's children."""
+    """Yield a warning for each child of `level` that another child always precedes."""
     for index, later in enumerate(level.wildcards):
-        for earlier in level.wildcards[: min(index, MOST_COMPARED)]:
+        for earlier in level.wildcards[: min(index, MAX_COMPARED)]:
             if covers(earlier, later.key.pattern, later.node.value):
                 yield _shadowed(later.node, earlier.node)
                 break
     for key, child in level.by_key.items():
         if WILDCARD not in key:
-            for wildcard in level.wildcards[:MOST_COMPARED]:
+            for wildcard in level.wildcards[:MAX_COMPARED]:
                 if covers(wildcard, key, ""):
                     yield _shadowed(child, wildcard.node)
                     break
 
 
 def _hidden(tree: Tree, targeted: Collection[str]) -> Iterator[Problem]:
-    """Of several that an entry would meet, one is taken and never taken back: what the others have below is not met.
+    """Yield a warning for each targeted rule that an overlapping, narrower descriptor hides for some requests.
 
-    Whoever writes descriptors says so by what is written where; whoever targets a rule at paths and networks does not.
+    Matching takes one of several candidates and never backtracks, so rules below the other candidates are not reached.
+    The author of descriptors sees that from the nesting; the author of a rule that targets paths and networks does not.
     """
-    told: set[int] = set()
+    reported: set[int] = set()
     for level in tree.levels():
         for wide, narrow in _overlaps(level):
             assert wide.position is not None
             assert narrow.position is not None
-            if wide.position.file in targeted and id(wide) not in told and _lacks(narrow, wide):
-                told.add(id(wide))
-                message = offences.hidden(_named(wide), _named(narrow), narrow.position)
+            if wide.position.file in targeted and id(wide) not in reported and _misses_rules_of(narrow, wide):
+                reported.add(id(wide))
+                message = diagnostics.hidden(_label(wide), _label(narrow), narrow.position)
                 yield _warning(wide.position, "hidden", message)
 
 
 def _overlaps(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Of the children, each that meets all that another one meets that is tried before it."""
-    for index, later in enumerate(node.wildcards[:MOST_COMPARED]):
+    """Yield pairs of children (wide, narrow).
+
+    `wide` matches everything that `narrow` matches, and `narrow` is tried first.
+    """
+    for index, later in enumerate(node.wildcards[:MAX_COMPARED]):
         for earlier in node.wildcards[:index]:
             if covers(later, earlier.key.pattern, earlier.node.value):
                 yield later.node, earlier.node
-        for child in islice(node.exact.values(), MOST_COMPARED):
+        for child in islice(node.exact.values(), MAX_COMPARED):
             if WILDCARD not in child.label and later.matches(Entry(child.key, child.value)):
                 yield later.node, child
     for ones in node.patterns.values():
-        for index, wide in enumerate(ones[:MOST_COMPARED]):
+        for index, wide in enumerate(ones[:MAX_COMPARED]):
             for narrow in ones[:index]:
                 if wide.pattern and narrow.pattern and wide.pattern.contains(narrow.pattern):
                     yield wide, narrow
 
 
-def _lacks(narrow: Node, wide: Node) -> bool:
-    """Whether `wide` has a rule for what comes next, and `narrow` has nothing."""
+def _misses_rules_of(narrow: Node, wide: Node) -> bool:
+    """Return whether `wide` leads to a rule to which `narrow` has no counterpart."""
     if wide.rule is not None and narrow.rule is None:
         return True
     for child in wide.children():
-        met = find(narrow, Entry(child.key, child.value))[0] if child.value else narrow.by_key.get(child.key)
-        if met is None or _lacks(met, child):
+        met = find_child(narrow, Entry(child.key, child.value))[0] if child.value else narrow.by_key.get(child.key)
+        if met is None or _misses_rules_of(met, child):
             return True
     return False
 
 
 def covers(wildcard: Wildcard, key: str, value: str) -> bool:
-    """Whether whatever meets (key, value), as written in the rules, would meet the wildcard. No value: any value."""
+    """Return whether the wildcard matches everything that (key, value), as written in the rules, matches.
+
+    A value of "" is any value.
+    """
     return _contains(wildcard.key, key) and (wildcard.value is None or _contains(wildcard.value, value or WILDCARD))
 
 
 def _contains(outer: Glob, inner: str) -> bool:
-    """Whether `outer` matches everything that the pattern `inner` does.
+    """Return whether `outer` matches everything that the pattern `inner` matches.
 
-    It does exactly if it matches `inner` with each `*` read as one character that stands nowhere in `outer`: such a
-    character can only be taken by a `*` of `outer`, and what takes it takes anything.
+    That is the case exactly if `outer` matches `inner` with each `*` replaced by a character that occurs nowhere in
+    `outer`: only a `*` of `outer` can match such a character, and a `*` that matches it matches anything.
     """
-    stranger = next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in outer.pattern + inner)
-    return outer.matches(inner.replace(WILDCARD, stranger))
+    placeholder = next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in outer.pattern + inner)
+    return outer.matches(inner.replace(WILDCARD, placeholder))
 
 
 def _shadowed(node: Node, by: Node) -> Problem:
     assert node.position is not None
     assert by.position is not None
-    return _warning(node.position, "unreachable", offences.unreachable(_named(node), _named(by), by.position))
+    return _warning(node.position, "unreachable", diagnostics.unreachable(_label(node), _label(by), by.position))
 
 
-def _named(node: Node) -> str:
+def _label(node: Node) -> str:
     return f"key '{node.key}' value '{node.shared_value}'" if node.shared_value else f"key '{node.key}'"
 
 
-def _odd(descriptor: DescriptorDocument) -> Iterator[Problem]:
-    """What can be told by the descriptor alone, with those below it."""
+def _lint_descriptor(descriptor: DescriptorDocument) -> Iterator[Problem]:
+    """Yield the warnings that depend only on the descriptor and its descendants."""
     limits = descriptor.rate_limits
-    yield from _without_effect(descriptor, limits)
+    yield from _no_effect(descriptor, limits)
     if not _is_allowed(descriptor):
-        yield from _refusing_everything(limits)
+        yield from _zero_limits(limits)
 
 
-def _without_effect(descriptor: DescriptorDocument, limits: Sequence[RateLimitDocument]) -> Iterator[Problem]:
+def _no_effect(descriptor: DescriptorDocument, limits: Sequence[RateLimitDocument]) -> Iterator[Problem]:
     if not limits and descriptor.limits_of is None:
         for key in _NEEDS_LIMIT:
             written = getattr(descriptor, key)
             if written is not None and written.value:
-                yield _warning(written.position, "no-effect", offences.no_effect_without_limit(key))
+                yield _warning(written.position, "no-effect", diagnostics.no_effect_without_limit(key))
     elif _allows_everything(descriptor):
-        for key in _NEEDS_REFUSALS:
+        for key in _NEEDS_DENIALS:
             written = getattr(descriptor, key)
             if written is not None:
-                yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+                yield _warning(written.position, "no-effect", diagnostics.no_effect_when_unlimited(key))
     failure = descriptor.on_store_failure
-    if failure is not None and not any(map(_is_counted, _and_below(descriptor))):
-        yield _warning(failure.position, "no-effect", offences.no_effect_without_store("on_store_failure"))
+    if failure is not None and not any(map(_is_counted, _with_descendants(descriptor))):
+        yield _warning(failure.position, "no-effect", diagnostics.no_effect_without_store("on_store_failure"))
     if _is_allowed(descriptor) and any(not is_unlimited(limit) for limit in limits):
         for name, limited in (("rate_limit", descriptor.rate_limit), ("limits", descriptor.limits)):
             if limited is not None:
-                yield _warning(limited.position, "no-effect", offences.limit_beside_allow(name))
+                yield _warning(limited.position, "no-effect", diagnostics.limit_beside_allow(name))
     for limit in limits:
         if is_unlimited(limit):
             for key in _NEEDS_COUNTER:
                 written = getattr(limit, key)
                 if written is not None:
-                    yield _warning(written.position, "no-effect", offences.no_effect_when_unlimited(key))
+                    yield _warning(written.position, "no-effect", diagnostics.no_effect_when_unlimited(key))
 
 
 def _is_counted(descriptor: DescriptorDocument) -> bool:
@@ -191,46 +206,49 @@ def _is_allowed(descriptor: DescriptorDocument) -> bool:
     return descriptor.action is not None and descriptor.action.value == Action.ALLOW.value
 
 
-def _refusing_everything(limits: Iterable[RateLimitDocument]) -> Iterator[Problem]:
+def _zero_limits(limits: Iterable[RateLimitDocument]) -> Iterator[Problem]:
     for limit in limits:
         if is_unlimited(limit):
             continue
         if limit.requests_per_unit is None:
-            yield _warning(limit.position, "zero-limit", offences.refuses_everything(is_written=False))
+            yield _warning(limit.position, "zero-limit", diagnostics.denies_everything(is_written=False))
         elif limit.requests_per_unit.value == 0:
-            yield _warning(limit.requests_per_unit.position, "zero-limit", offences.refuses_everything(is_written=True))
+            yield _warning(
+                limit.requests_per_unit.position, "zero-limit", diagnostics.denies_everything(is_written=True)
+            )
 
 
-def _replacing_nobody(limit: RateLimitDocument, names: Collection[str]) -> Iterator[Problem]:
+def _unknown_replaces(limit: RateLimitDocument, names: Collection[str]) -> Iterator[Problem]:
     for replaced in limit.replaces:
         if replaced.value not in names:
-            yield _warning(replaced.position, "replaces", offences.replaces_nobody(replaced.value))
+            yield _warning(replaced.position, "replaces", diagnostics.unknown_replaces(replaced.value))
 
 
-def _mapped_to_nothing(domain: str, written: Written[YamlNode], tree: Tree) -> Iterator[Problem]:
+def _unmapped(domain: str, written: Positioned[YamlNode], tree: Tree) -> Iterator[Problem]:
     mapping, root = tree.mappings[domain], tree.domains[domain]
     assert isinstance(written.value, YamlMap)
     fields = {key.text: value for key, value in written.value.fields() if isinstance(key, YamlScalar)}
     nodes = fields["descriptors"]
-    assert isinstance(nodes, YamlList)  # what has compiled is one, with a descriptor for each of its elements
-    for node, descriptor in zip(nodes.items, mapping.descriptors, strict=False):  # stored rules may have added some
-        if not _is_met(root, descriptor.entries):
-            message = offences.mapped_to_nothing(entry.key for entry in descriptor.entries)
+    assert isinstance(nodes, YamlList)  # it has compiled, so it is a list with one element per descriptor
+    # Not strict: stored rules may have added descriptors.
+    for node, descriptor in zip(nodes.items, mapping.descriptors, strict=False):
+        if not _can_match(root, descriptor.entries):
+            message = diagnostics.unmapped_descriptor(entry.key for entry in descriptor.entries)
             yield _warning(Position(written.position.file, node.line, node.column), "unmapped", message)
 
 
-def _is_met(node: Node, entries: Sequence[MappedEntry]) -> bool:
-    """Whether the entries can lead to a rule, or to a descriptor that is there only to be exempt from others."""
+def _can_match(node: Node, entries: Sequence[MappedEntry]) -> bool:
+    """Return whether the entries can lead to a rule, or to a leaf that only exempts requests from other rules."""
     if not entries:
         return node.rule is not None or next(node.children(), None) is None
     first, *others = entries
-    return any(_is_met(child, others) for child in _children_met(node, first))
+    return any(_can_match(child, others) for child in _matching_children(node, first))
 
 
-def _children_met(node: Node, entry: MappedEntry) -> Iterator[Node]:
-    """What values a request brings is not known, so any value of the key will do; but a fixed value is."""
-    if isinstance(entry.source, Fixed):
-        child, _ = find(node, Entry(entry.key, entry.source.text))
+def _matching_children(node: Node, entry: MappedEntry) -> Iterator[Node]:
+    """Yield the children that the entry may match. A fixed value is known; otherwise any value is possible."""
+    if isinstance(entry.source, FixedSource):
+        child, _ = find_child(node, Entry(entry.key, entry.source.text))
         if child is not None:
             yield child
         return
@@ -242,31 +260,33 @@ def _children_met(node: Node, entry: MappedEntry) -> Iterator[Node]:
 
 
 def _descriptors(document: Document) -> Iterator[DescriptorDocument]:
-    """All that there may be something to tell of: of those that are alike, the first, if there is nothing."""
+    """Yield all descriptors that may have warnings. Of repeated descriptors, only the first if it has none."""
     waiting = list(document.descriptors)
     while waiting:
         descriptor = waiting.pop()
-        if isinstance(descriptor, LikeDocument):
-            if not _is_to_be_told(descriptor):
+        if isinstance(descriptor, RepeatedDescriptor):
+            if not _needs_lint(descriptor):
                 continue
-            descriptor = descriptor.exact()
+            descriptor = descriptor.expand()
         yield descriptor
         waiting.extend(descriptor.descriptors)
 
 
-def _is_to_be_told(descriptor: LikeDocument) -> bool:
-    made_of_it, like = descriptor.alike.shape.made_of_it, descriptor.like
-    if _odd not in made_of_it:
-        made_of_it[_odd] = any(_odd(like)) or any(limit.replaces for limit in like.rate_limits)
-    return bool(made_of_it[_odd])
+def _needs_lint(descriptor: RepeatedDescriptor) -> bool:
+    shared, prototype = descriptor.variant.shared, descriptor.prototype
+    if _lint_descriptor not in shared:
+        shared[_lint_descriptor] = any(_lint_descriptor(prototype)) or any(
+            limit.replaces for limit in prototype.rate_limits
+        )
+    return bool(shared[_lint_descriptor])
 
 
-def _and_below(descriptor: DescriptorDocument) -> Iterator[DescriptorDocument]:
-    """What they say, be it at other places."""
-    waiting: list[DescriptorDocument | LikeDocument] = [descriptor]
+def _with_descendants(descriptor: DescriptorDocument) -> Iterator[DescriptorDocument]:
+    """Yield the descriptor and its descendants. Positions of repeated descriptors are those of the first one."""
+    waiting: list[DescriptorDocument | RepeatedDescriptor] = [descriptor]
     while waiting:
         one = waiting.pop()
-        descriptor = one.like if isinstance(one, LikeDocument) else one
+        descriptor = one.prototype if isinstance(one, RepeatedDescriptor) else one
         yield descriptor
         waiting.extend(descriptor.descriptors)
 

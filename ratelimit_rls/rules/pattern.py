@@ -1,54 +1,54 @@
-"""`match` to the pattern it describes, checked here so that a request can never find it wanting."""
+"""Compile `match` to a pattern. Everything is validated here, so that matching a request cannot fail."""
 
 from __future__ import annotations
 
 import re2
 
-from ratelimit_rls.core.pattern import Pattern, Way, parse_network
-from ratelimit_rls.rules import offences
+from ratelimit_rls.core.pattern import Pattern, PatternKind, parse_network
+from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import DescriptorDocument
 from ratelimit_rls.rules.grammar import Findings
 
-MOST_REGEX_BYTES = 8 * 2**20
-"""Of memory for one compiled expression and its states; RE2 refuses what would need more."""
+MAX_REGEX_MEMORY_BYTES = 8 * 2**20
+"""Memory for one compiled expression and its states; RE2 rejects expressions that need more."""
 
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
-_OPTIONS.max_mem = MOST_REGEX_BYTES
+_OPTIONS.max_mem = MAX_REGEX_MEMORY_BYTES
 
 
 def compile_pattern(document: DescriptorDocument, found: Findings) -> Pattern | None:
-    """None without `match`, and after an error."""
+    """Return the compiled pattern; None if `match` is absent or invalid."""
     match = document.match
     if match is None:
         return None
     if document.value is not None and document.value.value:
-        found.error(match.position, offences.value_beside_match())
-    if len(match.ways) != 1:
+        found.error(match.position, diagnostics.value_beside_match())
+    if len(match.patterns) != 1:
         if not match.is_broken:
-            found.error(match.position, offences.not_one_way(way for way, _ in match.ways))
+            found.error(match.position, diagnostics.not_one_match_kind(kind for kind, _ in match.patterns))
         return None
-    ((way, written),) = match.ways
+    ((kind, written),) = match.patterns
     text = written.value
-    if way == "cidr":
+    if kind == "cidr":
         try:
-            return Pattern(Way.CIDR, text, parse_network(text))
+            return Pattern(PatternKind.CIDR, text, parse_network(text))
         except ValueError as error:
-            found.error(written.position, offences.bad_cidr(text, str(error)))
-    elif way == "prefix":
+            found.error(written.position, diagnostics.bad_cidr(text, str(error)))
+    elif kind == "prefix":
         if text:
-            return Pattern(Way.PREFIX, text, text)
-        found.error(written.position, offences.empty_prefix())
+            return Pattern(PatternKind.PREFIX, text, text)
+        found.error(written.position, diagnostics.empty_prefix())
     elif not text:
-        found.error(written.position, offences.empty_regex())
+        found.error(written.position, diagnostics.empty_regex())
     else:
         try:
-            return Pattern(Way.REGEX, text, re2.compile(text, _OPTIONS))
+            return Pattern(PatternKind.REGEX, text, re2.compile(text, _OPTIONS))
         except re2.error as error:
-            found.error(written.position, offences.bad_regex(text, _words(error)))
+            found.error(written.position, diagnostics.bad_regex(text, _error_text(error)))
     return None
 
 
-def _words(error: re2.error) -> str:
-    (why,) = error.args
-    return why.decode(errors="replace") if isinstance(why, bytes) else str(why)
+def _error_text(error: re2.error) -> str:
+    (reason,) = error.args
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)

@@ -1,63 +1,68 @@
-"""What a descriptor says of the calls that meet it: its rule. What contradicts itself is told here."""
+"""Compile a descriptor document to a rule, and report keys that contradict each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ratelimit_rls.core.model import Charge, Limit, OnStoreFailure, Rule, Subject
-from ratelimit_rls.core.span import span_within
-from ratelimit_rls.core.style import PLAIN, AnswerStyle, Deny
-from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.answer import compile_style
-from ratelimit_rls.rules.deny import compile_deny
+from ratelimit_rls.core.duration import duration_parser
+from ratelimit_rls.core.model import Charge, LeasePolicy, Limit, OnStoreFailure, Rule, Subject
+from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
+from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import DescriptorDocument
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.hot import compile_hot
 from ratelimit_rls.rules.limit import compile_limits, is_unlimited
-from ratelimit_rls.rules.watchers import compile_penalty, compile_warn_at
-from ratelimit_rls.rules.word import read_word
-from ratelimit_rls.rules.written import Written
+from ratelimit_rls.rules.penalties import compile_penalty, compile_warn_at
+from ratelimit_rls.rules.positioned_fields import Positioned, read_enum
+from ratelimit_rls.rules.responses import compile_deny, compile_response_policy
+from ratelimit_rls.rules.strict_mapping import StrictMapping
+from ratelimit_rls.rules.yaml.nodes import YamlNode
 
-_MAX_DELAY = span_within(1_000, 60_000_000)
+HOT_KEYS = ("lease",)
+
+_LEASE = duration_parser(1_000, 10_000_000)
+_MAX_DELAY = duration_parser(1_000, 60_000_000)
 DEFAULT_MAX_DELAY_US = 1_000_000
 
 
 class Action(Enum):
-    """What becomes of a call that does not fit. LOG_ONLY and ALLOW are other words for what the reference has."""
+    """Handling of a call that exceeds the limit. LOG_ONLY and ALLOW are synonyms of keys of envoyproxy/ratelimit."""
 
     REJECT = "reject"
-    THROTTLE = "throttle"  # it is held until its slot comes, if that is soon enough
+    THROTTLE = "throttle"  # delay the response until the call's slot, if that is soon enough
     LOG_ONLY = "log_only"  # shadow_mode
     ALLOW = "allow"  # unlimited
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inherited:
-    """What a rule takes from its domain, the descriptors above it and the settings where it says nothing itself.
+    """Settings that a rule inherits from its domain, the descriptors above it and the service settings.
 
-    Two are equal only if they are the same object, as they are for neighbours.
+    Instances compare by identity; neighbouring rules share one instance.
     """
 
     charge: Charge | None = None  # the domain's
-    default_charge: Charge = Charge.ALWAYS  # of rules in the reference's grammar alone
-    style: AnswerStyle = PLAIN
-    deny: Deny | None = None
-    on_store_failure: OnStoreFailure | None = None  # the one thing that descriptors hand down, too
+    default_charge: Charge = Charge.ALWAYS  # for rules that use only keys of envoyproxy/ratelimit
+    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY
+    deny: DenyResponse | None = None
+    on_store_failure: OnStoreFailure | None = None  # the only one that descriptors pass on, too
 
-    def below(self, document: DescriptorDocument, found: Findings) -> Inherited:
-        """What holds for `document` itself and everything below it."""
-        own = read_word("on_store_failure", document.on_store_failure, OnStoreFailure, found)
+    def for_descriptor(self, document: DescriptorDocument, found: Findings) -> Inherited:
+        """Return the settings for `document` itself and everything below it."""
+        own = read_enum("on_store_failure", document.on_store_failure, OnStoreFailure, found)
         return self if own is None else replace(self, on_store_failure=own)
 
 
 def compile_rule(path: str, document: DescriptorDocument, found: Findings, inherited: Inherited) -> Rule | None:
-    """None where nothing is limited. What is switched off is still read, so that switching it on holds no surprise."""
-    charge = read_word("charge", document.charge, Charge, found)
-    action = read_word("action", document.action, Action, found) if document.action else Action.REJECT
+    """Compile the rule of a descriptor; None if it limits nothing.
+
+    A disabled rule is still validated, so that enabling it cannot fail.
+    """
+    charge = read_enum("charge", document.charge, Charge, found)
+    action = read_enum("action", document.action, Action, found) if document.action else Action.REJECT
     if document.limits is not None and document.rate_limit is not None:
-        found.error(document.limits.position, offences.limits_beside_rate_limit())
+        found.error(document.limits.position, diagnostics.limits_beside_rate_limit())
     limits = compile_limits(document, found, is_queue=action is Action.THROTTLE)
     max_delay_us = _max_delay_us(document, action, limits, charge, found)
     penalty = compile_penalty(document.penalty, found)
@@ -65,9 +70,9 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
     warn_at = compile_warn_at(document.warn_at, found)
     hot = compile_hot(document.hot, limits, found)
     _check_hot(document, action, charge, inherited, found)
-    limits_of = read_word("limits_of", document.limits_of, Subject, found)
+    limits_of = read_enum("limits_of", document.limits_of, Subject, found)
     _check_limits_of(document, action, found)
-    style = compile_style(document.answer, found)
+    style = compile_response_policy(document.answer, found)
     deny = compile_deny(document.deny, found)
     written = document.rate_limits
     is_limited = bool(written or limits_of)
@@ -99,7 +104,7 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
     )
 
 
-def is_on(written: Written[bool] | None) -> bool:
+def is_on(written: Positioned[bool] | None) -> bool:
     return written is not None and written.value
 
 
@@ -110,33 +115,36 @@ def _max_delay_us(
     charge: Charge | None,
     found: Findings,
 ) -> int:
-    """How long calls are held at most; 0 where none is."""
+    """Return the maximum delay of a call in microseconds; 0 without `action: throttle`."""
     written = document.max_delay
     delay_us = DEFAULT_MAX_DELAY_US
     if written is not None:
         try:
             delay_us = _MAX_DELAY(written.value)
         except ValueError as error:
-            found.error(written.position, offences.bad_max_delay(written.value, str(error)))
+            found.error(written.position, diagnostics.bad_max_delay(written.value, str(error)))
         if action not in (Action.THROTTLE, None):
-            found.error(written.position, offences.max_delay_without_throttle())
+            found.error(written.position, diagnostics.max_delay_without_throttle())
     if action is not Action.THROTTLE:
         return 0
     assert document.action is not None
     if charge is Charge.ALWAYS and document.charge is not None:
-        found.error(document.charge.position, offences.throttle_with_charge())
+        found.error(document.charge.position, diagnostics.throttle_with_charge())
     for mode, switch in _modes(document):
-        found.error(switch.position, offences.throttle_with(mode))
+        found.error(switch.position, diagnostics.throttle_with(mode))
     if not _has_queue(document, limits):
-        found.error(document.action.position, offences.throttle_without_queue())
+        found.error(document.action.position, diagnostics.throttle_without_queue())
     return delay_us
 
 
 def _has_queue(document: DescriptorDocument, limits: tuple[Limit, ...]) -> bool:
-    """Also where a limit could not be read: that was told, and what it would have been is not known."""
+    """Return whether a limit can queue calls.
+
+    True if a limit could not be read: that was reported, and its algorithm is unknown.
+    """
     countable = [limit for limit in document.rate_limits if not is_unlimited(limit)]
     is_known = len(limits) == len(countable) and not document.is_broken
-    # A limit of 0 refuses everything, which is pointed out, and is right whatever the algorithm.
+    # A limit of 0 denies everything. That is a warning elsewhere, and valid with every algorithm.
     return not is_known or any(limit.algorithm.has_burst or limit.requests_per_unit == 0 for limit in limits)
 
 
@@ -144,9 +152,9 @@ def _check_penalty(document: DescriptorDocument, action: Action | None, found: F
     if document.penalty is None:
         return
     for mode, _ in _modes(document):
-        found.error(document.penalty.position, offences.penalty_with(mode))
+        found.error(document.penalty.position, diagnostics.penalty_with(mode))
     if action is Action.LOG_ONLY:
-        found.error(document.penalty.position, offences.penalty_with("action: log_only"))
+        found.error(document.penalty.position, diagnostics.penalty_with("action: log_only"))
 
 
 def _check_hot(
@@ -155,21 +163,21 @@ def _check_hot(
     if document.hot is None:
         return
     if document.charge is not None and charge is Charge.ALWAYS:
-        found.error(document.charge.position, offences.hot_with_charge())
+        found.error(document.charge.position, diagnostics.hot_with_charge())
     elif document.charge is None and inherited.charge is Charge.ALWAYS:
-        found.error(document.hot.position, offences.hot_in_charging_domain())
+        found.error(document.hot.position, diagnostics.hot_in_charging_domain())
     for mode, switch in _modes(document):
-        found.error(switch.position, offences.hot_with(mode))
+        found.error(switch.position, diagnostics.hot_with(mode))
     if document.action is not None and action in (Action.THROTTLE, Action.LOG_ONLY):
-        found.error(document.action.position, offences.hot_with(f"action: {document.action.value}"))
+        found.error(document.action.position, diagnostics.hot_with(f"action: {document.action.value}"))
     elif document.action is not None and action is Action.ALLOW:
-        found.error(document.action.position, offences.hot_without_limit("action: allow"))
+        found.error(document.action.position, diagnostics.hot_without_limit("action: allow"))
     for key, watcher in (("penalty", document.penalty), ("warn_at", document.warn_at)):
         if watcher is not None:
-            found.error(watcher.position, offences.hot_with(key))
+            found.error(watcher.position, diagnostics.hot_with(key))
     unlimited = document.rate_limit.unlimited if document.rate_limit else None
     if unlimited is not None and unlimited.value:
-        found.error(unlimited.position, offences.hot_without_limit("unlimited"))
+        found.error(unlimited.position, diagnostics.hot_without_limit("unlimited"))
 
 
 def _check_limits_of(document: DescriptorDocument, action: Action | None, found: Findings) -> None:
@@ -177,15 +185,33 @@ def _check_limits_of(document: DescriptorDocument, action: Action | None, found:
     if written is None:
         return
     if action is Action.ALLOW:
-        found.error(written.position, offences.limits_of_with("action: allow", "nothing is limited there"))
+        found.error(written.position, diagnostics.limits_of_with("action: allow", "nothing is limited there"))
     if document.hot is not None:
-        found.error(written.position, offences.limits_of_with("hot", "a lease is taken of a limit that all share"))
+        found.error(written.position, diagnostics.limits_of_with("hot", "a lease is taken of a limit that all share"))
     if is_on(document.share_threshold):
-        found.error(written.position, offences.limits_of_with("share_threshold", "each has a counter of its own"))
+        found.error(written.position, diagnostics.limits_of_with("share_threshold", "each has a counter of its own"))
 
 
-def _modes(document: DescriptorDocument) -> Iterator[tuple[str, Written[bool]]]:
-    """Those that are switched on, under which a limit alone refuses nobody."""
+def _modes(document: DescriptorDocument) -> Iterator[tuple[str, Positioned[bool]]]:
+    """Yield the enabled modes in which a limit does not deny calls by itself."""
     for mode, written in (("shadow_mode", document.shadow_mode), ("quota_mode", document.quota_mode)):
         if written is not None and written.value:
             yield mode, written
+
+
+def compile_hot(written: Positioned[YamlNode] | None, limits: Iterable[Limit], found: Findings) -> LeasePolicy | None:
+    """Compile `hot` to a lease policy: how long hits taken in advance may be kept. None if it is absent or invalid."""
+    if written is None:
+        return None
+    errors_before = len(found.errors)
+    fields = StrictMapping(written.value, HOT_KEYS, found, unsupported={"split": diagnostics.split_not_supported()})
+    lease_us = fields.read("lease", _LEASE)
+    if len(found.errors) > errors_before:  # an unknown key may be a misspelt `lease`
+        return None
+    node = fields.required("lease", "lease: 100ms")
+    if node is None or lease_us is None:
+        return None
+    shortest_us = min((limit.window_us for limit in limits), default=2 * lease_us)
+    if shortest_us < 2 * lease_us:
+        found.error(node, diagnostics.lease_too_long(lease_us, shortest_us))
+    return LeasePolicy(lease_us)

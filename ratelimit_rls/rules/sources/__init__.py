@@ -1,1 +1,1 @@
-"""Where rules come from: each source can be read whole, and says when to read it again."""
+"""Sources of rules: each can be read as a whole, and signals when to read it again."""

@@ -1,7 +1,8 @@
-"""Rules from the database: each is a document of its own, ranked by its priority, before all that comes from elsewhere.
+"""Rules from the database, as a source.
 
-They are not read here. Whoever holds what the database has (the directory in memory) puts them in whenever they are
-others, so that loading rules waits for no database, and a dead one changes nothing.
+Each rule is a document of its own, ranked by its priority, with precedence over all other sources. This module does not
+query the database. The in-memory account directory puts the rules in whenever they change, so that loading rules never
+waits for the database, and a database outage changes nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.errors import one_line
-from ratelimit_rls.rules.compile import Compiled, compile_documents
-from ratelimit_rls.rules.load import LAST_RANK, Source
+from ratelimit_rls.rules.compile import CompiledRules, compile_documents
+from ratelimit_rls.rules.yaml.parser import LAST_RANK, SourceDocument
 
 if TYPE_CHECKING:
-    from ratelimit_rls.rules.loader import RulesSource
+    from ratelimit_rls.rules.reloader import RulesSource
 
 PREFIX = "database:"
-"""Before the name of a rule, where it is told as the place of something."""
+"""Prefix of a rule's name in positions."""
 
 
-def stored_sources(rules: Iterable[StoredRule]) -> list[Source]:
-    """Of those that are enabled."""
+def stored_sources(rules: Iterable[StoredRule]) -> list[SourceDocument]:
+    """Return the source documents of the enabled rules."""
     return [
-        Source(
+        SourceDocument(
             PREFIX + one_line(rule.name),
-            rule.document.encode(errors="surrogatepass"),  # no UTF-8 then, which is told where it stands
+            rule.document.encode(errors="surrogatepass"),  # the parser reports invalid UTF-8 with its position
             min(rule.priority, LAST_RANK - 1),
             rule.targeting,
         )
@@ -37,79 +38,81 @@ def stored_sources(rules: Iterable[StoredRule]) -> list[Source]:
     ]
 
 
-def check_rule(rules: Iterable[StoredRule], files: Sequence[Source] = (), **options: Any) -> Compiled:
-    """What all of them together would mean, before anything is stored; raises RulesError if they mean nothing.
+def check_rules(rules: Iterable[StoredRule], files: Sequence[SourceDocument] = (), **options: Any) -> CompiledRules:
+    """Compile all rules together before one is stored. Raise RulesError if they are invalid.
 
-    `options` are those of the loader: the same rules must mean the same wherever they are tried.
+    `options` are those of the reloader: the same rules must compile in the same way everywhere.
     """
     return compile_documents([*stored_sources(rules), *files], **options)
 
 
-class StoredRules:
-    """The rules of the database as a source, as new as whoever puts them in."""
+class StoredRulesSource:
+    """The rules of the database as a source, as last put in."""
 
     def __init__(self) -> None:
-        self._rules: tuple[StoredRule, ...] | None = None  # replaced whole: a thread may read while others are put
-        self._are_new = asyncio.Event()
+        self._rules: tuple[StoredRule, ...] | None = None  # replaced as a whole: a thread may be reading
+        self._changed = asyncio.Event()
 
     def put(self, rules: Iterable[StoredRule]) -> None:
-        """All there are now, enabled or not. In the thread of the event loop."""
+        """Set all rules there are now, enabled or not. Call it from the event loop's thread."""
         rules = tuple(rules)
         if rules != self._rules:
             self._rules = rules
-            self._are_new.set()
+            self._changed.set()
 
     def check(self) -> None:
-        """There is nowhere that could be missing."""
+        """Do nothing: there is no location that could be missing."""
 
-    def read(self) -> list[Source] | None:
-        """None until something was put in."""
+    def read(self) -> list[SourceDocument] | None:
+        """Return the enabled rules; None before the first `put`."""
         rules = self._rules
         return None if rules is None else stored_sources(rules)
 
     async def watch(self) -> AsyncGenerator[None, None]:
         while True:
-            await self._are_new.wait()
-            self._are_new.clear()
+            await self._changed.wait()
+            self._changed.clear()
             yield
 
 
-class Merged:
-    """The database's rules together with those from elsewhere."""
+class MergedSource:
+    """The database's rules merged with those of another source."""
 
-    def __init__(self, stored: StoredRules, others: RulesSource) -> None:
+    def __init__(self, stored: StoredRulesSource, others: RulesSource) -> None:
         self._stored = stored
         self._others = others
 
     def check(self) -> None:
         self._others.check()
 
-    def read(self) -> list[Source] | None:
-        """What comes from elsewhere does not wait for the database: without it there are those rules alone.
+    def read(self) -> list[SourceDocument] | None:
+        """Return the rules of both sources; None until the other source has some.
 
-        The other way round it waits, as it would without a database: the limits one relies on may be among them.
+        The other source does not wait for the database: until the database's rules arrive, only the others are active.
+        Conversely the database's rules wait, as the start would without a database: essential limits may be among the
+        others.
         """
         others = self._others.read()
         return None if others is None else [*(self._stored.read() or ()), *others]
 
     async def watch(self) -> AsyncGenerator[None, None]:
-        """Each source goes on when what it told of was tried, and each in a task of its own."""
-        told: asyncio.Queue[asyncio.Event] = asyncio.Queue()
-        tasks = [asyncio.create_task(_follow(source, told)) for source in (self._stored, self._others)]
+        """Yield when either source changes. Each source is watched in its own task and resumed after its attempt."""
+        queue: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+        tasks = [asyncio.create_task(_follow(source, queue)) for source in (self._stored, self._others)]
         try:
             while True:
-                news = asyncio.ensure_future(told.get())
+                change = asyncio.ensure_future(queue.get())
                 try:
-                    await asyncio.wait({news, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({change, *tasks}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    news.cancel()
+                    change.cancel()
                 for task in tasks:
                     if task.done():
                         task.result()
                 tasks = [task for task in tasks if not task.done()]
-                if not news.done():
+                if not change.done():
                     continue
-                tried = [news.result(), *(told.get_nowait() for _ in range(told.qsize()))]
+                tried = [change.result(), *(queue.get_nowait() for _ in range(queue.qsize()))]
                 yield
                 for one in tried:
                     one.set()
@@ -119,9 +122,9 @@ class Merged:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _follow(source: RulesSource, told: asyncio.Queue[asyncio.Event]) -> None:
+async def _follow(source: RulesSource, queue: asyncio.Queue[asyncio.Event]) -> None:
     async with aclosing(source.watch()) as times:
         async for _ in times:
             tried = asyncio.Event()
-            told.put_nowait(tried)
+            queue.put_nowait(tried)
             await tried.wait()

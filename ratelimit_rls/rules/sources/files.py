@@ -1,8 +1,8 @@
-"""Rules in files: which files are read, and when they have changed.
+"""Rules from files: which files are read, and detection of changes.
 
-Guarantee: what is read at once belongs together. A symbolic link swapped or a file replaced in the middle of a reading
-makes it start again, so that a release is seen as a whole. A change is seen at once where the system reports it
-(inotify and its like), and within POLL_MS everywhere else, whatever was done: an edit, a rename, a swapped link.
+Guarantee: one read is consistent. A symbolic link swapped or a file replaced during a read restarts it, so that a
+release is seen as a whole. A change is seen at once where the system reports it (inotify and similar), and within
+POLL_MS everywhere else, whatever its kind: an edit, a rename, a swapped link.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import structlog
 import watchfiles
 
 from ratelimit_rls.errors import Problem, RulesError, SettingsError
-from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.load import MOST_BYTES, Source
+from ratelimit_rls.rules import diagnostics
+from ratelimit_rls.rules.yaml.parser import MAX_BYTES, SourceDocument
 
 POLL_MS = 1000
 SETTLE_MS = 50
-"""Editors and kubelets write in bursts: a change counts once nothing has moved for this long."""
+"""Editors and kubelets write in bursts: a change counts once nothing has changed for this long."""
 
-MOST_TRIES = 5
+MAX_ATTEMPTS = 5
 
 _YAML_ENDINGS = (".yaml", ".yml")
 _LEFTOVER_ENDINGS = ("~", ".swp", ".swx", ".tmp", "#")
@@ -39,20 +39,20 @@ _log = structlog.get_logger()
 
 
 class FileSet(Protocol):
-    """Which files are rules, now."""
+    """Selection of rules files, evaluated anew on each call."""
 
     def files(self) -> list[Path]:
-        """Sorted; raises SettingsError where the place to look in does not exist."""
+        """Return the files, sorted. Raise SettingsError if the location does not exist."""
         ...
 
     def watched(self) -> set[Path]:
-        """Directories in which a change may matter."""
+        """Return the directories in which a change may matter."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainPaths:
-    """Files, and directories of which every *.yaml and *.yml is taken, at any depth."""
+    """Files, and directories of which every *.yaml and *.yml is read, at any depth."""
 
     paths: tuple[Path, ...]
 
@@ -77,11 +77,11 @@ class PlainPaths:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTree:
-    """The reference's RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY.
+    """Files selected by RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY, as in envoyproxy/ratelimit.
 
-    With `watch_root`, everything under ROOT/SUBDIRECTORY whose path, with dots for slashes, starts with
-    "APPDIRECTORY.": the directory's files, and also a file such as config.yaml beside it. Without, the files of
-    ROOT/SUBDIRECTORY/APPDIRECTORY. Every file counts, whatever its name ends with.
+    With `watch_root`, every file under ROOT/SUBDIRECTORY whose path, with dots for slashes, starts with
+    "APPDIRECTORY.": the directory's files, and also a file such as config.yaml beside it. Without it, the files of
+    ROOT/SUBDIRECTORY/APPDIRECTORY. Every file counts, whatever its extension.
     """
 
     root: Path
@@ -104,7 +104,7 @@ class RuntimeTree:
         return inside
 
     def watched(self) -> set[Path]:
-        # The parents hold the links that are swapped: ROOT itself as a rule, and in a mounted volume any of them.
+        # The parents contain the links that are swapped: usually ROOT itself, and in a mounted volume any of them.
         base = self._base()
         parents = {self.root.parent, self.root, base.parent}
         return {directory for directory in parents if directory.is_dir()} | set(_directories(base))
@@ -122,9 +122,9 @@ class RuntimeTree:
 
 
 def walk(base: Path, *, ignore_dot_files: bool) -> Iterator[Path]:
-    """Every file that may hold rules under `base`. Links to files are followed, links to directories are not.
+    """Yield every file under `base` that may contain rules. Links to files are followed, links to directories are not.
 
-    Names that start with ".." are never taken: in a Kubernetes volume they are the same files once more.
+    Names that start with ".." are never included: in a Kubernetes volume they are duplicates of the same files.
     """
     for directory, subdirectories, names in os.walk(base, onerror=_unreadable):
         subdirectories[:] = [name for name in subdirectories if not _is_hidden(name, ignore_dot_files)]
@@ -134,7 +134,7 @@ def walk(base: Path, *, ignore_dot_files: bool) -> Iterator[Path]:
 
 
 def _unreadable(error: OSError) -> None:
-    """Rules that cannot be seen are not rules that are gone: limits must not vanish with a permission."""
+    """Raise SettingsError for an unreadable directory: its rules must not silently disappear."""
     if not isinstance(error, FileNotFoundError):  # removed since it was listed
         raise SettingsError(
             f"no rules at {error.filename}: {error.strerror}; the service's user must be able to read it"
@@ -161,44 +161,46 @@ class RulesFiles:
         self._files = PlainPaths(tuple(Path(path) for path in files)) if isinstance(files, Sequence) else files
 
     def check(self) -> None:
-        """Raise SettingsError if there is nowhere to read from."""
+        """Raise SettingsError if the location does not exist."""
         self._files.files()
 
-    def read(self) -> list[Source]:
-        """Every file as of one moment, sorted by name; raises SettingsError or RulesError."""
-        for _ in range(MOST_TRIES):
+    def read(self) -> list[SourceDocument]:
+        """Return every file as of one moment, sorted by name. Raise SettingsError or RulesError."""
+        for _ in range(MAX_ATTEMPTS):
             before = self.fingerprint()
             try:
-                sources = [Source(name, _read_start(name)) for name, *_ in before]
+                sources = [SourceDocument(name, _read_start(name)) for name, *_ in before]
             except FileNotFoundError:
                 continue
             except OSError as error:
-                why = offences.unreadable_file(f"{error.strerror}; the service's user must be able to read it")
-                raise RulesError([Problem(str(error.filename), 1, 1, why)]) from error
+                reason = diagnostics.unreadable_file(f"{error.strerror}; the service's user must be able to read it")
+                raise RulesError([Problem(str(error.filename), 1, 1, reason)]) from error
             if self.fingerprint() == before:
                 return sources
         name = before[0][0] if before else str(self._files)
-        raise RulesError([Problem(name, 1, 1, offences.unreadable_file("the files change faster than they are read"))])
+        raise RulesError(
+            [Problem(name, 1, 1, diagnostics.unreadable_file("the files changed during every attempt to read them"))]
+        )
 
     def fingerprint(self) -> Fingerprint:
-        """Differs from an earlier one if a file was added, removed, replaced or written to."""
+        """Return a fingerprint that changes when a file is added, removed, replaced or written to."""
         seen = []
         for file in self._files.files():
             try:
                 found = file.stat()
             except OSError:
-                continue  # a link to nowhere, or a file that went since it was listed
+                continue  # a dangling link, or a file removed since it was listed
             if stat.S_ISREG(found.st_mode):
-                # ctime too: a copy that keeps mtime and size is still a change.
+                # ctime too: a copy may preserve mtime and size.
                 seen.append(
                     (str(file), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
                 )
         return tuple(seen)
 
     async def watch(self) -> AsyncGenerator[None, None]:
-        """Yield at once, and after every change, when it has settled; ends by being cancelled or closed.
+        """Yield at once, and after each change has settled. Ends when cancelled or closed.
 
-        At once, so that nothing is missed between a reading and the first look of the watch.
+        Yielding at once covers changes between an earlier read and the first check of the watch.
         """
         seen = await asyncio.to_thread(self._fingerprint_or_nothing)
         yield
@@ -211,7 +213,7 @@ class RulesFiles:
             yield
 
     async def _settle(self) -> Fingerprint:
-        """What there is when nothing has moved for SETTLE_MS; after POLL_MS, what there is all the same."""
+        """Wait until nothing has changed for SETTLE_MS, but at most POLL_MS. Return the fingerprint."""
         now = await asyncio.to_thread(self._fingerprint_or_nothing)
         for _ in range(POLL_MS // SETTLE_MS):
             await asyncio.sleep(SETTLE_MS / 1000)
@@ -229,15 +231,15 @@ class RulesFiles:
     async def _wakeups(self) -> AsyncGenerator[None, None]:
         """Yield once the watches are set, when something may have changed, and at least every POLL_MS.
 
-        To be started anew after each change: the directories to watch may be others then.
+        Start it anew after each change: the directories to watch may differ then.
         """
         try:
             directories = await asyncio.to_thread(self._files.watched)
             async with aclosing(_changes_in(directories)) as changes:
                 async for _ in changes:
                     yield
-        except (OSError, RuntimeError) as error:  # a directory has gone, or the system's watches are used up
-            _log.debug("watching by polling alone", reason=str(error))
+        except (OSError, RuntimeError) as error:  # a directory was removed, or the system has no watches left
+            _log.debug("file_watch_unavailable", fallback="polling", error=str(error))
             while True:
                 await asyncio.sleep(POLL_MS / 1000)
                 yield
@@ -268,6 +270,6 @@ async def _changes_in(directories: set[Path]) -> AsyncGenerator[None, None]:
 
 
 def _read_start(name: str) -> bytes:
-    """The file, or one byte more than may be read of it."""
+    """Return the file's content, at most one byte more than the size limit."""
     with open(name, "rb") as file:
-        return file.read(MOST_BYTES + 1)
+        return file.read(MAX_BYTES + 1)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from ratelimit_rls.core.model import Algorithm, Charge, Entry, Limit, Rule, Unit
-from ratelimit_rls.core.tree import find
+from ratelimit_rls.core.tree import find_child
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules import document as document_module
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.document import DescriptorDocument, RateLimitDocument
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, RATE_LIMIT_KEYS
-from ratelimit_rls.rules.load import Source
+from ratelimit_rls.rules.yaml.parser import SourceDocument
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -28,19 +28,19 @@ def _rule(limit: str, beside: str = "", **options: bool) -> Rule:
     return rule
 
 
-def test_the_examples_load_together_without_a_warning() -> None:
+def test_examples_load_together_without_warnings() -> None:
     files = {str(path): path.read_bytes() for path in (REPOSITORY / "descriptors").glob("*.yaml")}
 
     compiled = compile_documents({name: text for name, text in files.items() if ".test." not in name})
 
     assert compiled.warnings == ()
-    demo, _ = find(compiled.tree.domains["demo"], Entry("user", "anybody"))
+    demo, _ = find_child(compiled.tree.domains["demo"], Entry("user", "anybody"))
     assert demo is not None
     assert demo.rule is not None
     assert demo.rule.limits == (Limit(5, Unit.MINUTE),)
 
 
-def test_everything_the_reference_can_write_ends_up_in_the_rule() -> None:
+def test_every_key_of_envoyproxy_ratelimit_is_compiled() -> None:
     text = """
 domain: d
 descriptors:
@@ -72,22 +72,22 @@ descriptors:
 
 
 @pytest.mark.parametrize("unit", [unit for unit in Unit if unit is not Unit.UNKNOWN])
-def test_a_unit_is_known_in_any_case(unit: Unit) -> None:
+def test_unit_is_case_insensitive(unit: Unit) -> None:
     for text in (unit.name, unit.name.lower(), unit.name.title()):
         assert _rule(f"unit: {text}, requests_per_unit: 1").limits == (Limit(1, unit),)
 
 
-def test_unlimited_takes_an_unknown_unit_and_a_count_without_complaint() -> None:
+def test_unlimited_ignores_unknown_unit_and_requests_per_unit() -> None:
     assert _rule("unlimited: true, unit: fortnight, requests_per_unit: 3").unlimited
 
 
-def test_a_key_with_an_underscore_is_another_than_a_key_with_a_value() -> None:
+def test_key_with_underscore_differs_from_key_with_value() -> None:
     rules = _rules("domain: d\ndescriptors: [{key: a, value: b_c}, {key: a_b, value: c}, {key: a_b_c}]")
 
     assert rules == {}
 
 
-def test_wildcards_keep_the_order_of_the_file() -> None:
+def test_wildcards_keep_file_order() -> None:
     text = b"domain: d\ndescriptors: [{key: k, value: b*}, {key: k, value: c}, {key: '*'}, {key: k, value: '*a*'}]"
 
     root = compile_documents({"f": text}).tree.domains["d"]
@@ -101,7 +101,7 @@ class TestDomainsInSeveralFiles:
     FIRST = b"domain: d\ndescriptors: [{key: k, value: a*}, {key: x}]"
     SECOND = b"domain: d\ndescriptors: [{key: k, value: '*'}]"
 
-    def test_one_domain_in_two_files_is_an_error_that_names_both(self) -> None:
+    def test_domain_in_two_files_is_an_error_naming_both(self) -> None:
         with pytest.raises(RulesError) as refused:
             compile_documents({"b.yaml": self.FIRST, "a.yaml": self.SECOND})
 
@@ -112,26 +112,26 @@ class TestDomainsInSeveralFiles:
         assert "MERGE_DOMAIN_CONFIG=true" in problem.message
 
     @pytest.mark.parametrize("turn", [1, -1])
-    def test_merged_files_are_taken_in_the_order_of_their_names(self, turn: int) -> None:
-        sources = [Source("a.yaml", self.FIRST), Source("b.yaml", self.SECOND)][::turn]
+    def test_merged_files_are_processed_in_name_order(self, turn: int) -> None:
+        sources = [SourceDocument("a.yaml", self.FIRST), SourceDocument("b.yaml", self.SECOND)][::turn]
 
         root = compile_documents(sources, merge_domains=True).tree.domains["d"]
 
         assert [wildcard.node.value for wildcard in root.wildcards] == ["a*", "*"]
         assert set(root.by_key) == {"x"}
 
-    def test_a_descriptor_in_both_files_is_an_error_that_names_both(self) -> None:
+    def test_descriptor_in_two_files_is_an_error_naming_both(self) -> None:
         with pytest.raises(RulesError) as refused:
             compile_documents({"a.yaml": self.FIRST, "b.yaml": self.FIRST}, merge_domains=True)
 
         assert [problem.file for problem in refused.value.problems] == ["b.yaml", "b.yaml"]
         assert "duplicate descriptor composite key 'd.k_a*'; it is already at a.yaml:2:15" in str(refused.value)
 
-    def test_errors_are_found_in_a_file_whose_domain_is_taken(self) -> None:
+    def test_file_with_duplicate_domain_is_still_checked(self) -> None:
         with pytest.raises(RulesError, match="descriptor has empty key"):
             compile_documents({"a.yaml": b"domain: d", "b.yaml": b"domain: d\ndescriptors: [{value: x}]"})
 
-    def test_the_charge_of_a_domain_counts_for_all_its_files(self) -> None:
+    def test_domain_charge_applies_to_all_its_files(self) -> None:
         files = {
             "a.yaml": b"domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]",
             "b.yaml": b"domain: d\ncharge: admitted",
@@ -141,7 +141,7 @@ class TestDomainsInSeveralFiles:
 
         assert rule.charge is Charge.ADMITTED
 
-    def test_a_domain_has_one_charge(self) -> None:
+    def test_conflicting_domain_charges_are_an_error(self) -> None:
         with pytest.raises(RulesError, match=r"b\.yaml:2:9: .*another charge at a\.yaml:2:9"):
             compile_documents(
                 {"a.yaml": b"domain: d\ncharge: admitted", "b.yaml": b"domain: d\ncharge: always"}, merge_domains=True
@@ -149,34 +149,35 @@ class TestDomainsInSeveralFiles:
 
 
 class TestAlgorithms:
-    def test_the_default_is_a_fixed_window_without_burst(self) -> None:
+    def test_default_algorithm_is_fixed_window_without_burst(self) -> None:
         assert _rule("unit: minute, requests_per_unit: 5").limits == (Limit(5, Unit.MINUTE, Algorithm.FIXED_WINDOW, 0),)
 
     @pytest.mark.parametrize("algorithm", [algorithm for algorithm in Algorithm if algorithm.has_burst])
-    def test_the_burst_is_what_was_written_or_the_limit(self, algorithm: Algorithm) -> None:
+    def test_burst_defaults_to_the_limit(self, algorithm: Algorithm) -> None:
         limit = f"unit: minute, requests_per_unit: 5, algorithm: {algorithm.value}"
 
         assert _rule(limit).limits == (Limit(5, Unit.MINUTE, algorithm, 5),)
         assert _rule(f"{limit}, burst: 9").limits == (Limit(5, Unit.MINUTE, algorithm, 9),)
 
     @pytest.mark.parametrize("algorithm", Algorithm)
-    def test_a_limit_of_zero_is_a_fixed_window_whatever_was_asked(self, algorithm: Algorithm) -> None:
+    def test_zero_limit_compiles_to_a_fixed_window(self, algorithm: Algorithm) -> None:
         rule = _rule(f"unit: minute, requests_per_unit: 0, algorithm: {algorithm.value}")
 
         assert rule.limits == (Limit(0, Unit.MINUTE, Algorithm.FIXED_WINDOW),)
 
-    def test_the_bounds_themselves_are_allowed(self) -> None:
+    def test_values_at_the_bounds_are_allowed(self) -> None:
         assert _rule("unit: year, requests_per_unit: 10000, algorithm: sliding_log").limits
         assert _rule("unit: year, requests_per_unit: 1, algorithm: gcra, burst: 71").limits
         assert _rule("unit: year, requests_per_unit: 4294967295, algorithm: gcra, burst: 4294967295").limits
 
-    def test_the_largest_burst_is_refused_where_it_cannot_be_counted(self) -> None:
+    def test_burst_that_refills_too_slowly_is_rejected(self) -> None:
         with pytest.raises(RulesError, match="years to refill"):
             _rule("unit: second, requests_per_unit: 1, algorithm: gcra, burst: 4294967295")
 
 
 CHARGES = [
-    # the rule's grammar, the rule's charge, the domain's charge, STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT, who pays
+    # the rule's grammar, the rule's charge, the domain's charge, STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT, expected
+    # charge
     ("", "", "", False, Charge.ALWAYS),
     ("", "", "", True, Charge.ADMITTED),
     (", algorithm: fixed_window", "", "", False, Charge.ADMITTED),
@@ -190,7 +191,7 @@ CHARGES = [
 
 
 @pytest.mark.parametrize(("grammar", "rule_charge", "domain_charge", "stop_increment", "expected"), CHARGES)
-def test_who_pays_is_said_by_the_rule_else_the_domain_else_the_grammar(
+def test_charge_comes_from_rule_then_domain_then_grammar(
     grammar: str, rule_charge: str, domain_charge: str, stop_increment: bool, expected: Charge
 ) -> None:
     text = f"""
@@ -206,7 +207,7 @@ descriptors:
     assert rule.charge is expected
 
 
-def test_every_rule_is_counted_wherever_it_hangs() -> None:
+def test_count_rules_counts_all_levels() -> None:
     text = """
 domain: d
 descriptors:
@@ -228,7 +229,7 @@ descriptors:
     assert tree.count_rules() == 5
 
 
-def test_the_digest_is_of_the_text_in_order_and_not_of_the_names() -> None:
+def test_digest_depends_on_ordered_text_not_on_names() -> None:
     def digest(**files: str) -> str:
         return compile_documents({name: text.encode() for name, text in files.items()}).digest
 
@@ -237,16 +238,16 @@ def test_the_digest_is_of_the_text_in_order_and_not_of_the_names() -> None:
     assert digest(a="domain: x") != digest(a="domain: x ")
 
 
-def test_no_files_are_no_domains() -> None:
+def test_no_files_compile_to_no_domains() -> None:
     compiled = compile_documents({})
 
     assert (compiled.tree.domains, compiled.files) == ({}, 0)
 
 
-def test_every_key_has_a_reader_and_a_field() -> None:
+def test_every_grammar_key_has_a_reader_and_a_field() -> None:
     for readers, keys, document in (
-        (document_module._OF_DESCRIPTOR, DESCRIPTOR_KEYS, DescriptorDocument),
-        (document_module._OF_LIMIT, RATE_LIMIT_KEYS, RateLimitDocument),
+        (document_module._DESCRIPTOR_READERS, DESCRIPTOR_KEYS, DescriptorDocument),
+        (document_module._LIMIT_READERS, RATE_LIMIT_KEYS, RateLimitDocument),
     ):
         assert readers.keys() == keys.keys()
         assert {field.name for field in fields(document)} == {*keys, "position", "is_broken"}

@@ -1,4 +1,4 @@
-"""The reference's YAML dialect, scalar by scalar. Each row was compared with go-yaml v2 itself."""
+"""The YAML dialect of envoyproxy/ratelimit, scalar by scalar. Each row was compared with go-yaml v2 itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.core.model import Limit, Rule, Unit
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.load import Source, load
-from ratelimit_rls.rules.scalars import Kind, resolve
+from ratelimit_rls.rules.yaml.parser import SourceDocument, load
+from ratelimit_rls.rules.yaml.scalars import ScalarKind, resolve
 
 AS_WRITTEN = [
     "007",
@@ -33,7 +33,7 @@ AS_WRITTEN = [
 
 
 @pytest.mark.parametrize("text", AS_WRITTEN)
-def test_a_place_for_text_takes_the_scalar_as_written(text: str) -> None:
+def test_text_field_keeps_the_scalar_as_written(text: str) -> None:
     tree = compile_documents({"f": f"domain: d\ndescriptors: [{{key: k, value: {text}}}]".encode()}).tree
 
     assert ("k", text) in tree.domains["d"].exact
@@ -42,7 +42,7 @@ def test_a_place_for_text_takes_the_scalar_as_written(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["1.5", "1e3", ".5", "08", "089", "1.", "-2E+05", ".inf", ".NaN", str(2**63), str(2**64)]
 )
-def test_a_scalar_that_is_neither_text_nor_int64_must_be_quoted(text: str) -> None:
+def test_float_or_oversized_integer_must_be_quoted(text: str) -> None:
     with pytest.raises(RulesError, match="error checking config"):
         compile_documents({"f": f"domain: d\ndescriptors: [{{key: k, value: {text}}}]".encode()})
 
@@ -67,7 +67,7 @@ BOOLEANS = {
 
 
 @pytest.mark.parametrize(("text", "value"), [(text, value) for value, texts in BOOLEANS.items() for text in texts])
-def test_booleans_are_those_of_yaml_1_1_with_single_letters(text: str, value: bool) -> None:
+def test_booleans_are_yaml_1_1_with_single_letters(text: str, value: bool) -> None:
     rule = _only_rule(f"shadow_mode: {text}\n    rate_limit: {{unit: second, requests_per_unit: 1}}")
 
     assert rule.shadow_mode is value
@@ -101,22 +101,22 @@ def test_numbers_are_read_in_every_base(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["4294967296", "-1", "10:30", "five", "0b12", "0xZZ", "yes", '"5"', "2020-01-01"])
-def test_what_is_no_uint32_is_no_count(text: str) -> None:
+def test_count_outside_uint32_is_rejected(text: str) -> None:
     with pytest.raises(RulesError, match=r"cannot unmarshal .* into uint32"):
         _only_rule(f"rate_limit: {{unit: second, requests_per_unit: {text}}}")
 
 
-def test_a_word_is_resolved_like_any_other_and_digits_without_end_do_no_harm() -> None:
-    assert resolve("1" * 5_000_000)[0] is Kind.STRING
-    assert resolve("0x" + "f" * 17) == (Kind.STRING, "0x" + "f" * 17)
-    assert resolve("18446744073709551616") == (Kind.FLOAT, 2.0**64)
-    assert resolve("18446744073709551615") == (Kind.INT, 2**64 - 1)
-    assert resolve("-9223372036854775808") == (Kind.INT, -(2**63))
-    assert resolve("-9223372036854775809")[0] is Kind.FLOAT
-    assert resolve("-.inf") == (Kind.FLOAT, -math.inf)
+def test_long_scalars_are_resolved_quickly() -> None:
+    assert resolve("1" * 5_000_000)[0] is ScalarKind.STRING
+    assert resolve("0x" + "f" * 17) == (ScalarKind.STRING, "0x" + "f" * 17)
+    assert resolve("18446744073709551616") == (ScalarKind.FLOAT, 2.0**64)
+    assert resolve("18446744073709551615") == (ScalarKind.INT, 2**64 - 1)
+    assert resolve("-9223372036854775808") == (ScalarKind.INT, -(2**63))
+    assert resolve("-9223372036854775809")[0] is ScalarKind.FLOAT
+    assert resolve("-.inf") == (ScalarKind.FLOAT, -math.inf)
 
 
-def test_only_the_first_document_is_read_and_the_next_one_is_told() -> None:
+def test_second_document_of_a_file_is_a_warning() -> None:
     compiled = compile_documents({"f": b"---\ndomain: a\n---\ndomain: [\n"})
     assert set(compiled.tree.domains) == {"a"}
     assert [(w.line, w.column, w.code) for w in compiled.warnings] == [(3, 1, "unread")]
@@ -124,23 +124,23 @@ def test_only_the_first_document_is_read_and_the_next_one_is_told() -> None:
 
 
 @pytest.mark.parametrize("end", ["---\n", "...\n", "--- # the end\n\n# of it", "---\n...\n---"])
-def test_a_mark_with_nothing_behind_it_ends_a_document_of_any_kind(end: str) -> None:
+def test_trailing_document_marker_is_no_second_document(end: str) -> None:
     text = f"domain: a\n{end}".encode()
-    assert compile_documents([Source("f", text)]).warnings == ()
-    assert compile_documents([Source("f", text, 5, Targeting())]).warnings == ()
+    assert compile_documents([SourceDocument("f", text)]).warnings == ()
+    assert compile_documents([SourceDocument("f", text, 5, Targeting())]).warnings == ()
 
 
-def test_a_stored_rule_is_one_document() -> None:
+def test_second_document_of_a_stored_rule_is_an_error() -> None:
     text = b"domain: m1\ndescriptors: []\n---\ndomain: m2\ndescriptors: nonsense\n"
     with pytest.raises(RulesError) as refused:
-        compile_documents([Source("database:x", text, 5, Targeting())])
+        compile_documents([SourceDocument("database:x", text, 5, Targeting())])
     assert str(refused.value) == (
         "database:x:3:1: error: a stored rule is one YAML document, and a second one begins here; store it as a rule "
         "of its own"
     )
 
 
-def test_places_in_a_part_of_a_file_are_those_in_the_file() -> None:
+def test_positions_count_lines_above_the_part() -> None:
     for text, place in (
         (b"domain: a\ndescriptors: 5", (12, 14)),
         (b"domain: a\n? [", (13, 1)),
@@ -150,24 +150,24 @@ def test_places_in_a_part_of_a_file_are_those_in_the_file() -> None:
         (b"domain: a\n<<: 5", (12, 5)),
     ):
         with pytest.raises(RulesError) as refused:
-            compile_documents([Source("f", text, 5, Targeting(), lines_above=10)])
+            compile_documents([SourceDocument("f", text, 5, Targeting(), lines_above=10)])
         (problem,) = refused.value.problems
         assert (problem.line, problem.column) == place, text
 
 
 @pytest.mark.parametrize("bom", [b"\xef\xbb\xbfdomain: \xc3\xa9", "\ufeffdomain: é".encode("utf-16-le")])
-def test_a_byte_order_mark_is_not_part_of_the_text(bom: bytes) -> None:
+def test_byte_order_mark_is_ignored(bom: bytes) -> None:
     assert set(compile_documents({"f": bom}).tree.domains) == {"é"}
 
 
-def test_the_last_of_two_equal_keys_counts_and_is_warned_about() -> None:
+def test_duplicate_key_uses_the_last_and_warns() -> None:
     compiled = compile_documents({"f": b"domain: a\ndescriptors: []\ndomain: b\n"})
 
     assert set(compiled.tree.domains) == {"b"}
     assert [(w.line, w.column, w.code) for w in compiled.warnings] == [(3, 1, "duplicate-key")]
 
 
-def test_a_key_that_is_written_twice_is_warned_about_beside_a_merge() -> None:
+def test_duplicate_key_next_to_a_merge_warns() -> None:
     text = "domain: d\ndescriptors:\n- key: a\n  key: b\n  <<: {value: c, enabled: true}\n"
     compiled = compile_documents({"f": text.encode()})
 
@@ -184,7 +184,7 @@ MERGES = {
 
 
 @pytest.mark.parametrize(("merge", "key", "value"), MERGES.values(), ids=MERGES.keys())
-def test_merges_take_effect_where_they_stand(merge: str, key: str, value: str) -> None:
+def test_merge_key_takes_effect_at_its_position(merge: str, key: str, value: str) -> None:
     text = f"metadata: {{a: &a {{key: k, value: v}}, b: &b {{key: b}}}}\ndomain: d\ndescriptors: [{merge}]"
 
     compiled = compile_documents({"f": text.encode()})
@@ -193,7 +193,7 @@ def test_merges_take_effect_where_they_stand(merge: str, key: str, value: str) -
     assert not [w for w in compiled.warnings if w.code == "duplicate-key"]
 
 
-def test_a_rate_limit_is_laid_over_the_merged_one() -> None:
+def test_rate_limit_is_merged_over_the_inherited_one() -> None:
     text = (
         "domain: d\ndescriptors:\n  - &base {key: a, rate_limit: {unit: hour, requests_per_unit: 5}}\n"
         "  - {<<: *base, key: b, rate_limit: {requests_per_unit: 6}}\n"
@@ -205,7 +205,7 @@ def test_a_rate_limit_is_laid_over_the_merged_one() -> None:
     assert rules["d.b"] == _limit(6)
 
 
-def test_metadata_is_kept_as_json_would_say_it() -> None:
+def test_metadata_is_converted_to_json_values() -> None:
     rule = _only_rule(
         "metadata: {text: a, n: 0x10, f: 1.5, yes: y, none: ~, list: [1, [b]], 7: {x: {y: 2020-01-01}}}\n"
         "    rate_limit: {unlimited: true}"
@@ -236,8 +236,8 @@ descriptors:
 """
 
 
-def test_both_parsers_give_every_node_the_same_place() -> None:
-    source = Source("f", POSITIONED.encode())
+def test_both_parsers_report_equal_positions() -> None:
+    source = SourceDocument("f", POSITIONED.encode())
 
     assert load(source, yaml.SafeLoader) == load(source, yaml.CSafeLoader)
 

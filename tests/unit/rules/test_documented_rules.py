@@ -1,4 +1,4 @@
-"""docs/descriptors.md: every example loads without a warning and does what the page says, and every key has one."""
+"""docs/descriptors.md: every example loads without a warning and behaves as described, and every key has an example."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.keys import ShardBy
 from ratelimit_rls.core.model import Algorithm, OnStoreFailure, Unit
-from ratelimit_rls.core.style import BodyFormat, Family
-from ratelimit_rls.core.template import Hole
+from ratelimit_rls.core.response_policy import BodyFormat, HeaderFamily
+from ratelimit_rls.core.storage_keys import ShardBy
+from ratelimit_rls.core.template import Placeholder
 from ratelimit_rls.rules import ext_authz, identity
-from ratelimit_rls.rules.answer import ANSWER_KEYS
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.deny import DENY_KEYS
-from ratelimit_rls.rules.grammar import PLACES
-from ratelimit_rls.rules.hot import HOT_KEYS
-from ratelimit_rls.rules.load import Source, load
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.rule import Action
-from ratelimit_rls.rules.watchers import PENALTY_KEYS
-from ratelimit_rls.trial.play import play_suite
-from ratelimit_rls.trial.suite import read_suite
+from ratelimit_rls.rules.grammar import CONTEXTS
+from ratelimit_rls.rules.penalties import PENALTY_KEYS
+from ratelimit_rls.rules.responses import ANSWER_KEYS, DENY_KEYS
+from ratelimit_rls.rules.rule import HOT_KEYS, Action
+from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.rules.yaml.parser import SourceDocument, load
+from ratelimit_rls.simulation.runner import run_suite
+from ratelimit_rls.simulation.suite import read_suite
 
 PAGE = (Path(__file__).parents[3] / "docs" / "descriptors.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
@@ -36,7 +34,7 @@ def domain(rules: str) -> str:
     return rules.split()[1]
 
 
-def test_every_block_is_a_rules_file_or_says_what_the_one_above_does() -> None:
+def test_every_yaml_block_is_rules_or_tests_of_the_rules_above() -> None:
     assert len(RULES) + len(PLAYED) == len(BLOCKS)
     assert all(rules in RULES for rules, _ in PLAYED)
     assert len(RULES) > 15
@@ -44,23 +42,23 @@ def test_every_block_is_a_rules_file_or_says_what_the_one_above_does() -> None:
 
 
 @pytest.mark.parametrize("rules", RULES, ids=domain)
-def test_an_example_loads_without_a_warning(rules: str) -> None:
+def test_documented_example_loads_without_warnings(rules: str) -> None:
     assert compile_documents({"example.yaml": rules.encode()}).warnings == ()
 
 
 @pytest.mark.parametrize(("rules", "tests"), PLAYED, ids=[domain(rules) for rules, _ in PLAYED])
-async def test_an_example_does_what_the_page_says(rules: str, tests: str, tmp_path: Path) -> None:
+async def test_documented_example_behaves_as_described(rules: str, tests: str, tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(rules)
     file = tmp_path / "example.test.yaml"
     file.write_text(f"descriptors: rules.yaml\ndomain: {domain(rules)}\n{tests}")
 
-    outcomes = await play_suite(read_suite(file))
+    outcomes = await run_suite(read_suite(file))
 
     assert [difference for outcome in outcomes for difference in outcome.differences] == []
 
 
 def written_keys(node: YamlNode | None, place: str) -> Iterator[tuple[str, str]]:
-    """Every key of an example, with the mapping it stands in."""
+    """Yield every key of an example with the kind of mapping that contains it."""
     if isinstance(node, YamlList):
         for item in node.items:
             yield from written_keys(item, place)
@@ -71,7 +69,7 @@ def written_keys(node: YamlNode | None, place: str) -> Iterator[tuple[str, str]]
             yield from written_keys(value, INSIDE.get((place, key.text), key.text))
 
 
-# The mapping that stands under a key, where it is not called like the key.
+# The kind of mapping under a key, where it differs from the key.
 INSIDE = {
     ("file", "descriptors"): "descriptor",
     ("descriptor", "descriptors"): "descriptor",
@@ -87,7 +85,7 @@ INSIDE = {
     ("ext_authz", "upstream_headers"): "names",
 }
 KEYS = {
-    **{place: set(keys) for place, keys in PLACES.items()},
+    **{place: set(keys) for place, keys in CONTEXTS.items()},
     "penalty": set(PENALTY_KEYS),
     "hot": set(HOT_KEYS),
     "answer": set(ANSWER_KEYS),
@@ -97,13 +95,13 @@ KEYS = {
     "mapped entry": set(ext_authz.ENTRY_KEYS),
     "mapped metadata": set(ext_authz.METADATA_KEYS),
     "identity": set(identity.IDENTITY_KEYS),
-    "credential place": set(identity.PLACE_KEYS),
+    "credential place": set(identity.LOCATION_KEYS),
     "credential entry": set(identity.ENTRY_KEYS),
 }
 
 
-def test_every_key_of_the_grammar_has_an_example() -> None:
-    written = {found for rules in RULES for found in written_keys(load(Source("f", rules.encode())), "file")}
+def test_every_grammar_key_has_a_documented_example() -> None:
+    written = {found for rules in RULES for found in written_keys(load(SourceDocument("f", rules.encode())), "file")}
 
     missing = {(place, key) for place, keys in KEYS.items() for key in keys} - written
 
@@ -115,16 +113,16 @@ WORDS = [
     *(algorithm.value for algorithm in Algorithm),
     *(policy.value for policy in OnStoreFailure),
     *(shard_by.value for shard_by in ShardBy),
-    *(family.value for family in Family),
+    *(family.value for family in HeaderFamily),
     *(body.value for body in BodyFormat if body is not BodyFormat.TEXT),
-    *(f"${{{hole.value}}}" for hole in Hole),
+    *(f"${{{hole.value}}}" for hole in Placeholder),
 ]
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_every_word_that_rules_can_choose_is_explained(word: str) -> None:
+def test_every_enum_value_is_documented(word: str) -> None:
     assert re.search(rf"`[^`\n]*{re.escape(word)}[^`\n]*`", PAGE)
 
 
-def test_every_unit_is_named() -> None:
+def test_every_unit_is_documented() -> None:
     assert all(unit.name.lower() in PAGE for unit in Unit if unit is not Unit.UNKNOWN)

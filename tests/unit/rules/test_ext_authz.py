@@ -1,4 +1,4 @@
-"""`ext_authz` of a rules file: what it means, and that every mistake in it is found where it stands."""
+"""Compilation of `ext_authz`, and positions and messages of its errors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 
 from ratelimit_rls.core.attributes import (
     AttributeMapping,
-    Client,
-    Context,
-    Fixed,
-    Header,
-    Host,
+    ClientIpSource,
+    ContextSource,
+    FixedSource,
+    HeaderSource,
+    HostSource,
     MappedEntry,
-    Metadata,
-    Method,
-    PathSegment,
-    PathShape,
-    QueryParameter,
+    MetadataSource,
+    MethodSource,
+    PathSegmentSource,
+    PathTemplateSource,
+    QueryParameterSource,
 )
 from ratelimit_rls.core.client_ip import ClientIp
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.ext_authz import MOST_DESCRIPTORS, MOST_ENTRIES, MOST_TEMPLATES, compile_mapping
+from ratelimit_rls.rules.ext_authz import MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEMPLATES, compile_mapping
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.load import Source, load
-from ratelimit_rls.trial.play import play_suite
-from ratelimit_rls.trial.suite import read_suite
+from ratelimit_rls.rules.yaml.parser import SourceDocument, load
+from ratelimit_rls.simulation.runner import run_suite
+from ratelimit_rls.simulation.suite import read_suite
 
 FULL = """\
 trusted_proxies: 2
@@ -54,12 +54,12 @@ upstream_headers: {X-Remaining-Rule: "${rule}"}
 
 def read(text: str) -> tuple[AttributeMapping | None, Findings]:
     found = Findings("edge.yaml")
-    node = load(Source("edge.yaml", textwrap.dedent(text).encode()))
+    node = load(SourceDocument("edge.yaml", textwrap.dedent(text).encode()))
     assert node is not None
     return compile_mapping(node, found), found
 
 
-def test_everything_that_can_be_written() -> None:
+def test_every_ext_authz_key_is_compiled() -> None:
     mapping, found = read(FULL)
     assert found.errors == found.warnings == []
     assert mapping is not None
@@ -67,30 +67,30 @@ def test_everything_that_can_be_written() -> None:
     assert first.hits == 2
     assert second.hits is None
     client, method, host, path = first.entries
-    assert client == MappedEntry("remote_address", Client(ClientIp(2, True, 64)))
-    assert method == MappedEntry("method", Method())
-    assert host == MappedEntry("host", Host(), "unknown")
-    assert isinstance(path.source, PathShape)
+    assert client == MappedEntry("remote_address", ClientIpSource(ClientIp(2, True, 64)))
+    assert method == MappedEntry("method", MethodSource())
+    assert host == MappedEntry("host", HostSource(), "unknown")
+    assert isinstance(path.source, PathTemplateSource)
     assert [template.text for template in path.source.templates] == ["/users/{id}", "/**"]
     user, *others = second.entries
-    assert isinstance(user.source, PathSegment)
+    assert isinstance(user.source, PathSegmentSource)
     assert user.source.number == 1
     assert [entry.source for entry in others] == [
-        Header("x-api"),
-        QueryParameter("page"),
-        Context("name"),
-        Metadata(("jwt", "payload", "sub")),
-        Fixed("fixed"),
+        HeaderSource("x-api"),
+        QueryParameterSource("page"),
+        ContextSource("name"),
+        MetadataSource(("jwt", "payload", "sub")),
+        FixedSource("fixed"),
     ]
     ((name, template),) = mapping.upstream_headers
     assert name == "x-remaining-rule"
     assert template.parts
 
 
-def test_what_is_not_written_has_the_safe_meaning() -> None:
+def test_ext_authz_defaults_are_safe() -> None:
     mapping, _ = read("descriptors: [{entries: [{key: remote_address, from: client_ip}]}]")
     assert mapping is not None
-    assert mapping.descriptors[0].entries[0].source == Client(ClientIp(0, False, 128))
+    assert mapping.descriptors[0].entries[0].source == ClientIpSource(ClientIp(0, False, 128))
     assert mapping.upstream_headers == ()
 
 
@@ -100,7 +100,7 @@ def entry(text: str) -> str:
 
 CLIENT = "descriptors: [{entries: [{key: a, from: client_ip}]}]\n"
 
-# what is written: (line, column, what the message says)
+# YAML: (line, column, part of the message)
 MISTAKES = {
     "[]": (1, 1, "a list is not a mapping; its keys are trusted_proxies"),
     "{}": (1, 1, "'descriptors' is missing; write 'descriptors: [{entries:"),
@@ -131,7 +131,7 @@ MISTAKES = {
     CLIENT + "upstream_headers: {x-a: '${who}'}": (2, 25, "asks for '${who}'; it can ask for domain, rule"),
     CLIENT + 'upstream_headers: {x-a: "a\\r\\nb"}': (2, 25, "a line break"),
     entry("{from: method}"): (3, 7, "'key' is missing; write 'key: remote_address'"),
-    entry("{key: '', from: method}"): (3, 13, "is empty, which is as good as no value"),
+    entry("{key: '', from: method}"): (3, 13, "is empty; write a value"),
     entry("{key: a}"): (3, 7, "does not say where its value comes from; write one of from, template, header"),
     entry("{key: a, from: method, header: x}"): (3, 7, "says from and header where its value comes from"),
     entry("{key: a, from: ip}"): (
@@ -162,8 +162,8 @@ MISTAKES = {
         "does not start with '/'; a template is segments between slashes",
     ),
     entry("{key: a, from: path, templates: [/a/**/b]}"): (3, 40, "'**' before its end"),
-    entry("{key: a, from: path, templates: [/a, /a]}"): (3, 44, "'/a' is never met: '/a' before it"),
-    entry("{key: a, from: path, templates: ['/**', /a]}"): (3, 47, "'/a' is never met: '/**' before it"),
+    entry("{key: a, from: path, templates: [/a, /a]}"): (3, 44, "'/a' is never matched: '/a' before it"),
+    entry("{key: a, from: path, templates: ['/**', /a]}"): (3, 47, "'/a' is never matched: '/**' before it"),
     entry("{key: a, template: '/a/{b}'}"): (3, 7, "'take' is missing; write 'take: id'"),
     entry("{key: a, template: '/a/{b}', take: c}"): (3, 42, "take: c is not named in '/a/{b}', which names b"),
     entry("{key: a, template: /a, take: c}"): (3, 36, "which names nothing: write one segment as '{name}'"),
@@ -182,15 +182,15 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("text", MISTAKES, ids=range(len(MISTAKES)))
-def test_a_mistake_is_found_where_it_stands(text: str) -> None:
+def test_ext_authz_error_has_position_and_message(text: str) -> None:
     mapping, found = read(text)
-    line, column, says = MISTAKES[text]
+    line, column, message = MISTAKES[text]
     assert mapping is None
     assert [(problem.line, problem.column) for problem in found.errors] == [(line, column)], found.errors
-    assert says in found.errors[0].message
+    assert message in found.errors[0].message
 
 
-def test_all_mistakes_are_found_at_once() -> None:
+def test_all_ext_authz_errors_are_reported_at_once() -> None:
     _, found = read(
         entry("{key: '', from: ip}\n    - {key: b}\n    - {key: c, from: path, templates: [a, '{']}")
         + "trusted_proxies: 99\n"
@@ -198,16 +198,14 @@ def test_all_mistakes_are_found_at_once() -> None:
     assert len(found.errors) == 6
 
 
-def test_what_is_done_for_every_request_is_bounded() -> None:
-    entries = ", ".join(f"{{key: k{number}, from: method}}" for number in range(MOST_ENTRIES + 1))
-    descriptors = ", ".join(
-        f"{{entries: [{{key: k{number}, from: method}}]}}" for number in range(MOST_DESCRIPTORS + 1)
-    )
-    templates = ", ".join(f"/{number}" for number in range(MOST_TEMPLATES + 1))
+def test_ext_authz_sizes_are_bounded() -> None:
+    entries = ", ".join(f"{{key: k{number}, from: method}}" for number in range(MAX_ENTRIES + 1))
+    descriptors = ", ".join(f"{{entries: [{{key: k{number}, from: method}}]}}" for number in range(MAX_DESCRIPTORS + 1))
+    templates = ", ".join(f"/{number}" for number in range(MAX_TEMPLATES + 1))
     for text, most in (
-        (f"descriptors: [{{entries: [{entries}]}}]", MOST_ENTRIES),
-        (f"descriptors: [{descriptors}]", MOST_DESCRIPTORS),
-        (f"descriptors: [{{entries: [{{key: a, from: path, templates: [{templates}]}}]}}]", MOST_TEMPLATES),
+        (f"descriptors: [{{entries: [{entries}]}}]", MAX_ENTRIES),
+        (f"descriptors: [{descriptors}]", MAX_DESCRIPTORS),
+        (f"descriptors: [{{entries: [{{key: a, from: path, templates: [{templates}]}}]}}]", MAX_TEMPLATES),
     ):
         mapping, found = read(text)
         assert mapping is None
@@ -227,17 +225,17 @@ EXAMPLES = dict(re.findall(r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", PAGE, re.
     ],
     ids=["page", "sandbox"],
 )
-def test_what_is_documented_loads_without_a_warning(document: str) -> None:
+def test_documented_ext_authz_loads_without_warnings(document: str) -> None:
     compiled = compile_documents({"edge.yaml": document.encode()})
     assert compiled.warnings == ()
     assert set(compiled.tree.mappings) == {"edge"}
 
 
-async def test_the_documented_mapping_does_what_the_page_says(tmp_path: Path) -> None:
+async def test_documented_ext_authz_behaves_as_described(tmp_path: Path) -> None:
     for name, text in EXAMPLES.items():
         (tmp_path / name).write_text(text)
 
-    (outcome,) = await play_suite(read_suite(tmp_path / "edge.test.yaml"))
+    (outcome,) = await run_suite(read_suite(tmp_path / "edge.test.yaml"))
 
     assert outcome.differences == ()
     assert len(outcome.met) == 4

@@ -1,4 +1,4 @@
-"""Which files are read, in the layouts that are met in the wild, and that every kind of change is noticed."""
+"""Selection of rules files in common directory layouts, and detection of every kind of change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ratelimit_rls.errors import RulesError, SettingsError
-from ratelimit_rls.rules.load import MOST_BYTES
 from ratelimit_rls.rules.sources import files as files_module
 from ratelimit_rls.rules.sources.files import RulesFiles, RuntimeTree
+from ratelimit_rls.rules.yaml.parser import MAX_BYTES
 
 PATIENCE_S = 10
 
@@ -30,14 +30,14 @@ def _names(source: RulesFiles, root: Path) -> list[str]:
 
 
 def _swap_link(link: Path, target: str) -> None:
-    """As kubelet and deployment tools do it: a new link renamed over the old."""
+    """Swap a link as kubelet and deployment tools do: rename a new link over the old one."""
     fresh = link.with_name(link.name + "_fresh")
     fresh.symlink_to(target)
     fresh.rename(link)
 
 
 class TestRuntimeTree:
-    def test_with_watch_root_the_app_directory_and_what_starts_like_it_are_read(self, tmp_path: Path) -> None:
+    def test_watch_root_reads_app_directory_and_prefixed_siblings(self, tmp_path: Path) -> None:
         for name in (
             "config/a.yaml",
             "config/deep/b.txt",
@@ -57,7 +57,7 @@ class TestRuntimeTree:
             "config.yaml",
         ]
 
-    def test_without_watch_root_only_the_app_directory_is_read(self, tmp_path: Path) -> None:
+    def test_without_watch_root_only_app_directory_is_read(self, tmp_path: Path) -> None:
         for name in ("config/a.yaml", "config/deep/b", "config.yaml"):
             _write(tmp_path / "ratelimit" / name)
 
@@ -66,9 +66,7 @@ class TestRuntimeTree:
         assert _names(source, tmp_path / "ratelimit") == ["config/a.yaml", "config/deep/b"]
 
     @pytest.mark.parametrize("watch_root", [True, False])
-    def test_without_a_subdirectory_the_root_s_own_app_directory_is_read(
-        self, tmp_path: Path, watch_root: bool
-    ) -> None:
+    def test_empty_subdirectory_reads_app_directory_of_the_root(self, tmp_path: Path, watch_root: bool) -> None:
         _write(tmp_path / "rules" / "a.yaml")
 
         source = RulesFiles(RuntimeTree(tmp_path, app_directory="rules", watch_root=watch_root))
@@ -86,7 +84,7 @@ class TestRuntimeTree:
 
         assert _names(source, tmp_path / "config") == expected
 
-    def test_leftovers_tests_and_what_is_no_file_are_left_out(self, tmp_path: Path) -> None:
+    def test_temporary_files_tests_and_non_files_are_skipped(self, tmp_path: Path) -> None:
         for name in ("a.yaml", "a.yaml~", ".a.yaml.swp", "b.tmp", "#a.yaml#", "a.test.yaml"):
             _write(tmp_path / "config" / name)
         os.mkfifo(tmp_path / "config" / "pipe")
@@ -103,7 +101,7 @@ class TestRuntimeTree:
         assert _names(RulesFiles(RuntimeTree(tmp_path)), tmp_path) == ["config/file.yaml"]
 
     @pytest.mark.parametrize("watch_root", [True, False])
-    def test_a_missing_directory_is_named(self, tmp_path: Path, watch_root: bool) -> None:
+    def test_missing_directory_is_named_in_the_error(self, tmp_path: Path, watch_root: bool) -> None:
         source = RulesFiles(RuntimeTree(tmp_path, "ratelimit", watch_root=watch_root))
 
         with pytest.raises(SettingsError, match=f"no rules at {tmp_path}/ratelimit.*RUNTIME_SUBDIRECTORY=ratelimit"):
@@ -112,14 +110,14 @@ class TestRuntimeTree:
         with pytest.raises(SettingsError, match=f"no rules at {tmp_path}/ratelimit/config"):
             source.check()
 
-    def test_an_empty_app_directory_has_no_rules_and_is_no_error(self, tmp_path: Path) -> None:
+    def test_empty_app_directory_is_no_error(self, tmp_path: Path) -> None:
         (tmp_path / "config").mkdir()
 
         assert RulesFiles(RuntimeTree(tmp_path)).read() == []
 
 
 class TestPlainPaths:
-    def test_a_directory_gives_its_yaml_files_and_a_file_itself(self, tmp_path: Path) -> None:
+    def test_plain_paths_expand_directories_to_yaml_files(self, tmp_path: Path) -> None:
         for name in ("d/a.yaml", "d/deep/b.yml", "d/README.md", "d/a.test.yaml", "d/.git/x.yaml", "plain.conf"):
             _write(tmp_path / name)
 
@@ -127,24 +125,24 @@ class TestPlainPaths:
 
         assert _names(source, tmp_path) == ["d/a.yaml", "d/deep/b.yml", "plain.conf"]
 
-    def test_a_path_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+    def test_missing_path_is_named_in_the_error(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=f"no rules at {tmp_path}/typo"):
             RulesFiles([tmp_path / "typo"]).check()
 
 
-def test_a_file_that_may_not_be_read_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_an_error_naming_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = _write(tmp_path / "a.yaml")
 
-    def refuse(name: str) -> bytes:
+    def deny_access(name: str) -> bytes:
         raise PermissionError(13, "Permission denied", name)
 
-    monkeypatch.setattr(files_module, "_read_start", refuse)  # root may read anything, and tests may run as root
+    monkeypatch.setattr(files_module, "_read_start", deny_access)  # root may read anything, and tests may run as root
 
     with pytest.raises(RulesError, match=f"{file}:1:1: error: .*Permission denied"):
         RulesFiles([tmp_path]).read()
 
 
-def test_a_directory_that_may_not_be_read_is_an_error_and_not_a_directory_without_rules(
+def test_unreadable_directory_is_an_error_not_an_empty_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "team").mkdir()
@@ -162,16 +160,16 @@ def test_a_directory_that_may_not_be_read_is_an_error_and_not_a_directory_withou
         RulesFiles([tmp_path]).read()
 
 
-def test_no_more_is_read_of_a_file_than_shows_that_it_is_too_large(tmp_path: Path) -> None:
+def test_oversized_file_is_read_only_up_to_the_bound(tmp_path: Path) -> None:
     with open(tmp_path / "a.yaml", "wb") as file:
-        file.truncate(MOST_BYTES * 4)
+        file.truncate(MAX_BYTES * 4)
 
     (source,) = RulesFiles([tmp_path]).read()
 
-    assert len(source.content) == MOST_BYTES + 1
+    assert len(source.content) == MAX_BYTES + 1
 
 
-def test_a_swap_in_the_middle_of_a_reading_starts_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_swapped_during_a_read_restarts_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for release in ("one", "two"):
         for name in ("a.yaml", "b.yaml"):
             _write(tmp_path / release / "config" / name, f"domain: {release}-{name}\n")
@@ -193,12 +191,12 @@ def test_a_swap_in_the_middle_of_a_reading_starts_it_again(tmp_path: Path, monke
     assert [source.content for source in sources] == [b"domain: two-a.yaml\n", b"domain: two-b.yaml\n"]
 
 
-class _Looked(RulesFiles):
-    """Tells when it has looked at its files a second time."""
+class _CountingFiles(RulesFiles):
+    """Signals when the files were checked a second time."""
 
     def __init__(self, tree: RuntimeTree) -> None:
         super().__init__(tree)
-        self.looked_twice = asyncio.Event()
+        self.checked_twice = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._looks = 0
 
@@ -206,13 +204,13 @@ class _Looked(RulesFiles):
         found = super().fingerprint()
         self._looks += 1
         if self._looks == 2:
-            self._loop.call_soon_threadsafe(self.looked_twice.set)
+            self._loop.call_soon_threadsafe(self.checked_twice.set)
         return found
 
 
 class TestWatch:
     async def _notices(self, source: RulesFiles, *changes: Callable[[], object]) -> None:
-        """Each change, made while the watch waits, wakes it, and what is then read is new."""
+        """Assert that each change wakes the waiting watch, and that the content read afterwards is new."""
         async with aclosing(source.watch()) as wakes:
             await asyncio.wait_for(anext(wakes), PATIENCE_S)
             before = source.read()
@@ -224,7 +222,7 @@ class TestWatch:
                 assert now != before
                 before = now
 
-    async def test_an_edit_a_new_file_a_rename_and_a_removal_are_noticed(self, tmp_path: Path) -> None:
+    async def test_watch_notices_edit_creation_rename_and_removal(self, tmp_path: Path) -> None:
         file = _write(tmp_path / "config" / "a.yaml")
         other = tmp_path / "config" / "deep" / "b.yaml"
 
@@ -237,7 +235,7 @@ class TestWatch:
             other.unlink,
         )
 
-    async def test_a_swapped_root_is_noticed_again_and_again(self, tmp_path: Path) -> None:
+    async def test_watch_notices_repeated_root_swaps(self, tmp_path: Path) -> None:
         for release in ("one", "two", "three"):
             _write(tmp_path / release / "ratelimit" / "config" / "a.yaml", f"domain: {release}\n")
         (tmp_path / "current").symlink_to("one")
@@ -250,9 +248,7 @@ class TestWatch:
         )
 
     @pytest.mark.parametrize("watch_root", [True, False])
-    async def test_a_config_map_is_read_once_and_its_updates_are_noticed(
-        self, tmp_path: Path, watch_root: bool
-    ) -> None:
+    async def test_watch_notices_config_map_updates(self, tmp_path: Path, watch_root: bool) -> None:
         volume = tmp_path / "ratelimit" / "config"
         for stamp in ("..2024_01_01_00_00_00.1", "..2024_01_02_00_00_00.2", "..2024_01_03_00_00_00.3"):
             _write(volume / stamp / "rules.yaml", f"domain: d  # {stamp}\n")
@@ -267,7 +263,7 @@ class TestWatch:
             lambda: _swap_link(volume / "..data", "..2024_01_03_00_00_00.3"),
         )
 
-    async def test_a_directory_that_went_and_came_back_is_noticed(self, tmp_path: Path) -> None:
+    async def test_watch_notices_a_recreated_directory(self, tmp_path: Path) -> None:
         config = _write(tmp_path / "config" / "a.yaml").parent
         source = RulesFiles(RuntimeTree(tmp_path))
         async with aclosing(source.watch()) as wakes:
@@ -280,18 +276,18 @@ class TestWatch:
             await asyncio.wait_for(anext(wakes), PATIENCE_S)
             assert len(source.read()) == 1
 
-    async def test_polling_alone_notices_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_watch_falls_back_to_polling(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_watches_left(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(files_module.watchfiles, "awatch", no_watches_left)
+        monkeypatch.setattr("watchfiles.awatch", no_watches_left)
         monkeypatch.setattr(files_module, "POLL_MS", 100)
         file = _write(tmp_path / "a.yaml")
 
         await self._notices(RulesFiles([tmp_path]), lambda: file.write_text("domain: e\n"))
 
     @pytest.mark.parametrize("change", ["edit", "swapped root", "updated volume"])
-    async def test_the_system_s_own_notice_is_enough(
+    async def test_watch_wakes_on_file_system_events_without_polling(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
     ) -> None:
         monkeypatch.setattr(files_module, "POLL_MS", 60_000)
@@ -303,11 +299,11 @@ class TestWatch:
         config = tmp_path / "current" / "config"
         _write(config / "..three" / "a.yaml", "domain: three\n")
         _write(config / "b.yaml")
-        source = _Looked(RuntimeTree(tmp_path / "current"))
+        source = _CountingFiles(RuntimeTree(tmp_path / "current"))
         async with aclosing(source.watch()) as wakes:
             await anext(wakes)
             waiting = asyncio.ensure_future(anext(wakes))
-            await asyncio.wait_for(source.looked_twice.wait(), PATIENCE_S)  # only a notice is left to wake it
+            await asyncio.wait_for(source.checked_twice.wait(), PATIENCE_S)  # only a file system event can wake it now
 
             if change == "edit":
                 (config / "b.yaml").write_text("domain: e\n")
@@ -318,7 +314,7 @@ class TestWatch:
 
             await asyncio.wait_for(waiting, PATIENCE_S)
 
-    async def test_a_cancelled_watch_ends_at_once(self, tmp_path: Path) -> None:
+    async def test_cancelled_watch_ends_at_once(self, tmp_path: Path) -> None:
         _write(tmp_path / "a.yaml")
         started = asyncio.Event()
 

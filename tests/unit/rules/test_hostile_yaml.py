@@ -1,4 +1,4 @@
-"""A rules file that means harm is refused with a sentence, quickly and in little memory."""
+"""Hostile rules files are rejected with a message, quickly and in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from ratelimit_rls.errors import RulesError
-from ratelimit_rls.rules import load as load_module
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.load import DEEPEST, MOST_BYTES, Source, load
+from ratelimit_rls.rules.yaml import parser as load_module
+from ratelimit_rls.rules.yaml.parser import MAX_BYTES, MAX_DEPTH, SourceDocument, load
 
 
 def _billion_laughs() -> str:
@@ -42,7 +42,7 @@ HOSTILE = {
     "block lists in lists": ("- " * 100_000 + "x", "levels deep"),
     "keys in keys": ("? " * 100_000 + "x", "levels deep"),
     "descriptors in descriptors": (_staircase(), "levels deep"),
-    "too large": ("#" * (MOST_BYTES + 1), "larger than 16 MiB"),
+    "too large": ("#" * (MAX_BYTES + 1), "larger than 16 MiB"),
     "python object": ("!!python/object/apply:os.system ['exit 1']", "has no meaning in rules"),
     "python name": ("domain: !!python/name:os.system x", "has no meaning in rules"),
     "own tag": ("domain: !secret x", "tag '!secret' has no meaning"),
@@ -54,21 +54,21 @@ HOSTILE = {
 
 @pytest.mark.parametrize("parser", [None, yaml.CSafeLoader, yaml.SafeLoader], ids=["plain first", "libyaml", "python"])
 @pytest.mark.parametrize(("text", "sentence"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_text_is_refused(text: str, sentence: str, parser: type[yaml.SafeLoader] | None) -> None:
+def test_hostile_yaml_is_rejected(text: str, sentence: str, parser: type[yaml.SafeLoader] | None) -> None:
     with pytest.raises(RulesError, match="error loading config file") as refused:
-        load(Source("f", text.encode()), parser)
+        load(SourceDocument("f", text.encode()), parser)
 
     assert sentence in str(refused.value)
 
 
-def test_more_nodes_than_allowed_are_refused_and_as_many_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "MOST_NODES", 1000)
+def test_node_limit_is_enforced_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "MAX_NODES", 1000)
 
-    assert load(Source("f", b"[" + b"a," * 999 + b"]")) is not None
-    assert load(Source("f", b"a: [" + b"a," * 996 + b"a]")) is not None
+    assert load(SourceDocument("f", b"[" + b"a," * 999 + b"]")) is not None
+    assert load(SourceDocument("f", b"a: [" + b"a," * 996 + b"a]")) is not None
     for too_many in (b"[" + b"a," * 1000 + b"]", b"a: [" + b"a," * 997 + b"a]"):
         with pytest.raises(RulesError, match="more than 1,000 nodes"):
-            load(Source("f", too_many))
+            load(SourceDocument("f", too_many))
 
 
 LONG_BLOCKS = {
@@ -83,14 +83,14 @@ LONG_BLOCKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", LONG_BLOCKS.values(), ids=LONG_BLOCKS.keys())
-def test_a_block_without_end_is_refused_in_few_words(block: str) -> None:
+def test_unclosed_block_is_rejected_with_a_short_message(block: str) -> None:
     with pytest.raises(RulesError) as refused:
         compile_documents({"f": f"domain: d\ndescriptors:\n  - key: k\n    {block}\n".encode()})
 
     assert len(refused.value.problems) < 10
 
 
-def test_a_bomb_costs_neither_time_nor_memory() -> None:
+def test_alias_bomb_is_rejected_in_bounded_time_and_memory() -> None:
     bomb = _billion_laughs().encode()
     tracemalloc.start()
     began = process_time()
@@ -113,16 +113,16 @@ def test_a_bomb_costs_neither_time_nor_memory() -> None:
         (b"\x7fELF\x02\x01", (1, 1)),
     ],
 )
-def test_what_is_no_text_is_refused_at_its_first_bad_byte(content: bytes, place: tuple[int, int]) -> None:
+def test_binary_content_is_rejected_at_its_first_bad_byte(content: bytes, place: tuple[int, int]) -> None:
     with pytest.raises(RulesError, match=r"UTF-8|control characters") as refused:
-        load(Source("f", content))
+        load(SourceDocument("f", content))
 
     (problem,) = refused.value.problems
     assert (problem.line, problem.column) == place
 
 
-def test_as_deep_as_allowed_still_compiles() -> None:
-    levels = DEEPEST // 2 - 1
+def test_maximum_depth_still_compiles() -> None:
+    levels = MAX_DEPTH // 2 - 1
     text = "domain: d\n" + "descriptors: [{key: a, " * levels + "value: b" + "}]" * levels
 
     node = compile_documents({"f": text.encode()}).tree.domains["d"]
@@ -133,7 +133,7 @@ def test_as_deep_as_allowed_still_compiles() -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_equal_keys_cost_no_more_than_their_number() -> None:
+def test_many_duplicate_keys_take_linear_time() -> None:
     text = "domain: d\ndescriptors:\n  - key: a\n" + "    rate_limit: {unit: second, requests_per_unit: 1}\n" * 5_000
     began = process_time()
 

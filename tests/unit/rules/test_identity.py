@@ -1,4 +1,4 @@
-"""`identity` and `limits_of` of a rules file: what they mean, and that every mistake is found where it stands."""
+"""Compilation of `identity` and `limits_of`, and positions and messages of their errors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ratelimit_rls.cli.normal_form import documents
-from ratelimit_rls.core.attributes import AnonymousIp, Caller, CallerId
+from ratelimit_rls.cli.canonical_yaml import canonical_documents
+from ratelimit_rls.core.attributes import AnonymousIpSource, CallerIdSource, CallerSource
 from ratelimit_rls.core.client_ip import ClientIp
 from ratelimit_rls.core.identity import (
     CredentialEntry,
     CredentialKind,
-    CredentialPlace,
-    IdentityTerms,
-    Otherwise,
+    CredentialLocation,
+    IdentityConfig,
+    UnauthenticatedPolicy,
 )
 from ratelimit_rls.core.model import Charge, Subject
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.identity.issuers import read_issuers
-from ratelimit_rls.rules.compile import Compiled, compile_documents
+from ratelimit_rls.rules.compile import CompiledRules, compile_documents
 
 FULL = """\
 domain: api
@@ -45,7 +45,7 @@ descriptors:
 """
 
 
-def compiled(text: str) -> Compiled:
+def compiled(text: str) -> CompiledRules:
     return compile_documents({"api.yaml": textwrap.dedent(text).encode()})
 
 
@@ -59,34 +59,38 @@ def identity(block: str) -> str:
     return "domain: api\nidentity:\n" + textwrap.indent(textwrap.dedent(block), "  ")
 
 
-def test_everything_that_can_be_said() -> None:
+def test_every_identity_key_is_compiled() -> None:
     assert compiled(FULL).tree.identities == {
-        "api": IdentityTerms(
-            places=(
-                CredentialPlace(CredentialKind.API_KEY, header="x-api-key"),
-                CredentialPlace(CredentialKind.API_KEY, query="api_key"),
-                CredentialPlace(CredentialKind.JWT, header="authorization", scheme="bearer"),
-                CredentialPlace(CredentialKind.API_KEY, header="authorization", scheme="apikey"),
+        "api": IdentityConfig(
+            locations=(
+                CredentialLocation(CredentialKind.API_KEY, header="x-api-key"),
+                CredentialLocation(CredentialKind.API_KEY, query="api_key"),
+                CredentialLocation(CredentialKind.JWT, header="authorization", scheme="bearer"),
+                CredentialLocation(CredentialKind.API_KEY, header="authorization", scheme="apikey"),
             ),
             entries=(
                 CredentialEntry("token", CredentialKind.JWT, ("user",)),
                 CredentialEntry("api-key", CredentialKind.API_KEY, ("tier", "user")),
             ),
-            on_invalid=Otherwise.REFUSE,
-            on_missing=Otherwise.IP,
+            on_invalid=UnauthenticatedPolicy.REFUSE,
+            on_missing=UnauthenticatedPolicy.IP,
             blocked_status=429,
             hidden=("x-api-key", "authorization"),
         )
     }
 
 
-def test_little_is_enough() -> None:
+def test_minimal_identity_has_defaults() -> None:
     terms = compiled(identity("credentials: [{kind: jwt, header: x-token}]")).tree.identities["api"]
-    assert (terms.places[0].scheme, terms.on_invalid, terms.on_missing) == ("", Otherwise.IP, Otherwise.IP)
+    assert (terms.locations[0].scheme, terms.on_invalid, terms.on_missing) == (
+        "",
+        UnauthenticatedPolicy.IP,
+        UnauthenticatedPolicy.IP,
+    )
     assert (terms.blocked_status, terms.hidden) == (403, ())
 
 
-def test_rules_say_whose_limits_they_take() -> None:
+def test_limits_of_is_compiled() -> None:
     root = compiled(FULL).tree.domains["api"]
     rules = {key: node.rule for key, node in root.by_key.items()}
     assert {key: rule.limits_of for key, rule in rules.items() if rule} == {
@@ -96,16 +100,16 @@ def test_rules_say_whose_limits_they_take() -> None:
     assert rules["api_key"] is not None
     assert rules["api_key"].limits == ()
     assert rules["user"] is not None
-    assert rules["user"].charge is Charge.ADMITTED  # as of every rule that the reference cannot read
+    assert rules["user"].charge is Charge.ADMITTED  # like every rule with keys that envoyproxy/ratelimit does not have
 
 
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
         ("on_invalid: ip", "3: 'identity' does not say where credentials are"),
-        ("credentials: [{kind: api_key}]", "3: a credential stands in one place; write either 'header' or 'query'"),
-        ("credentials: [{kind: api_key, header: a, query: b}]", "3: a credential stands in one place"),
-        ("credentials: [{kind: api_key, query: b, scheme: bearer}]", "3: 'scheme' is what stands before"),
+        ("credentials: [{kind: api_key}]", "3: a credential has one location; write either 'header' or 'query'"),
+        ("credentials: [{kind: api_key, header: a, query: b}]", "3: a credential has one location"),
+        ("credentials: [{kind: api_key, query: b, scheme: bearer}]", "3: 'scheme' precedes a credential"),
         ("credentials: [{header: a}]", "3: 'kind' is missing"),
         ("credentials: [{kind: basic, header: a}]", "3: kind: basic is not one of api_key, jwt"),
         ("credentials: [{kind: jwt, header: 'a b'}]", "3: header: a b is not the name of a header"),
@@ -121,7 +125,7 @@ def test_rules_say_whose_limits_they_take() -> None:
         ("credentials: [" + "{kind: jwt, header: a}, " * 9 + "]", "3: 'credentials' has 9 elements; at most 8"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(block: str, expected: str) -> None:
+def test_identity_error_has_position_and_message(block: str, expected: str) -> None:
     assert any(problem.startswith(expected) for problem in problems(identity(block))), problems(identity(block))
 
 
@@ -133,38 +137,38 @@ def test_a_mistake_is_told_with_its_place(block: str, expected: str) -> None:
         ("value: 'a*', share_threshold: true", "cannot be used with 'share_threshold'"),
     ],
 )
-def test_limits_of_has_no_meaning_beside_some(beside: str, expected: str) -> None:
-    told = problems(f"domain: api\ndescriptors: [{{key: user, limits_of: user, {beside}}}]")
-    assert any(expected in problem for problem in told), told
+def test_limits_of_conflicts_are_rejected(beside: str, expected: str) -> None:
+    found = problems(f"domain: api\ndescriptors: [{{key: user, limits_of: user, {beside}}}]")
+    assert any(expected in problem for problem in found), found
 
 
-def test_an_unknown_subject_is_refused() -> None:
-    told = problems("domain: api\ndescriptors: [{key: user, limits_of: org}]")
-    assert told == ["2: limits_of 'org' is not one of user, api_key"]
+def test_unknown_limits_of_subject_is_rejected() -> None:
+    found = problems("domain: api\ndescriptors: [{key: user, limits_of: org}]")
+    assert found == ["2: limits_of 'org' is not one of user, api_key"]
 
 
-def test_a_mapping_may_take_what_credentials_prove() -> None:
+def test_ext_authz_entry_may_use_the_caller_identity() -> None:
     sources = ("user", "tier", "org", "api_key", "caller", "anonymous_ip")
     entries = ", ".join(f"{{key: {name}, from: {name}}}" for name in sources)
     mapping = compiled(f"domain: api\next_authz: {{descriptors: [{{entries: [{entries}]}}]}}").tree.mappings["api"]
     assert [entry.source for entry in mapping.descriptors[0].entries] == [
-        Caller("user"),
-        Caller("tier"),
-        Caller("org"),
-        Caller("api_key"),
-        CallerId(ClientIp()),
-        AnonymousIp(ClientIp()),
+        CallerSource("user"),
+        CallerSource("tier"),
+        CallerSource("org"),
+        CallerSource("api_key"),
+        CallerIdSource(ClientIp()),
+        AnonymousIpSource(ClientIp()),
     ]
 
 
-def test_written_back_it_means_the_same() -> None:
-    (shown,) = documents(compiled(FULL), with_places=False)
-    again = compiled(yaml.safe_dump(shown))
+def test_identity_survives_a_round_trip() -> None:
+    (document,) = canonical_documents(compiled(FULL), with_places=False)
+    again = compiled(yaml.safe_dump(document))
     assert again.tree.identities == compiled(FULL).tree.identities
-    assert documents(again, with_places=False) == [shown]
+    assert canonical_documents(again, with_places=False) == [document]
 
 
-def test_proxies_are_trusted_by_how_many_or_by_where() -> None:
+def test_trusted_proxies_are_a_number_or_networks() -> None:
     block = "domain: api\next_authz:\n  %s\n  descriptors: [{entries: [{key: ip, from: client_ip}]}]"
     mapping = compiled(block % "trusted_networks: [10.0.0.0/8, 'fd00::/8']").tree.mappings["api"]
     assert [str(network) for network in mapping.client_ip.trusted_networks] == ["10.0.0.0/8", "fd00::/8"]
@@ -172,20 +176,20 @@ def test_proxies_are_trusted_by_how_many_or_by_where() -> None:
         "3: trusted_networks: 10.0.0.1/8 is not a network such as 10.0.0.0/8"
     ]
     both = "trusted_networks: [10.0.0.0/8]\n  trusted_proxies: 1\n  use_remote_address: true"
-    assert "both say which proxies are believed" in problems(block % both)[0]
+    assert "both define the trusted proxies" in problems(block % both)[0]
     assert "at most 64" in problems(block % f"trusted_networks: [{'10.0.0.0/8, ' * 65}]")[0]
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "identity.md").read_text()
 
 
-def test_the_rules_of_the_page_load_without_a_warning() -> None:
+def test_documented_identity_rules_load_without_warnings() -> None:
     rules, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert compiled(rules).warnings == ()
     assert compiled(rules).tree.identities["api"].hidden
 
 
-def test_the_issuers_of_the_page_can_be_read(tmp_path: Path) -> None:
+def test_documented_issuers_file_loads(tmp_path: Path) -> None:
     _, issuers = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "issuers.yaml").write_text(issuers)
     (issuer,) = read_issuers(tmp_path / "issuers.yaml")

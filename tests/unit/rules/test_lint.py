@@ -54,11 +54,11 @@ MISPLACED = {
 
 
 @pytest.mark.parametrize(("text", "message"), MISPLACED.values(), ids=MISPLACED.keys())
-def test_a_known_key_without_effect_is_a_warning(text: str, message: str) -> None:
+def test_misplaced_key_is_a_warning(text: str, message: str) -> None:
     assert _warnings(text) == [(4, "misplaced", message)]
 
 
-# The earlier value, the later value (None: no value), and whether the later one can ever be met.
+# The earlier value, the later value (None: no value), and whether the later one can ever match.
 PATTERNS = [
     ("/a*", "/a/b*", False),
     ("/a/b*", "/a*", True),
@@ -77,7 +77,7 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize(("earlier", "later", "is_reachable"), PATTERNS)
-def test_what_an_earlier_wildcard_always_meets_is_unreachable(
+def test_descriptor_covered_by_an_earlier_wildcard_is_unreachable(
     earlier: str, later: str | None, is_reachable: bool
 ) -> None:
     value = f"\n    value: '{later}'" if later else ""
@@ -86,29 +86,33 @@ def test_what_an_earlier_wildcard_always_meets_is_unreachable(
     found = _warnings(text)
 
     named = f"key 'k' value '{later}'" if later else "key 'k'"
-    expected = (5, "unreachable", f"{named} is always met first by key 'k' value '{earlier}' at f.yaml:3:5")
+    expected = (
+        5,
+        "unreachable",
+        f"{named} is never matched: it is always preceded by key 'k' value '{earlier}' at f.yaml:3:5",
+    )
     assert found == ([] if is_reachable else [expected])
 
 
-def test_wildcards_of_different_keys_do_not_hide_each_other() -> None:
+def test_wildcards_of_different_keys_are_independent() -> None:
     assert _warnings("domain: d\ndescriptors: [{key: a, value: '*'}, {key: b, value: '*'}, {key: c}]") == []
 
 
-def test_a_wildcard_key_hides_the_bare_keys_it_meets() -> None:
+def test_wildcard_key_makes_matching_bare_keys_unreachable() -> None:
     found = _warnings("domain: d\ndescriptors:\n  - key: us*\n  - key: user\n  - key: path")
 
     assert [(line, code) for line, code, _ in found] == [(4, "unreachable")]
 
 
-def test_a_limit_of_zero_is_pointed_out_written_or_not() -> None:
+def test_zero_limit_is_a_warning_explicit_or_default() -> None:
     text = (
         "domain: d\ndescriptors:\n  - key: a\n    rate_limit: {unit: day, requests_per_unit: 0}\n"
         "  - key: b\n    rate_limit: {unit: day}\n  - key: c\n    rate_limit: {unlimited: true}\n"
     )
 
     assert _warnings(text) == [
-        (4, "zero-limit", "requests_per_unit is 0: every request is refused"),
-        (6, "zero-limit", "there is no requests_per_unit, which means 0: every request is refused"),
+        (4, "zero-limit", "requests_per_unit is 0: every request is denied"),
+        (6, "zero-limit", "there is no requests_per_unit, which means 0: every request is denied"),
     ]
 
 
@@ -120,14 +124,14 @@ def test_a_limit_of_zero_is_pointed_out_written_or_not() -> None:
         *("hot: {lease: 100ms}", "on_store_failure: deny"),
     ],
 )
-def test_what_needs_a_limit_is_pointed_out_where_there_is_none(key: str) -> None:
+def test_key_that_needs_a_limit_warns_without_one(key: str) -> None:
     text = f"domain: d\ndescriptors:\n  - key: k\n    {key}\n"
 
     assert [(line, code) for line, code, _ in _warnings(text)] == [(4, "no-effect")]
     assert _warnings(f"{text}    {LIMIT}\n") == []
 
 
-def test_what_counts_is_pointed_out_beside_unlimited() -> None:
+def test_counting_keys_warn_next_to_unlimited() -> None:
     text = "domain: d\ndescriptors:\n  - key: k\n    rate_limit:\n      unlimited: y\n      requests_per_unit: 5\n"
 
     assert _warnings(text) == [(6, "no-effect", "'requests_per_unit' has no effect when unlimited")]
@@ -135,7 +139,7 @@ def test_what_counts_is_pointed_out_beside_unlimited() -> None:
 
 @pytest.mark.parametrize("key", ["penalty: {}", "warn_at: 0.8", "answer: {headers: []}", "deny: {status: 503}"])
 @pytest.mark.parametrize("beside", ["rate_limit: {unlimited: true}", f"action: allow\n    {LIMIT}"])
-def test_what_needs_refusals_is_pointed_out_where_everything_passes(key: str, beside: str) -> None:
+def test_denial_keys_warn_where_everything_passes(key: str, beside: str) -> None:
     text = f"domain: d\ndescriptors:\n  - key: k\n    {key}\n    {beside}\n"
 
     name, _, _ = key.partition(":")
@@ -152,7 +156,7 @@ NOTHING_COUNTED = {
 
 
 @pytest.mark.parametrize(("beside", "has_effect"), NOTHING_COUNTED.values(), ids=NOTHING_COUNTED.keys())
-def test_what_needs_the_store_is_pointed_out_where_nothing_is_counted(beside: str, has_effect: bool) -> None:
+def test_on_store_failure_warns_where_nothing_is_counted(beside: str, has_effect: bool) -> None:
     found = _warnings(f"domain: d\ndescriptors:\n  - key: k\n    on_store_failure: deny\n    {beside}\n")
 
     message = "'on_store_failure' has no effect where nothing is counted, neither on this descriptor nor below it"
@@ -160,7 +164,7 @@ def test_what_needs_the_store_is_pointed_out_where_nothing_is_counted(beside: st
 
 
 @pytest.mark.parametrize("limits", [LIMIT, "limits: [{unit: day, requests_per_unit: 0}]"])
-def test_a_limit_beside_allow_is_pointed_out(limits: str) -> None:
+def test_limit_next_to_action_allow_is_a_warning(limits: str) -> None:
     text = f"domain: d\ndescriptors:\n  - key: k\n    action: allow\n    {limits}\n"
 
     name, _, _ = limits.partition(":")
@@ -169,11 +173,11 @@ def test_a_limit_beside_allow_is_pointed_out(limits: str) -> None:
 
 
 @pytest.mark.parametrize("limits", ["rate_limit: {unlimited: true}", "descriptors: []"])
-def test_what_passes_anyway_may_stand_beside_allow(limits: str) -> None:
+def test_unlimited_next_to_action_allow_is_no_warning(limits: str) -> None:
     assert _warnings(f"domain: d\ndescriptors:\n  - key: k\n    action: allow\n    {limits}\n") == []
 
 
-def test_replacing_a_name_that_nobody_has_is_pointed_out() -> None:
+def test_replaces_with_unknown_name_is_a_warning() -> None:
     text = (
         "domain: d\ndescriptors:\n"
         "  - key: a\n    rate_limit: {unit: day, requests_per_unit: 1, name: one}\n"
@@ -183,7 +187,7 @@ def test_replacing_a_name_that_nobody_has_is_pointed_out() -> None:
     assert _warnings(text) == [(6, "replaces", "replaces 'two', but no rate_limit of this domain has that name")]
 
 
-# What ext_authz makes, the rules beside it, and whether one of them can be met.
+# Entries that ext_authz builds, the rules, and whether one of them can match.
 MAPPED = {
     "its key": ("{key: user, header: x-user}", f"{{key: user, {LIMIT}}}", True),
     "no such key": ("{key: usr, header: x-user}", f"{{key: user, {LIMIT}}}", False),
@@ -211,7 +215,7 @@ MAPPED = {
 
 
 @pytest.mark.parametrize(("entries", "rule", "is_met"), MAPPED.values(), ids=MAPPED.keys())
-def test_what_ext_authz_makes_for_nothing_is_pointed_out(entries: str, rule: str, is_met: bool) -> None:
+def test_unmatched_ext_authz_descriptor_is_a_warning(entries: str, rule: str, is_met: bool) -> None:
     text = (
         "domain: d\next_authz:\n  descriptors:\n    - entries: [{key: fine, from: path}]\n"
         f"    - entries: [{entries}]\ndescriptors:\n  - {{key: fine, {LIMIT}}}\n  - {rule}\n"
@@ -220,14 +224,14 @@ def test_what_ext_authz_makes_for_nothing_is_pointed_out(entries: str, rule: str
     assert [(line, code) for line, code, _ in _warnings(text)] == ([] if is_met else [(5, "unmapped")])
 
 
-def test_the_keys_of_what_is_made_for_nothing_are_told() -> None:
+def test_unmapped_warning_names_the_keys() -> None:
     text = "domain: d\next_authz: {descriptors: [{entries: [{key: a, from: path}, {key: b, from: host}]}]}\n"
 
-    message = "no rule of this domain is met by a descriptor of a, b: it is made for nothing"
+    message = "no rule of this domain matches a descriptor of a, b: it has no effect"
     assert _warnings(text) == [(2, "unmapped", message)]
 
 
-def test_a_merged_domain_is_looked_at_as_a_whole() -> None:
+def test_merged_domain_is_linted_as_a_whole() -> None:
     mapping = b"domain: d\next_authz: {descriptors: [{entries: [{key: a, from: path}]}]}\n"
     rules = f"domain: d\ndescriptors: [{{key: a, {LIMIT}}}]\n".encode()
 

@@ -1,18 +1,18 @@
-"""`on_store_failure`: what it compiles to, and for whom it holds."""
+"""Compilation and inheritance of `on_store_failure`."""
 
 from __future__ import annotations
 
 import pytest
 
 from ratelimit_rls.core.match import match
-from ratelimit_rls.core.model import Charge, Descriptor, Entry, OnStoreFailure, Override, Request, Unit
+from ratelimit_rls.core.model import Charge, Descriptor, Entry, LimitOverride, OnStoreFailure, Request, Unit
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
 
 NESTED = """
 domain: d
-{of_domain}
+{domain_keys}
 descriptors:
   - key: alone
     rate_limit: {{unit: day, requests_per_unit: 1}}
@@ -42,37 +42,37 @@ descriptors:
 """
 
 
-def said(of_domain: str = "") -> dict[str, OnStoreFailure | None]:
-    tree = compile_documents({"f": NESTED.format(of_domain=of_domain).encode()}).tree
+def policies(domain_keys: str = "") -> dict[str, OnStoreFailure | None]:
+    tree = compile_documents({"f": NESTED.format(domain_keys=domain_keys).encode()}).tree
     return {rule.path: rule.on_store_failure for rule in tree.rules()}
 
 
-HANDED_DOWN = {
+INHERITED = {
     "d.own": OnStoreFailure.DENY,
     "d.above.below": OnStoreFailure.ALLOW,
     "d.above.below.deeper": OnStoreFailure.ALLOW,
     "d.above.otherwise": OnStoreFailure.ERROR,
-    "d.above.free": None,  # the store is not asked
+    "d.above.free": None,  # the store is not used
     "d.off.on": OnStoreFailure.DENY,
 }
 
 
-def test_a_descriptor_says_it_for_itself_and_everything_below() -> None:
-    assert said() == {**HANDED_DOWN, "d.alone": None}
+def test_descriptor_policy_applies_to_everything_below() -> None:
+    assert policies() == {**INHERITED, "d.alone": None}
 
 
 @pytest.mark.parametrize("policy", OnStoreFailure)
-def test_a_domain_says_it_for_all_that_do_not(policy: OnStoreFailure) -> None:
-    assert said(f"on_store_failure: {policy.value}") == {**HANDED_DOWN, "d.alone": policy}
+def test_domain_policy_is_the_default_for_its_rules(policy: OnStoreFailure) -> None:
+    assert policies(f"on_store_failure: {policy.value}") == {**INHERITED, "d.alone": policy}
 
 
 def tree(text: str) -> Tree:
     return compile_documents({"f": text.encode()}).tree
 
 
-def test_a_limit_that_the_request_brings_is_the_domain_s() -> None:
+def test_limit_from_the_request_uses_the_domain_policy() -> None:
     rules = tree("domain: d\non_store_failure: local\ndescriptors: [{key: k, on_store_failure: deny, descriptors: []}]")
-    descriptor = Descriptor((Entry("k", "v"),), Override(7, Unit.HOUR))
+    descriptor = Descriptor((Entry("k", "v"),), LimitOverride(7, Unit.HOUR))
 
     (found,) = match(rules, Request("d", (descriptor,)))
 
@@ -80,14 +80,14 @@ def test_a_limit_that_the_request_brings_is_the_domain_s() -> None:
     assert found.rule.on_store_failure is OnStoreFailure.LOCAL
 
 
-def test_who_pays_is_not_changed() -> None:
+def test_on_store_failure_does_not_change_the_charge() -> None:
     limit = "rate_limit: {unit: day, requests_per_unit: 1}"
     (rule,) = tree(f"domain: d\ndescriptors: [{{key: k, on_store_failure: deny, {limit}}}]").rules()
 
     assert rule.charge is Charge.ALWAYS
 
 
-def test_what_one_file_says_of_a_domain_counts_for_all_its_files_and_may_be_repeated() -> None:
+def test_policy_of_one_file_applies_to_all_and_may_be_repeated() -> None:
     limit = "rate_limit: {unit: day, requests_per_unit: 1}"
     files = {
         "a.yaml": f"domain: d\ndescriptors: [{{key: a, {limit}}}]".encode(),
@@ -100,7 +100,7 @@ def test_what_one_file_says_of_a_domain_counts_for_all_its_files_and_may_be_repe
     assert rule.on_store_failure is OnStoreFailure.LOCAL
 
 
-def test_a_domain_has_one() -> None:
+def test_conflicting_domain_policies_are_an_error() -> None:
     files = {"a.yaml": b"domain: d\non_store_failure: local", "b.yaml": b"domain: d\non_store_failure: deny"}
 
     with pytest.raises(RulesError, match=r"b\.yaml:2:19: .*another on_store_failure at a\.yaml:2:19.*rule may have"):

@@ -1,4 +1,4 @@
-"""What can be wrong with the keys that the reference does not know: the place, the sentence, what would be right."""
+"""Errors in keys that envoyproxy/ratelimit does not have: position, message, remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ BESIDE_A_LIMIT = {
     "penalty: {after: 1, after: 2}": "4:14 'after' is written twice",
     "penalty: {within: 721h}": "4:23 within: 721h is not between 1s and 720h",
     "penalty: {within: 999ms}": "4:23 within: 999ms is not between 1s and 720h",
-    "penalty: {within: 30d}": "4:23 within: 30d is not a duration; use a number with a unit",
+    "penalty: {within: 31d}": "4:23 within: 31d is not between 1s and 720h",
+    "penalty: {within: 30 d}": "4:23 within: 30 d is not a duration; use a number with a unit, e.g. 250ms",
     "penalty: {after: 0}": "4:22 after: 0 is not a whole number from 1 on",
     "penalty: {after: 1001}": "4:22 after: at most 1000 violations are remembered, not 1001",
     "penalty: {after: 997}": "4:14 penalty: after 997 and 4 multipliers would count 1001 violations; at most 1000",
@@ -34,16 +35,16 @@ BESIDE_A_LIMIT = {
     "penalty: {multipliers: 2}": "4:28 multipliers: 2 is not a list",
     "penalty: {multipliers: [1, 1.5]}": "4:32 multipliers: 1.5 is not a whole number from 1 on",
     "penalty: {multipliers: [0, 1]}": "4:29 multipliers: 0 is not a whole number from 1 on",
-    "penalty: {multipliers: [1, 10001]}": "4:28 multipliers: 10001 times is more than 10,000",
+    "penalty: {multipliers: [1, 10001]}": "4:28 multipliers: 10001 is more than 10,000",
     "penalty: {multipliers: [1, 4, 2]}": "4:28 multipliers must not decrease",
-    "warn_at: 1.0": "4:14 warn_at: 1.0 is not a part of the limit; it is a number above 0.1 and below 1",
-    "warn_at: 0.1": "4:14 warn_at: 0.1 is not a part of the limit",
-    "warn_at: -0.5": "4:14 warn_at: -0.5 is not a part of the limit",
-    "warn_at: 80": "4:14 warn_at: 80 is not a part of the limit",
-    "warn_at: '0.8'": "4:14 warn_at: 0.8 is not a part of the limit",
-    "warn_at: 0.8001": "4:14 warn_at: 0.8001 is not a part of the limit",
-    "warn_at: .nan": "4:14 warn_at: .nan is not a part of the limit",
-    "warn_at: [0.8]": "4:14 warn_at: a list is not a part of the limit",
+    "warn_at: 1.0": "4:14 warn_at: 1.0 is not a fraction of the limit; it is a number above 0.1 and below 1",
+    "warn_at: 0.1": "4:14 warn_at: 0.1 is not a fraction of the limit",
+    "warn_at: -0.5": "4:14 warn_at: -0.5 is not a fraction of the limit",
+    "warn_at: 80": "4:14 warn_at: 80 is not a fraction of the limit",
+    "warn_at: '0.8'": "4:14 warn_at: 0.8 is not a fraction of the limit",
+    "warn_at: 0.8001": "4:14 warn_at: 0.8001 is not a fraction of the limit",
+    "warn_at: .nan": "4:14 warn_at: .nan is not a fraction of the limit",
+    "warn_at: [0.8]": "4:14 warn_at: a list is not a fraction of the limit",
     "on_store_failure: refuse": "4:23 on_store_failure 'refuse' is not one of deny, error, local, allow",
     "on_store_failure: Alow": "4:23 on_store_failure 'Alow' is not one of deny, error, local, allow; did you mean "
     "'allow'?",
@@ -83,8 +84,8 @@ BESIDE_A_LIMIT = {
     "deny: {format: json, content_type: text/html}": "4:40 content_type has no meaning without 'body'",
     "deny: {body: sorry, content_type: html}": "4:39 content_type: 'html' is not a media type",
     'deny: {body: sorry, content_type: "text/html\\r\\nx: y"}': "4:39 content_type: 'text/html\\r\\nx: y' is not a",
-    "deny: {status: 200}": "4:20 status: 200 is not a refusal; it is a whole number from 400 to 599",
-    "deny: {status: '429'}": "4:20 status: 429 is not a refusal; it is a whole number from 400 to 599, without quotes",
+    "deny: {status: 200}": "4:20 status: 200 is not a denial; it is a whole number from 400 to 599",
+    "deny: {status: '429'}": "4:20 status: 429 is not a denial; it is a whole number from 400 to 599, without quotes",
     "deny: {headers: [x-a]}": "4:21 headers: a list is not a mapping of names to texts",
     "deny: {headers: {x a: b}}": "4:22 headers: 'x a' is not the name of a header",
     "deny: {headers: {':status': '200'}}": "4:22 headers: ':status' is not the name of a header",
@@ -105,7 +106,7 @@ BESIDE_A_LIMIT = {
 
 
 @pytest.mark.parametrize("written", BESIDE_A_LIMIT, ids=lambda written: written[:50])
-def test_a_mistake_is_told_where_it_is(written: str) -> None:
+def test_error_has_position_and_message(written: str) -> None:
     (problem,) = problems(f"{HEAD}    {written}\n    {LIMIT}\n")
 
     assert problem.startswith(BESIDE_A_LIMIT[written])
@@ -116,7 +117,7 @@ def test_a_mistake_is_told_where_it_is(written: str) -> None:
     [written for written in BESIDE_A_LIMIT if written.startswith(("answer", "deny"))],
     ids=lambda one: one[:50],
 )
-def test_a_domain_s_answer_and_deny_are_read_as_strictly(written: str) -> None:
+def test_domain_answer_and_deny_are_checked_strictly(written: str) -> None:
     (problem,) = problems(f"domain: edge\n{written}\n")
 
     column, _, sentence = BESIDE_A_LIMIT[written].removeprefix("4:").partition(" ")
@@ -124,7 +125,7 @@ def test_a_domain_s_answer_and_deny_are_read_as_strictly(written: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["on_store_failure", "shard_by", "charge"])
-def test_a_domain_s_words_are_read_as_strictly(key: str) -> None:
+def test_domain_enum_settings_are_checked_strictly(key: str) -> None:
     (problem,) = problems(f"domain: edge\n{key}: domaine\n")
 
     assert problem.startswith(f"2:{len(key) + 3} {key} 'domaine' is not one of ")
@@ -132,10 +133,12 @@ def test_a_domain_s_words_are_read_as_strictly(key: str) -> None:
 
 
 HOT = "hot: {lease: 100ms}"
-TAKEN_BEFORE = "with hot, where hits are taken before anybody asks, so that who is refused, and when, is not known"
+TAKEN_BEFORE = (
+    "with hot, where hits are leased before the calls arrive, so that which call is denied, and when, is not known"
+)
 
 CONTRADICTIONS = {
-    (HOT, "charge: always", LIMIT): "5:13 charge: always with hot, where hits are taken before anybody asks",
+    (HOT, "charge: always", LIMIT): "5:13 charge: always with hot, where hits are leased before the calls arrive",
     (HOT, "shadow_mode: true", LIMIT): f"5:18 shadow_mode {TAKEN_BEFORE}",
     (HOT, "quota_mode: true", LIMIT): f"5:17 quota_mode {TAKEN_BEFORE}",
     (HOT, "action: log_only", LIMIT): f"5:13 action: log_only {TAKEN_BEFORE}",
@@ -147,7 +150,7 @@ CONTRADICTIONS = {
     (HOT, "enabled: false", "warn_at: 0.8", LIMIT): f"6:14 warn_at {TAKEN_BEFORE}",
     ("hot: {lease: 501ms}", "rate_limit: {unit: second, requests_per_unit: 5}"): "4:18 lease: 501ms is more than half "
     "of a window of 1s, so that it could outlive it; at most 500ms, or a longer window",
-    ("penalty: {}", "quota_mode: true", LIMIT): "4:14 penalty with quota_mode, which refuses nobody by itself",
+    ("penalty: {}", "quota_mode: true", LIMIT): "4:14 penalty with quota_mode, which denies no call by itself",
     ("penalty: {}", "shadow_mode: true", LIMIT): "4:14 penalty with shadow_mode",
     ("penalty: {}", "action: log_only", LIMIT): "4:14 penalty with action: log_only",
     ("action: throttle", "max_delay: 61s", BUCKET): "5:16 max_delay: 61s is not between 1ms and 1m",
@@ -162,23 +165,23 @@ CONTRADICTIONS = {
     ): "4:13 action: throttle needs",
     ("action: throttle", "limits: [{unit: day, requests_per_unit: 5}]"): "4:13 action: throttle needs a rate_limit",
     ("action: throttle", "enabled: false"): "4:13 action: throttle needs a rate_limit",
-    ("action: throttle", "charge: always", BUCKET): "5:13 charge: always beside action: throttle",
+    ("action: throttle", "charge: always", BUCKET): "5:13 charge: always with action: throttle",
     ("action: throttle", "shadow_mode: true", BUCKET): "5:18 action: throttle with shadow_mode",
     ("action: throttle", "quota_mode: true", BUCKET): "5:17 action: throttle with quota_mode",
 }
 
 
 @pytest.mark.parametrize("lines", CONTRADICTIONS, ids=lambda lines: ", ".join(lines)[:60])
-def test_keys_that_contradict_each_other_are_refused(lines: tuple[str, ...]) -> None:
+def test_conflicting_keys_are_rejected(lines: tuple[str, ...]) -> None:
     (problem,) = problems(HEAD + "".join(f"    {line}\n" for line in lines))
 
     assert problem.startswith(CONTRADICTIONS[lines])
 
 
-def test_a_lease_in_a_domain_that_charges_always_is_refused_where_it_stands() -> None:
+def test_hot_in_a_domain_with_charge_always_is_rejected() -> None:
     (problem,) = problems(f"charge: always\n{HEAD}    {HOT}\n    {LIMIT}\n")
 
-    assert problem.startswith("5:10 hot in a domain with charge: always, where what is refused counts too")
+    assert problem.startswith("5:10 hot in a domain with charge: always, where denied calls count too")
     assert "write 'charge: admitted' beside it" in problem
 
 
@@ -195,7 +198,7 @@ ONCE = {
 
 
 @pytest.mark.parametrize("lines", ONCE.values(), ids=ONCE.keys())
-def test_one_mistake_is_told_once(lines: tuple[str, ...]) -> None:
+def test_one_mistake_is_reported_once(lines: tuple[str, ...]) -> None:
     assert len(problems(HEAD + "".join(f"    {line}\n" for line in lines))) == 1
 
 
@@ -203,7 +206,7 @@ MAPPING = "ext_authz: {descriptors: [{entries: [{key: user, header: x-user}]}]}"
 
 
 @pytest.mark.parametrize("block", ["answer: {headers: [ietf]}", "deny: {format: json}", MAPPING])
-def test_a_domain_in_two_files_says_it_once(block: str) -> None:
+def test_domain_block_in_two_files_is_an_error(block: str) -> None:
     files = {"a.yaml": f"domain: d\n{block}".encode(), "b.yaml": f"domain: d\n{block}".encode()}
     key, _, _ = block.partition(":")
 
@@ -211,7 +214,7 @@ def test_a_domain_in_two_files_says_it_once(block: str) -> None:
         compile_documents(files, merge_domains=True)
 
 
-def test_a_mistake_in_a_mapping_is_told_where_it_is() -> None:
+def test_ext_authz_error_has_its_position() -> None:
     (problem,) = problems(
         "domain: edge\next_authz:\n  trusted: 1\n  descriptors: [{entries: [{key: a, from: path}]}]\n"
     )

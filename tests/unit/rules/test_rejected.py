@@ -1,4 +1,4 @@
-"""One file per way to be refused: the reference's sentence, the place, and what would be right."""
+"""One file per kind of error: the sentence of envoyproxy/ratelimit, the position, and the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratelimit_rls.rules.compile import compile_documents
 
 REJECTED = Path(__file__).parent / "rejected"
 
-# file: (line, column, the sentence, the remedy)
+# file: (line, column, message, remedy)
 EXPECTED = {
     # the text
     "not_yaml": (4, 1, "error loading config file: yaml: while scanning a quoted scalar", "end of stream"),
@@ -104,7 +104,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in REJECTED.glob("*.yaml")))
-def test_each_offence_is_refused_at_its_place_with_its_sentence_and_a_remedy(name: str) -> None:
+def test_rejected_file_has_position_message_and_remedy(name: str) -> None:
     file = REJECTED / f"{name}.yaml"
 
     with pytest.raises(RulesError) as refused:
@@ -117,11 +117,11 @@ def test_each_offence_is_refused_at_its_place_with_its_sentence_and_a_remedy(nam
     assert remedy in problem.message
 
 
-def test_every_expectation_has_its_file() -> None:
+def test_every_expectation_has_a_file() -> None:
     assert EXPECTED.keys() == {path.stem for path in REJECTED.glob("*.yaml")}
 
 
-def test_all_errors_of_all_files_are_told_sorted_by_place() -> None:
+def test_all_errors_of_all_files_are_reported_in_order() -> None:
     files = {
         "b.yaml": b"domain: b\ndescriptors:\n  - key: ''\n  - key: x\n    rate_limit: {unit: fortnight}\n",
         "a.yaml": b"domain: a\nwhat: 1\ndescriptors:\n  - key: k\n    shadow_mode: 3\n  - key: k\n",
@@ -141,6 +141,6 @@ def test_all_errors_of_all_files_are_told_sorted_by_place() -> None:
     ]
 
 
-def test_a_message_reads_as_place_kind_and_sentence() -> None:
+def test_message_format_is_position_severity_and_sentence() -> None:
     with pytest.raises(RulesError, match=r"^x\.yaml:1:9: error: config file cannot have empty domain"):
         compile_documents({"x.yaml": b"domain: ''"})

@@ -1,10 +1,10 @@
-"""`shard_by`: a domain's own, and the same in all of its files."""
+"""Compilation of `shard_by`, which must be equal in all files of a domain."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.keys import ShardBy
+from ratelimit_rls.core.storage_keys import ShardBy
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
 
@@ -18,7 +18,7 @@ from ratelimit_rls.rules.compile import compile_documents
         ("shard_by: ~", ShardBy.DESCRIPTOR),
     ],
 )
-def test_a_domain_is_sharded_as_it_says(written: str, shard_by: ShardBy) -> None:
+def test_shard_by_is_compiled(written: str, shard_by: ShardBy) -> None:
     tree = compile_documents({"a": f"domain: a\n{written}\n".encode(), "b": b"domain: b"}).tree
 
     assert tree.domains["a"].shard_by is shard_by
@@ -26,7 +26,7 @@ def test_a_domain_is_sharded_as_it_says(written: str, shard_by: ShardBy) -> None
 
 
 @pytest.mark.parametrize("silent", ["a.yaml", "b.yaml"])
-def test_what_one_file_says_counts_for_all(silent: str) -> None:
+def test_shard_by_of_one_file_applies_to_all(silent: str) -> None:
     files = dict.fromkeys(("a.yaml", "b.yaml", "c.yaml"), b"domain: d\nshard_by: domain")
 
     compiled = compile_documents({**files, silent: b"domain: d"}, merge_domains=True)
@@ -34,7 +34,7 @@ def test_what_one_file_says_counts_for_all(silent: str) -> None:
     assert compiled.tree.domains["d"].shard_by is ShardBy.DOMAIN
 
 
-def test_files_that_disagree_are_refused() -> None:
+def test_conflicting_shard_by_is_an_error() -> None:
     files = {"a.yaml": b"domain: d\nshard_by: domain", "b.yaml": b"domain: d\n\nshard_by: descriptor"}
 
     with pytest.raises(RulesError, match=r"b\.yaml:3:11: .*another shard_by at a\.yaml:2:11; .*same in all its files"):

@@ -1,4 +1,4 @@
-"""`enabled` and `action`: rules switched off, other words for what the reference has, and queues."""
+"""Compilation of `enabled` and `action`: disabled rules, synonyms, and throttling."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ratelimit_rls.rules.compile import compile_documents
 LIMIT = "rate_limit: {unit: minute, requests_per_unit: 5}"
 
 
-def rule(written: str, of_domain: str = "") -> Rule | None:
-    text = f"domain: d\n{of_domain}\ndescriptors:\n- key: k\n  {written}"
+def rule(written: str, domain_keys: str = "") -> Rule | None:
+    text = f"domain: d\n{domain_keys}\ndescriptors:\n- key: k\n  {written}"
     return compile_documents({"f": text.encode()}).tree.domains["d"].by_key["k"].rule
 
 
-def test_a_rule_that_is_switched_off_limits_nothing_but_is_still_checked() -> None:
+def test_disabled_rule_is_still_checked() -> None:
     assert rule(f"enabled: false\n  {LIMIT}") is None
     assert rule(f"enabled: true\n  {LIMIT}") is not None
     with pytest.raises(RulesError, match="invalid rate limit unit"):
         rule("enabled: false\n  rate_limit: {unit: fortnight, requests_per_unit: 5}")
 
 
-def test_actions_are_what_the_reference_calls_otherwise() -> None:
+def test_actions_are_synonyms_of_shadow_mode_and_unlimited() -> None:
     assert rule(f"action: reject\n  {LIMIT}") == rule(f"shadow_mode: false\n  {LIMIT}")
     assert rule(f"action: log_only\n  {LIMIT}") == rule(f"shadow_mode: true\n  {LIMIT}")
     for allowed in (rule(f"action: allow\n  {LIMIT}"), rule("action: allow")):
@@ -39,7 +39,7 @@ def test_actions_are_what_the_reference_calls_otherwise() -> None:
         "rate_limit: {unit: day, requests_per_unit: 5, calendar: true}",
     ],
 )
-def test_rules_with_new_keys_charge_the_admitted(written: str) -> None:
+def test_rules_with_new_keys_default_to_charge_admitted(written: str) -> None:
     found = rule(written)
 
     assert found is not None
@@ -47,14 +47,14 @@ def test_rules_with_new_keys_charge_the_admitted(written: str) -> None:
 
 
 class TestThrottle:
-    def test_what_is_not_written_is_as_an_even_stream_needs_it(self) -> None:
+    def test_throttle_defaults_to_an_even_stream(self) -> None:
         found = rule(f"action: throttle\n  {LIMIT}")
 
         assert found is not None
         assert found.limits == (Limit(5, Unit.MINUTE, Algorithm.LEAKY_BUCKET, burst=1),)
         assert found.max_delay_us == 1_000_000
 
-    def test_what_is_written_counts(self) -> None:
+    def test_throttle_keeps_explicit_values(self) -> None:
         limit = f"{LIMIT[:-1]}, algorithm: gcra, burst: 3}}"
         found = rule(f"action: throttle\n  max_delay: 60s\n  {limit}")
 
@@ -62,7 +62,7 @@ class TestThrottle:
         assert found.limits == (Limit(5, Unit.MINUTE, Algorithm.GCRA, burst=3),)
         assert found.max_delay_us == 60_000_000
 
-    def test_windows_beside_a_queue_stay_windows(self) -> None:
+    def test_windows_next_to_a_queue_stay_windows(self) -> None:
         queue = "{unit: second, requests_per_unit: 9, algorithm: token_bucket}"
         found = rule(
             f"action: throttle\n  limits: [{queue}, {{unit: day, requests_per_unit: 8}}, "
@@ -76,18 +76,18 @@ class TestThrottle:
             (Algorithm.FIXED_WINDOW, 0),
         ]
 
-    def test_a_limit_of_zero_refuses_everything_and_is_no_mistake(self) -> None:
+    def test_throttle_with_zero_limit_is_no_error(self) -> None:
         assert rule("action: throttle\n  rate_limit: {unit: day, requests_per_unit: 0}") is not None
 
     @pytest.mark.parametrize("charge", ["", "charge: admitted", "charge: always"])
-    def test_only_who_gets_through_stands_in_the_queue_whatever_the_domain_says(self, charge: str) -> None:
+    def test_throttle_charges_admitted_whatever_the_domain_says(self, charge: str) -> None:
         found = rule(f"action: throttle\n  {LIMIT}", charge)
 
         assert found is not None
         assert found.charge is Charge.ADMITTED
 
     @pytest.mark.parametrize("action", ["reject", "log_only", "allow"])
-    def test_other_actions_hold_nothing(self, action: str) -> None:
+    def test_other_actions_have_no_delay(self, action: str) -> None:
         found = rule(f"action: {action}\n  {LIMIT}")
 
         assert found is not None

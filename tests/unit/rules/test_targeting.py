@@ -1,4 +1,4 @@
-"""Targeting: which descriptors a stored rule becomes, what requests are asked for, and what is refused."""
+"""Targeting of stored rules: expansion to descriptors, the implicit ext_authz mapping, and errors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.cli.normal_form import documents
+from ratelimit_rls.cli.canonical_yaml import canonical_documents
 from ratelimit_rls.core.accounts import Scope, StoredRule, Targeting
-from ratelimit_rls.core.attributes import Attributes, Client
+from ratelimit_rls.core.attributes import Attributes, ClientIpSource
 from ratelimit_rls.core.client_ip import ClientIp
 from ratelimit_rls.core.identity import Identity
 from ratelimit_rls.core.match import match
 from ratelimit_rls.errors import RulesError
-from ratelimit_rls.rules.compile import Compiled
-from ratelimit_rls.rules.load import Source
-from ratelimit_rls.rules.sources.database import check_rule
-from ratelimit_rls.rules.targeted_mapping import MOST_SHAPES
-from ratelimit_rls.rules.targeting import MOST_ALTERNATIVES
+from ratelimit_rls.rules.compile import CompiledRules
+from ratelimit_rls.rules.implicit_mapping import MAX_SHAPES
+from ratelimit_rls.rules.sources.database import check_rules
+from ratelimit_rls.rules.targeting import MAX_ALTERNATIVES
+from ratelimit_rls.rules.yaml.parser import SourceDocument
 
 LIMIT: dict[str, Any] = {"rate_limit": {"unit": "minute", "requests_per_unit": 5}}
 BODY = "domain: edge\nrate_limit: {unit: minute, requests_per_unit: 5}\n"
@@ -27,20 +27,20 @@ def rule(targeting: Targeting, document: str = BODY, name: str = "r", priority: 
     return StoredRule(name, name, document, priority, targeting=targeting)
 
 
-def descriptors(compiled: Compiled) -> list[dict[str, Any]]:
-    (domain,) = documents(compiled, with_places=False)
+def descriptors(compiled: CompiledRules) -> list[dict[str, Any]]:
+    (domain,) = canonical_documents(compiled, with_places=False)
     written: list[dict[str, Any]] = domain["descriptors"]
     return written
 
 
-def keys(compiled: Compiled) -> list[str]:
-    """Of the descriptors that are made of every request."""
-    made = compiled.tree.mappings["edge"].descriptors
-    return ["/".join(entry.key for entry in one.entries) for one in made]
+def keys(compiled: CompiledRules) -> list[str]:
+    """Return the keys of the descriptors that are built from every request."""
+    mapped = compiled.tree.mappings["edge"].descriptors
+    return ["/".join(entry.key for entry in one.entries) for one in mapped]
 
 
 @pytest.mark.parametrize(
-    ("targeting", "written", "asked"),
+    ("targeting", "written", "mapped_keys"),
     [
         (Targeting(), [{"key": "scope", "value": "global", **LIMIT}], ["scope"]),
         (Targeting(scope=Scope.GLOBAL), [{"key": "scope", "value": "global", **LIMIT}], ["scope"]),
@@ -106,20 +106,22 @@ def keys(compiled: Compiled) -> list[str]:
         ),
     ],
 )
-def test_what_a_targeting_becomes(targeting: Targeting, written: list[dict[str, Any]], asked: list[str]) -> None:
-    compiled = check_rule([rule(targeting)])
+def test_targeting_expands_to_descriptors(
+    targeting: Targeting, written: list[dict[str, Any]], mapped_keys: list[str]
+) -> None:
+    compiled = check_rules([rule(targeting)])
     assert descriptors(compiled) == written
-    assert keys(compiled) == asked
+    assert keys(compiled) == mapped_keys
     assert compiled.warnings == ()
 
 
-def test_a_document_of_descriptors_goes_below_and_what_it_says_of_the_domain_stays() -> None:
+def test_targeting_wraps_descriptors_but_not_domain_settings() -> None:
     document = (
         "domain: edge\nshard_by: domain\nanswer: {headers: []}\n"
         "descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]"
     )
-    compiled = check_rule([rule(Targeting(tiers=("free",), scope=Scope.TENANT), document)])
-    (domain,) = documents(compiled, with_places=False)
+    compiled = check_rules([rule(Targeting(tiers=("free",), scope=Scope.TENANT), document)])
+    (domain,) = canonical_documents(compiled, with_places=False)
     assert domain["shard_by"] == "domain"
     assert domain["answer"] == {"headers": []}
     below = [{"key": "org", "descriptors": [{"key": "user", **LIMIT}]}]
@@ -127,19 +129,19 @@ def test_a_document_of_descriptors_goes_below_and_what_it_says_of_the_domain_sta
     assert keys(compiled) == ["tier/org/user"]
 
 
-def test_a_body_says_what_may_stand_beside_a_key() -> None:
+def test_rule_body_accepts_all_descriptor_keys() -> None:
     document = (
         "domain: edge\n<<: {charge: admitted, action: log_only}\n"
         "limits_of: user\nlimits: [{unit: day, requests_per_unit: 1}]"
     )
-    compiled = check_rule([rule(Targeting(scope=Scope.USER), document)])
+    compiled = check_rules([rule(Targeting(scope=Scope.USER), document)])
     (found,) = compiled.tree.rules()
     assert (found.path, found.charge.value, found.shadow_mode) == ("edge.user", "admitted", True)
     assert found.limits_of is not None
     assert str(found.position) == "database:r:1:1"
 
 
-def test_rules_for_the_same_requests_share_what_leads_to_them() -> None:
+def test_rules_with_equal_targeting_share_levels() -> None:
     free = ("free",)
     rules = [
         rule(Targeting(tiers=free, scope=Scope.USER), name="a"),
@@ -147,7 +149,7 @@ def test_rules_for_the_same_requests_share_what_leads_to_them() -> None:
         rule(Targeting(tiers=free), name="c"),
         rule(Targeting(tiers=("pro", "free"), scope=Scope.USER), name="d", priority=500),
     ]
-    compiled = check_rule(rules)
+    compiled = check_rules(rules)
     assert sorted(found.path for found in compiled.tree.rules()) == [
         "edge.tier_free",
         "edge.tier_free.ip",
@@ -176,43 +178,43 @@ CALLER = Identity(user="alice", tier="free", org="acme", api_key="k1")
         (Targeting(), Attributes(), True),
     ],
 )
-def test_a_request_meets_it_without_anybody_writing_a_mapping(
+def test_targeted_rule_matches_without_ext_authz_mapping(
     targeting: Targeting, attributes: Attributes, is_met: bool
 ) -> None:
-    tree = check_rule([rule(targeting)]).tree
+    tree = check_rules([rule(targeting)]).tree
     request = tree.mappings["edge"].request("edge", attributes)
-    met = [found.rule for found in match(tree, request)] if request else []
-    assert any(met) is is_met
+    matched = [found.rule for found in match(tree, request)] if request else []
+    assert any(matched) is is_met
 
 
-def test_a_mapping_is_completed_by_what_it_has_not_got() -> None:
+def test_existing_mapping_is_completed() -> None:
     mapping = (
         b"domain: edge\next_authz:\n  trusted_proxies: 2\n  use_remote_address: true\n"
         b"  descriptors: [{entries: [{key: user, header: x-user}]}]\n"
     )
     rules = [rule(Targeting(scope=Scope.USER), name="a"), rule(Targeting(scope=Scope.IP), name="b")]
-    compiled = check_rule(rules, [Source("f.yaml", mapping)])
+    compiled = check_rules(rules, [SourceDocument("f.yaml", mapping)])
 
     assert keys(compiled) == ["user", "ip"]
     ip = compiled.tree.mappings["edge"].descriptors[1].entries[0].source
-    assert ip == Client(ClientIp(trusted_proxies=2, use_remote_address=True))
-    (domain,) = documents(compiled, with_places=False)
+    assert ip == ClientIpSource(ClientIp(trusted_proxies=2, use_remote_address=True))
+    (domain,) = canonical_documents(compiled, with_places=False)
     assert domain["ext_authz"]["descriptors"] == [
         {"entries": [{"key": "user", "header": "x-user"}]},
         {"entries": [{"key": "ip", "from": "client_ip"}]},
     ]
 
 
-def test_a_rule_without_targeting_asks_for_nothing_by_itself() -> None:
+def test_rule_without_targeting_adds_no_mapping() -> None:
     document = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]"
-    assert check_rule([rule(Targeting(), document)]).tree.mappings == {}
+    assert check_rules([rule(Targeting(), document)]).tree.mappings == {}
 
 
-TIERS = tuple(map(str, range(MOST_ALTERNATIVES // 2)))
+TIERS = tuple(map(str, range(MAX_ALTERNATIVES // 2)))
 
 
 @pytest.mark.parametrize(
-    ("targeting", "says"),
+    ("targeting", "messages"),
     [
         (Targeting(cidrs=("10.0.0.1/8",)), ["targeting.cidrs[0]: '10.0.0.1/8' is not a network such as 192.0.2.0/24"]),
         (
@@ -238,17 +240,17 @@ TIERS = tuple(map(str, range(MOST_ALTERNATIVES // 2)))
         ),
     ],
 )
-def test_mistakes_of_a_targeting_are_told_under_their_field(targeting: Targeting, says: list[str]) -> None:
+def test_targeting_error_names_its_field(targeting: Targeting, messages: list[str]) -> None:
     with pytest.raises(RulesError) as refused:
-        check_rule([rule(targeting)])
-    told = [str(problem) for problem in refused.value.problems]
-    assert len(told) == len(says), told
-    for problem, start in zip(told, says, strict=True):
+        check_rules([rule(targeting)])
+    problems = [str(problem) for problem in refused.value.problems]
+    assert len(problems) == len(messages), problems
+    for problem, start in zip(problems, messages, strict=True):
         assert problem.startswith(f"database:r: error: {start}")
 
 
 @pytest.mark.parametrize(
-    ("document", "place", "says"),
+    ("document", "place", "message"),
     [
         (
             "domain: edge\nrate_limit:\n  unit: minuet\n  requests_per_unit: 5",
@@ -264,33 +266,33 @@ def test_mistakes_of_a_targeting_are_told_under_their_field(targeting: Targeting
         ("domain: edge\naction: dance", "2:9", "action 'dance' is not one of reject, throttle, log_only, allow"),
     ],
 )
-def test_mistakes_of_a_document_are_told_where_they_stand_in_it(document: str, place: str, says: str) -> None:
+def test_document_error_keeps_its_position(document: str, place: str, message: str) -> None:
     with pytest.raises(RulesError) as refused:
-        check_rule([rule(Targeting(("free", "pro"), scope=Scope.USER), document)])
+        check_rules([rule(Targeting(("free", "pro"), scope=Scope.USER), document)])
     (problem,) = refused.value.problems
     assert str(problem).startswith(f"database:r:{place}: error: ")
-    assert says in problem.message
+    assert message in problem.message
 
 
-def test_what_is_compiled_for_every_combination_is_bounded() -> None:
+def test_targeting_combinations_are_bounded() -> None:
     many = "descriptors: [" + ",".join(f"{{key: k{number}}}" for number in range(300)) + "]"
-    with pytest.raises(RulesError, match="targeting: 128 combinations of such a document are too large"):
-        check_rule([rule(Targeting(TIERS), f"domain: edge\n{many}")])
+    with pytest.raises(RulesError, match="targeting: 128 combinations of this document are too large"):
+        check_rules([rule(Targeting(TIERS), f"domain: edge\n{many}")])
 
 
-def test_what_is_made_of_every_request_is_bounded() -> None:
+def test_implicit_descriptors_per_domain_are_bounded() -> None:
     body = "rate_limit: {unit: day, requests_per_unit: 5}"
     deep = "".join(f"{{key: {key}, {body}, descriptors: [" for key in ["user", "ip"] * 10) + "]}" * 20
     rules = [
         rule(Targeting(scope=scope), f"domain: edge\ndescriptors: [{deep}]", name)
         for name, scope in (("a", Scope.TENANT), ("b", Scope.ENDPOINT))
     ]
-    assert len(keys(check_rule(rules[:1]))) == 20
+    assert len(keys(check_rules(rules[:1]))) == 20
     with pytest.raises(RulesError) as refused:
-        check_rule(rules)
+        check_rules(rules)
     (problem,) = refused.value.problems
     assert problem.file == "database:b"
-    assert f"more than {MOST_SHAPES} kinds of targeting" in problem.message
+    assert f"more than {MAX_SHAPES} kinds of targeting" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -304,10 +306,8 @@ def test_what_is_made_of_every_request_is_bounded() -> None:
         (Targeting(cidrs=("10.0.0.0/8",)), Targeting(cidrs=("2001:db8::/32",), scope=Scope.USER), ""),
     ],
 )
-def test_a_rule_that_does_not_hold_for_all_it_is_for_is_pointed_out(
-    first: Targeting, second: Targeting, hidden: str
-) -> None:
-    compiled = check_rule([rule(first, name="a", priority=1), rule(second, name="b", priority=2)])
+def test_overlapping_targeted_rules_warn_hidden(first: Targeting, second: Targeting, hidden: str) -> None:
+    compiled = check_rules([rule(first, name="a", priority=1), rule(second, name="b", priority=2)])
     assert [(warning.code, warning.file) for warning in compiled.warnings] == (
         [("hidden", f"database:{hidden}")] if hidden else []
     )

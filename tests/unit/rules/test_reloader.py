@@ -12,26 +12,26 @@ import pytest
 from structlog.testing import capture_logs
 
 from ratelimit_rls.errors import Problem, RulesError, SettingsError
-from ratelimit_rls.rules import loader as loader_module
-from ratelimit_rls.rules.compile import Compiled, compile_documents
-from ratelimit_rls.rules.load import Source
-from ratelimit_rls.rules.loader import MOST_LOGGED, RulesLoader
-from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.rules import reloader as loader_module
+from ratelimit_rls.rules.active_rules import ActiveRules
+from ratelimit_rls.rules.compile import CompiledRules, compile_documents
+from ratelimit_rls.rules.reloader import MAX_LOGGED, RulesReloader
 from ratelimit_rls.rules.sources.files import RulesFiles
+from ratelimit_rls.rules.yaml.parser import SourceDocument
 from ratelimit_rls.telemetry.metrics import Metrics
 
 GOOD, BETTER, BAD = "domain: good\n", "domain: better\n", "domain: ''\n"
 
 
-class Loading:
-    """A loader over one real file."""
+class FileReloader:
+    """A reloader of one real file."""
 
     def __init__(self, directory: Path, text: str) -> None:
         self.file = directory / "rules.yaml"
         self.file.write_text(text)
-        self.rules = Rules()
+        self.rules = ActiveRules()
         self.metrics = Metrics()
-        self.loader = RulesLoader(RulesFiles([directory]), self.rules, self.metrics)
+        self.loader = RulesReloader(RulesFiles([directory]), self.rules, self.metrics)
 
     @property
     def domains(self) -> set[str]:
@@ -43,8 +43,8 @@ class Loading:
         return self.metrics.service.config_load_success, self.metrics.service.config_load_error
 
 
-async def test_a_good_update_is_put_in_force_and_counted(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, GOOD)
+async def test_valid_update_is_activated_and_counted(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, GOOD)
     with capture_logs() as logs:
         await loading.loader.start()
     loading.file.write_text(BETTER)
@@ -55,12 +55,12 @@ async def test_a_good_update_is_put_in_force_and_counted(tmp_path: Path) -> None
     assert loading.rules.current is not None
     assert loading.rules.current.version == 2
     assert loading.loads == (2, 0)
-    assert logs[0]["event"] == "rules loaded"
+    assert logs[0]["event"] == "rules_loaded"
     assert logs[0]["domains"] == 1
 
 
-async def test_a_bad_update_changes_nothing_and_is_told(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, GOOD)
+async def test_invalid_update_keeps_active_rules_and_is_reported(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     loading.file.write_text(BAD)
 
@@ -71,12 +71,13 @@ async def test_a_bad_update_changes_nothing_and_is_told(tmp_path: Path) -> None:
     assert loading.loads == (1, 1)
     assert loading.rules.failures == 1
     assert "cannot have empty domain" in str(loading.rules.last_error)
-    assert logs[0]["event"] == "Error loading new configuration"
-    assert "rules.yaml:1:9" in logs[1]["problem"]
+    assert logs[0]["event"] == "rules_rejected"
+    assert "rules.yaml:1:9" in logs[1]["error"]
+    assert {line["log_level"] for line in logs} == {"error"}
 
 
-async def test_going_back_to_the_good_rules_clears_the_failure(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, GOOD)
+async def test_reverting_to_valid_rules_clears_the_failure(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     for text in (BAD, GOOD):
         loading.file.write_text(text)
@@ -86,8 +87,8 @@ async def test_going_back_to_the_good_rules_clears_the_failure(tmp_path: Path) -
     assert loading.loads == (2, 1)
 
 
-async def test_the_same_text_is_neither_loaded_nor_refused_twice(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, GOOD)
+async def test_unchanged_text_is_not_attempted_again(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     loading.file.write_text(GOOD)
     assert await loading.loader.reload()
@@ -98,8 +99,8 @@ async def test_the_same_text_is_neither_loaded_nor_refused_twice(tmp_path: Path)
     assert loading.loads == (1, 1)
 
 
-async def test_rules_that_could_not_be_read_are_tried_again_with_the_same_text(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, GOOD)
+async def test_unreadable_rules_are_retried_with_the_same_text(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     away = tmp_path.with_name(tmp_path.name + "-away")
     tmp_path.rename(away)
@@ -111,14 +112,14 @@ async def test_rules_that_could_not_be_read_are_tried_again_with_the_same_text(t
     assert loading.rules.last_error is None
 
 
-async def test_rules_that_broke_the_compiler_are_not_taken_for_those_in_force(
+async def test_text_that_crashed_the_compiler_is_attempted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading = Loading(tmp_path, GOOD)
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     loading.file.write_text(BETTER)
     with monkeypatch.context() as broken:
-        broken.setattr("ratelimit_rls.rules.loader.compile_documents", lambda *_, **__: 1 / 0)
+        broken.setattr("ratelimit_rls.rules.reloader.compile_documents", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await loading.loader.reload()
 
@@ -127,10 +128,10 @@ async def test_rules_that_broke_the_compiler_are_not_taken_for_those_in_force(
     assert loading.domains == {"better"}
 
 
-async def test_rules_whose_arrival_broke_something_are_not_taken_for_those_before(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, GOOD)
+async def test_text_whose_activation_failed_is_attempted_again(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
-    loading.rules.on_change = lambda _: 1 / 0
+    loading.rules.on_change = lambda _: 1 / 0  # type: ignore[assignment]
     loading.file.write_text(BETTER)
     with pytest.raises(ZeroDivisionError):
         await loading.loader.reload()
@@ -142,8 +143,8 @@ async def test_rules_whose_arrival_broke_something_are_not_taken_for_those_befor
     assert loading.domains == {"good"}
 
 
-class Held:
-    """Holds the compiler until it is let go, and tells who is in it."""
+class PausedCompiler:
+    """Pauses the compiler until it is released, and reports the threads inside it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: asyncio.Queue[threading.Thread] = asyncio.Queue()
@@ -151,22 +152,22 @@ class Held:
         self._loop = asyncio.get_running_loop()
         monkeypatch.setattr(loader_module, "compile_documents", self._compile)
 
-    def _compile(self, *args: Any, **more: Any) -> Compiled:
+    def _compile(self, *args: Any, **more: Any) -> CompiledRules:
         self._loop.call_soon_threadsafe(self.begun.put_nowait, threading.current_thread())
         self.go.wait(10)
         return compile_documents(*args, **more)
 
 
-async def test_a_load_that_is_given_up_changes_nothing_and_the_next_waits_until_it_is_over(
+async def test_cancelled_load_has_no_effect_and_the_next_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading = Loading(tmp_path, GOOD)
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     loading.file.write_text(BETTER)
-    held = Held(monkeypatch)
+    paused = PausedCompiler(monkeypatch)
     given_up = asyncio.create_task(loading.loader.reload())
-    thread = await held.begun.get()
-    assert thread.daemon  # or the process would not end before it does
+    thread = await paused.begun.get()
+    assert thread.daemon  # otherwise the process would not end before it
 
     given_up.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -180,14 +181,14 @@ async def test_a_load_that_is_given_up_changes_nothing_and_the_next_waits_until_
         following = asyncio.create_task(loading.loader.reload())
         await asyncio.sleep(0)
         assert threads == []
-    held.go.set()
+    paused.go.set()
     assert await following
     assert loading.domains == {"best"}
     assert loading.loads == (2, 0)
 
 
-async def test_bad_rules_at_the_start_leave_none_in_force(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, BAD)
+async def test_invalid_rules_at_start_leave_no_active_rules(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, BAD)
 
     await loading.loader.start()
 
@@ -195,25 +196,25 @@ async def test_bad_rules_at_the_start_leave_none_in_force(tmp_path: Path) -> Non
     assert loading.rules.failures == 1
 
 
-async def test_no_place_to_read_from_stops_the_start(tmp_path: Path) -> None:
-    loader = RulesLoader(RulesFiles([tmp_path / "typo"]), Rules(), Metrics())
+async def test_missing_rules_location_fails_the_start(tmp_path: Path) -> None:
+    loader = RulesReloader(RulesFiles([tmp_path / "typo"]), ActiveRules(), Metrics())
 
     with pytest.raises(SettingsError, match="typo"):
         await loader.start()
 
 
-async def test_a_flood_of_problems_does_not_flood_the_log(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, "domain: d\n" + "".join(f"k{n}: 1\n" for n in range(500)))
+async def test_logged_problems_are_bounded(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, "domain: d\n" + "".join(f"k{n}: 1\n" for n in range(500)))
 
     with capture_logs() as logs:
         await loading.loader.start()
 
-    assert len(logs) == MOST_LOGGED + 2
-    assert "480 more" in logs[-1]["problem"]
+    assert len(logs) == MAX_LOGGED + 2
+    assert "480 more" in logs[-1]["error"]
 
 
-async def test_an_edit_before_the_watch_began_and_one_after_it_are_both_followed(tmp_path: Path) -> None:
-    loading = Loading(tmp_path, GOOD)
+async def test_edits_before_and_after_the_watch_began_are_loaded(tmp_path: Path) -> None:
+    loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     changed: asyncio.Queue[set[str]] = asyncio.Queue()
     loading.rules.on_change = lambda _: changed.put_nowait(loading.domains)
@@ -229,10 +230,10 @@ async def test_an_edit_before_the_watch_began_and_one_after_it_are_both_followed
         await asyncio.gather(watching, return_exceptions=True)
 
 
-class Pushed:
-    """A source to which somebody pushes; it notes how each attempt went, once it was made."""
+class PushedSource:
+    """A source that tests push to; records the result of each attempt."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: ActiveRules) -> None:
         self._rules = rules
         self.texts: asyncio.Queue[str] = asyncio.Queue()
         self.outcomes: asyncio.Queue[str] = asyncio.Queue()
@@ -241,8 +242,8 @@ class Pushed:
     def check(self) -> None:
         pass
 
-    def read(self) -> list[Source] | None:
-        return None if self._text is None else [Source("pushed", self._text.encode())]
+    def read(self) -> list[SourceDocument] | None:
+        return None if self._text is None else [SourceDocument("pushed", self._text.encode())]
 
     async def watch(self) -> AsyncGenerator[None, None]:
         while True:
@@ -251,19 +252,19 @@ class Pushed:
             self.outcomes.put_nowait(str(self._rules.last_error))
 
 
-async def test_a_source_that_has_nothing_yet_is_no_fault_and_learns_how_each_push_went() -> None:
-    rules, metrics = Rules(), Metrics()
-    source = Pushed(rules)
-    loader = RulesLoader(source, rules, metrics, explain=lambda error: RulesError([Problem("here", 1, 1, "so")]))
+async def test_source_without_rules_yet_is_no_failure_and_sees_each_result() -> None:
+    rules, metrics = ActiveRules(), Metrics()
+    source = PushedSource(rules)
+    loader = RulesReloader(source, rules, metrics, explain=lambda error: RulesError([Problem("here", 1, 1, "so")]))
     await loader.start()
     assert (rules.current, rules.last_error, metrics.service.config_load_error) == (None, None, 0)
-    assert not loader.has_tried.is_set()
+    assert not loader.first_attempt_done.is_set()
 
     watching = asyncio.create_task(loader.watch())
     try:
         source.texts.put_nowait(BAD)
         assert await source.outcomes.get() == "here:1:1: error: so"
-        assert loader.has_tried.is_set()
+        assert loader.first_attempt_done.is_set()
         source.texts.put_nowait(GOOD)
         assert await source.outcomes.get() == "None"
         assert rules.current is not None
@@ -272,23 +273,23 @@ async def test_a_source_that_has_nothing_yet_is_no_fault_and_learns_how_each_pus
         await asyncio.gather(watching, return_exceptions=True)
 
 
-class Text(list[Source]):
-    """What was read, as something that can be watched going away."""
+class TrackedSources(list[SourceDocument]):
+    """Source documents that support weak references."""
 
 
-async def test_a_refusal_that_is_kept_does_not_keep_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = Rules()
-    source = Pushed(rules)
-    loader = RulesLoader(source, rules, Metrics(), explain=lambda error: RulesError(error.problems))
-    read: list[weakref.ref[Text]] = []
+async def test_stored_error_does_not_keep_the_text_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = ActiveRules()
+    source = PushedSource(rules)
+    loader = RulesReloader(source, rules, Metrics(), explain=lambda error: RulesError(error.problems))
+    read: list[weakref.ref[TrackedSources]] = []
 
-    def reading() -> list[Source]:
-        text = Text([Source("pushed", BAD.encode())])
+    def reading() -> list[SourceDocument]:
+        text = TrackedSources([SourceDocument("pushed", BAD.encode())])
         read.append(weakref.ref(text))
         return text
 
     monkeypatch.setattr(source, "read", reading)
-    gc.disable()  # in a process that serves, what only the collector could free stays
+    gc.disable()  # the server does not collect cycles at this point
     try:
         assert not await loader.reload()
         assert rules.last_error is not None

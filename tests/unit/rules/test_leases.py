@@ -1,18 +1,18 @@
-"""`hot`: what it compiles to, and what it does not go with."""
+"""Compilation of `hot`, and its conflicts with other keys."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.model import Charge, Hot, Rule
+from ratelimit_rls.core.model import Charge, LeasePolicy, Rule
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
 
 LIMIT = "rate_limit: {unit: minute, requests_per_unit: 5}"
 
 
-def rules(written: str, of_domain: str = "") -> list[Rule]:
-    text = f"domain: d\n{of_domain}\ndescriptors:\n- key: k\n  {written}"
+def rules(written: str, domain_keys: str = "") -> list[Rule]:
+    text = f"domain: d\n{domain_keys}\ndescriptors:\n- key: k\n  {written}"
     return compile_documents({"f": text.encode()}).tree.rules()
 
 
@@ -20,40 +20,40 @@ LEASES = {"1ms": 1_000, "100ms": 100_000, "1.5s": 1_500_000, "10s": 10_000_000}
 
 
 @pytest.mark.parametrize("lease", LEASES)
-def test_a_lease_is_from_a_millisecond_to_ten_seconds(lease: str) -> None:
+def test_lease_bounds_are_1ms_and_10s(lease: str) -> None:
     (rule,) = rules(f"hot: {{lease: {lease}}}\n  {LIMIT}")
 
-    assert rule.hot == Hot(LEASES[lease])
+    assert rule.hot == LeasePolicy(LEASES[lease])
 
 
-@pytest.mark.parametrize("of_domain", ["", "charge: admitted"])
-def test_only_who_is_admitted_pays(of_domain: str) -> None:
-    (rule,) = rules(f"hot: {{lease: 1s}}\n  {LIMIT}", of_domain)
+@pytest.mark.parametrize("domain_keys", ["", "charge: admitted"])
+def test_hot_rule_charges_admitted_calls_only(domain_keys: str) -> None:
+    (rule,) = rules(f"hot: {{lease: 1s}}\n  {LIMIT}", domain_keys)
 
     assert rule.charge is Charge.ADMITTED
 
 
-def test_in_a_domain_that_charges_always_the_rule_says_that_it_does_not() -> None:
+def test_hot_rule_may_override_domain_charge_always() -> None:
     (rule,) = rules(f"hot: {{lease: 1s}}\n  charge: admitted\n  {LIMIT}", "charge: always")
 
-    assert rule.hot == Hot(1_000_000)
+    assert rule.hot == LeasePolicy(1_000_000)
 
 
-def test_it_counts_for_its_own_descriptor_alone() -> None:
+def test_hot_is_not_inherited() -> None:
     above, below = rules(f"hot: {{lease: 1s}}\n  {LIMIT}\n  descriptors: [{{key: b, {LIMIT}}}]")
 
-    assert (above.path, above.hot, below.hot) == ("d.k", Hot(1_000_000), None)
+    assert (above.path, above.hot, below.hot) == ("d.k", LeasePolicy(1_000_000), None)
     assert below.charge is Charge.ALWAYS
 
 
 @pytest.mark.parametrize("beside", ["shadow_mode: false", "quota_mode: false", "action: reject", "charge: admitted"])
-def test_what_is_off_may_stand_beside_it(beside: str) -> None:
+def test_hot_allows_disabled_conflicting_keys(beside: str) -> None:
     (rule,) = rules(f"hot: {{lease: 1s}}\n  {beside}\n  {LIMIT}")
 
-    assert rule.hot == Hot(1_000_000)
+    assert rule.hot == LeasePolicy(1_000_000)
 
 
-# The limit, the longest lease.
+# The limits: the longest valid lease.
 WINDOWS = {
     "rate_limit: {unit: second, requests_per_unit: 5}": "500ms",
     "rate_limit: {unit: second, unit_multiplier: 3, requests_per_unit: 5, algorithm: gcra}": "1500ms",
@@ -63,7 +63,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("limits", WINDOWS)
-def test_a_lease_is_at_most_half_of_the_shortest_window(limits: str) -> None:
+def test_lease_is_at_most_half_of_the_shortest_window(limits: str) -> None:
     longest = WINDOWS[limits]
     (rule,) = rules(f"hot: {{lease: {longest}}}\n  {limits}")
     assert rule.hot is not None

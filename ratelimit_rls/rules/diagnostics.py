@@ -1,9 +1,9 @@
-"""Every sentence that limits and answers can be refused or questioned with: one function, one message.
+"""Messages for errors and warnings about limits and responses: one function per message.
 
-(A mapping's own stand where it is read, in ext_authz.py; those of any strict mapping in fields.py.)
+Messages about an `ext_authz` mapping are in ext_authz.py; those about any strict mapping are in strict_mapping.py.
 
-A message that the reference has contains its sentence word for word, so that whoever searches for it finds it; then
-comes what would be right. The place is added by the Problem that carries the message.
+Where envoyproxy/ratelimit has a message for the same mistake, ours contains its sentence word for word, so that it can
+be found by a search. What would be right follows. The Problem that carries the message adds the position.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from zoneinfo import available_timezones
 
+from ratelimit_rls.core.duration import format_duration_us
 from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Limit, Penalty, Position, Unit
-from ratelimit_rls.core.span import format_span
-from ratelimit_rls.core.style import Family
+from ratelimit_rls.core.response_policy import HeaderFamily
 from ratelimit_rls.errors import one_line
 
 UNITS = ("second", "minute", "hour", "day", "week", "month", "year")
 ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm)
-BURSTY = tuple(algorithm.value for algorithm in Algorithm if algorithm.has_burst)
+BURST_ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm if algorithm.has_burst)
 
-LONGEST_SLIDING_LOG = 10_000
-LONGEST_FILL_US = 2**51
-LARGEST_MULTIPLIER = 65_535
-MOST_VIOLATIONS = 1000
-"""That are remembered of one client: what a penalty can count up to."""
-MOST_MULTIPLIERS = 16
-LARGEST_PENALTY = 10_000
-LONGEST_BODY = 16 * 2**10
-LONGEST_HEADER = 4 * 2**10
-MOST_HEADERS = 32
+MAX_SLIDING_LOG = 10_000
+MAX_REFILL_US = 2**51
+MAX_MULTIPLIER = 65_535
+MAX_VIOLATIONS = 1000
+"""Violations that are recorded per client: the maximum that a penalty can count to."""
+MAX_MULTIPLIERS = 16
+MAX_PENALTY_MULTIPLIER = 10_000
+MAX_BODY_BYTES = 16 * 2**10
+MAX_HEADER_BYTES = 4 * 2**10
+MAX_HEADERS = 32
 
 # -- the file cannot be read ------------------------------------------------------------------------------------------
 
@@ -39,12 +39,12 @@ def not_yaml(what: str) -> str:
     return f"error loading config file: yaml: {what}"
 
 
-def unreadable_file(why: str) -> str:
-    return f"error loading config file: {why}"
+def unreadable_file(reason: str) -> str:
+    return f"error loading config file: {reason}"
 
 
-def too_large(most_bytes: int) -> str:
-    return not_yaml(f"the file is larger than {most_bytes // 2**20} MiB; split it into several files")
+def too_large(max_bytes: int) -> str:
+    return not_yaml(f"the file is larger than {max_bytes // 2**20} MiB; split it into several files")
 
 
 def too_many_nodes(most: int) -> str:
@@ -66,11 +66,11 @@ def control_character(code: int) -> str:
     return not_yaml(f"control characters are not allowed: U+{code:04X}; is this a text file?")
 
 
-def foreign_tag(tag: str) -> str:
+def unsupported_tag(tag: str) -> str:
     return not_yaml(f"tag '{tag}' has no meaning in rules; write the plain value")
 
 
-def mistagged(kind: str, text: str, tag: str) -> str:
+def tag_mismatch(kind: str, text: str, tag: str) -> str:
     return not_yaml(f"cannot decode {kind} `{_cut(text)}` as a {tag}; drop the tag or correct the value")
 
 
@@ -79,10 +79,10 @@ def bad_base64() -> str:
 
 
 def unknown_anchor(name: str) -> str:
-    return not_yaml(f"unknown anchor '{_cut(name)}' referenced; an anchor (&{_cut(name)}) stands before its aliases")
+    return not_yaml(f"unknown anchor '{_cut(name)}' referenced; an anchor (&{_cut(name)}) must come before its aliases")
 
 
-def endless_anchor(name: str) -> str:
+def recursive_anchor(name: str) -> str:
     return not_yaml(f"anchor '{_cut(name)}' value contains itself")
 
 
@@ -94,8 +94,8 @@ def second_document() -> str:
     return "a stored rule is one YAML document, and a second one begins here; store it as a rule of its own"
 
 
-def nameless_rule(first_line: str) -> str:
-    return f'another rule begins here, and nothing names it: write \'{first_line}{{"name": "…"}}\' below this line'
+def unnamed_rule(first_line: str) -> str:
+    return f'another rule begins here without a name: write \'{first_line}{{"name": "…"}}\' below this line'
 
 
 # -- the grammar ------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def unknown_key(key: str, here: Iterable[str], elsewhere: Iterable[str]) -> str:
 
 
 def list_of_other_than_maps(element: str, example: str | None) -> str:
-    """Without an example, where no list of anything would be right."""
+    """Format the message for a list element that is not a mapping. `example` is None where no list is allowed."""
     right = f"each element is a mapping, e.g. '{example}'" if example else "no list belongs here"
     return f"config error, yaml file contains list of type other than map: {element}; {right}"
 
@@ -124,20 +124,20 @@ def unusable_scalar(text: str) -> str:
 
 
 def wrong_type(line: int, tag: str, text: str | None, go_type: str, wanted: str) -> str:
-    """`text` is None for a mapping or a list."""
+    """Format the message for a value of the wrong type. `text` is None for a mapping or a list."""
     shown = "" if text is None else f" `{text if len(text.encode()) <= 10 else text[:7] + '...'}`"
     return not_yaml(f"unmarshal errors: line {line}: cannot unmarshal {tag}{shown} into {go_type}; {wanted}")
 
 
-def bad_metadata(why: str) -> str:
-    return f"error parsing metadata: {why}; metadata is what JSON can say"
+def bad_metadata(reason: str) -> str:
+    return f"error parsing metadata: {reason}; metadata must be JSON values"
 
 
 def misplaced(key: str, right: str) -> str:
     return f"'{key}' has no effect here; it belongs {right}"
 
 
-def written_twice(key: str, first_line: int) -> str:
+def duplicate_key(key: str, first_line: int) -> str:
     return f"'{_cut(key)}' is already written at line {first_line}; the last one counts"
 
 
@@ -155,13 +155,13 @@ def duplicate_domain(domain: str, first: Position) -> str:
     )
 
 
-def word_conflict(key: str, domain: str, first: Position, *, of_rules: bool) -> str:
-    """`of_rules`: whether a rule may say it too."""
+def conflicting_setting(key: str, domain: str, first: Position, *, of_rules: bool) -> str:
+    """Format the message for a domain setting that differs between files. `of_rules`: a rule may set it, too."""
     right = "and a rule may have its own" if of_rules else "the same in all its files"
     return f"domain '{_cut(domain)}' has another {key} at {first}; a domain has one, {right}"
 
 
-def said_twice(key: str, domain: str, first: Position) -> str:
+def duplicate_setting(key: str, domain: str, first: Position) -> str:
     return f"domain '{_cut(domain)}' has '{key}' at {first} already; a domain has one, in one of its files"
 
 
@@ -173,7 +173,7 @@ def duplicate_descriptor(path: str, first: Position) -> str:
     return f"duplicate descriptor composite key '{path}'; it is already at {first}; join the two"
 
 
-def duplicate_of_priority(path: str, first: Position) -> str:
+def duplicate_with_same_priority(path: str, first: Position) -> str:
     return (
         f"duplicate descriptor composite key '{path}'; {first} has it with the same priority; "
         "join the two, or give one of them another priority"
@@ -181,18 +181,18 @@ def duplicate_of_priority(path: str, first: Position) -> str:
 
 
 def overridden(path: str, by: Position) -> str:
-    return f"'{path}' is left out, with all that is below it: {by} comes first, and what it says of it counts"
+    return f"'{path}' is ignored, with everything below it: {by} takes precedence"
 
 
-def other_switch(key: str, path: str, first: Position) -> str:
+def overridden_switch(key: str, path: str, first: Position) -> str:
     return f"{key} of '{path}' is another at {first}, which comes first and counts"
 
 
-def overridden_of_domain(key: str, domain: str, by: Position) -> str:
-    return f"'{key}' of domain '{_cut(domain)}' is left out: {by} comes first, and what it says counts"
+def overridden_domain_setting(key: str, domain: str, by: Position) -> str:
+    return f"'{key}' of domain '{_cut(domain)}' is ignored: {by} takes precedence"
 
 
-def named_body(key: str) -> str:
+def match_in_rule_body(key: str) -> str:
     return (
         f"'{key}' beside 'domain': the targeting says which requests a stored rule is for; drop it, "
         "or write the descriptor under 'descriptors'"
@@ -201,8 +201,8 @@ def named_body(key: str) -> str:
 
 def hidden(wide: str, narrow: str, by: Position) -> str:
     return (
-        f"what is below {wide} does not hold for {narrow}: {by} is met first, and has nothing of the kind; "
-        "write it there, too, or target the two so that they do not overlap"
+        f"the rules below {wide} do not apply to {narrow}: {by} matches first, and has no such rule; "
+        "add it there, too, or target the two so that they do not overlap"
     )
 
 
@@ -253,27 +253,27 @@ def unknown_algorithm(name: str) -> str:
 
 def burst_without_bucket(algorithm: Algorithm) -> str:
     return (
-        f"burst has no meaning for algorithm {algorithm.value}; it is for {', '.join(BURSTY)}: "
+        f"burst has no meaning for algorithm {algorithm.value}; it is for {', '.join(BURST_ALGORITHMS)}: "
         "drop it, or choose one of them"
     )
 
 
-def burst_of_nothing() -> str:
+def zero_burst() -> str:
     return "burst is 0, so that nothing could ever pass; it is at least 1 (requests_per_unit if not written)"
 
 
 def burst_beside_zero() -> str:
-    return "burst beside requests_per_unit: 0, which refuses everything; drop the burst, or allow some requests"
+    return "burst beside requests_per_unit: 0, which denies everything; drop the burst, or allow some requests"
 
 
 def log_too_long(requests_per_unit: int) -> str:
     return (
-        f"sliding_log remembers every request, so requests_per_unit is at most {LONGEST_SLIDING_LOG:,}, "
+        f"sliding_log remembers every request, so requests_per_unit is at most {MAX_SLIDING_LOG:,}, "
         f"not {requests_per_unit:,}; sliding_window counts any number"
     )
 
 
-def fills_too_slowly(limit: Limit) -> str:
+def refills_too_slowly(limit: Limit) -> str:
     years = limit.burst * limit.window_us // limit.requests_per_unit // (Unit.YEAR.seconds * 1_000_000)
     rate = f"{limit.requests_per_unit:,} per {limit.unit.name.lower()}"
     return (
@@ -283,7 +283,7 @@ def fills_too_slowly(limit: Limit) -> str:
 
 
 def bad_multiplier(multiplier: int) -> str:
-    return f"unit_multiplier is from 1 to {LARGEST_MULTIPLIER}, not {multiplier}: unit: minute with 5 is five minutes"
+    return f"unit_multiplier is from 1 to {MAX_MULTIPLIER}, not {multiplier}: unit: minute with 5 is five minutes"
 
 
 def timezone_without_calendar() -> str:
@@ -326,70 +326,72 @@ def same_window_twice(limit: Limit) -> str:
     )
 
 
-def unknown_word(key: str, word: str, known: Iterable[str]) -> str:
-    return f"{key} '{_cut(word)}' is not one of {', '.join(known)}{_did_you_mean(word.lower(), known)}"
+def unknown_choice(key: str, value: str, known: Iterable[str]) -> str:
+    return f"{key} '{_cut(value)}' is not one of {', '.join(known)}{_did_you_mean(value.lower(), known)}"
 
 
 # -- throttle, penalty, warn_at --------------------------------------------------------------------------------------
 
 
-def bad_max_delay(text: str, why: str) -> str:
-    return f"max_delay: {_cut(text)} {why}"
+def bad_max_delay(text: str, reason: str) -> str:
+    return f"max_delay: {_cut(text)} {reason}"
 
 
 def max_delay_without_throttle() -> str:
-    return "max_delay has no meaning without 'action: throttle': nothing else is held; write it, or drop max_delay"
+    return (
+        "max_delay has no meaning without 'action: throttle': no other action delays calls; add it, or drop max_delay"
+    )
 
 
 def throttle_without_queue() -> str:
     return (
-        f"action: throttle needs a rate_limit, or one among limits, with algorithm {', '.join(BURSTY)}: "
+        f"action: throttle needs a rate_limit, or one among limits, with algorithm {', '.join(BURST_ALGORITHMS)}: "
         "only they know when the next slot comes"
     )
 
 
 def throttle_with_charge() -> str:
     return (
-        "charge: always beside action: throttle, where what is refused never stands in the queue; "
+        "charge: always with action: throttle, where a denied call takes no place in the queue; "
         "drop 'charge', it is admitted"
     )
 
 
 def throttle_with(mode: str) -> str:
-    return f"action: throttle with {mode}, which refuses nobody by itself, so that nobody would wait; drop one of them"
+    return f"action: throttle with {mode}, which denies no call by itself, so that no call would wait; drop one of them"
 
 
 def penalty_with(mode: str) -> str:
-    return f"penalty with {mode}, which refuses nobody by itself, so that nobody can be penalised; drop one of them"
+    return f"penalty with {mode}, which denies no call by itself, so that nothing can be penalised; drop one of them"
 
 
 def too_many_violations(after: int) -> str:
-    return f"after: at most {MOST_VIOLATIONS} violations are remembered, not {after}"
+    return f"after: at most {MAX_VIOLATIONS} violations are remembered, not {after}"
 
 
-def not_so_many_multipliers(number: int) -> str:
-    return f"multipliers: a list of 1 to {MOST_MULTIPLIERS} whole numbers, not of {number:,}; e.g. [1, 2, 4, 8]"
+def bad_multiplier_count(number: int) -> str:
+    return f"multipliers: a list of 1 to {MAX_MULTIPLIERS} whole numbers, not of {number:,}; e.g. [1, 2, 4, 8]"
 
 
 def multiplier_too_large(multiplier: int) -> str:
-    return f"multipliers: {multiplier} times is more than {LARGEST_PENALTY:,}, the most that a wait is multiplied by"
+    return f"multipliers: {multiplier} is more than {MAX_PENALTY_MULTIPLIER:,}, the maximum"
 
 
-def multipliers_fall() -> str:
-    return "multipliers must not decrease: who goes on would wait less; e.g. [1, 2, 4, 8]"
+def decreasing_multipliers() -> str:
+    return "multipliers must not decrease: repeated violations would wait less; e.g. [1, 2, 4, 8]"
 
 
 def penalty_too_long(penalty: Penalty) -> str:
     counted = penalty.after + len(penalty.multipliers)
     return (
         f"penalty: after {penalty.after} and {len(penalty.multipliers)} multipliers would count {counted} violations; "
-        f"at most {MOST_VIOLATIONS} are remembered: lower 'after'"
+        f"at most {MAX_VIOLATIONS} are remembered: lower 'after'"
     )
 
 
 def bad_warn_at(shown: str) -> str:
     return (
-        f"warn_at: {shown} is not a part of the limit; it is a number above 0.1 and below 1, "
+        f"warn_at: {shown} is not a fraction of the limit; it is a number above 0.1 and below 1, "
         "with at most three decimals and without quotes, e.g. 0.8"
     )
 
@@ -397,7 +399,7 @@ def bad_warn_at(shown: str) -> str:
 # -- hot -------------------------------------------------------------------------------------------------------------
 
 
-def no_split() -> str:
+def split_not_supported() -> str:
     return (
         "'split' is not needed: leases spare the one node that counts a hot key as well as several counters would, "
         "and keep one that is exact; use 'lease'"
@@ -406,28 +408,28 @@ def no_split() -> str:
 
 def lease_too_long(lease_us: int, window_us: int) -> str:
     return (
-        f"lease: {format_span(lease_us)} is more than half of a window of {format_span(window_us)}, so that it could "
-        f"outlive it; at most {format_span(window_us // 2)}, or a longer window"
+        f"lease: {format_duration_us(lease_us)} is more than half of a window of {format_duration_us(window_us)}, "
+        f"so that it could outlive it; at most {format_duration_us(window_us // 2)}, or a longer window"
     )
 
 
 def hot_with(what: str) -> str:
     return (
-        f"{what} with hot, where hits are taken before anybody asks, so that who is refused, and when, is not known "
-        "to the store; drop one of them"
+        f"{what} with hot, where hits are leased before the calls arrive, so that which call is denied, and when, "
+        "is not known to the store; drop one of them"
     )
 
 
 def hot_with_charge() -> str:
     return (
-        "charge: always with hot, where hits are taken before anybody asks, so that none can be counted of who is "
-        "refused; drop 'charge', it is admitted"
+        "charge: always with hot, where hits are leased before the calls arrive, so that denied calls cannot be "
+        "counted; drop 'charge', it is admitted"
     )
 
 
 def hot_in_charging_domain() -> str:
     return (
-        "hot in a domain with charge: always, where what is refused counts too, and a lease knows nothing of it; "
+        "hot in a domain with charge: always, where denied calls count too, which a lease cannot do; "
         "write 'charge: admitted' beside it, or drop it"
     )
 
@@ -439,21 +441,21 @@ def hot_without_limit(what: str) -> str:
 # -- answer and deny --------------------------------------------------------------------------------------------------
 
 
-def limits_of_with(what: str, why: str) -> str:
-    return f"'limits_of' cannot be used with '{what}': {why}"
+def limits_of_with(what: str, reason: str) -> str:
+    return f"'limits_of' cannot be used with '{what}': {reason}"
 
 
 def unknown_family(name: str, families: Iterable[str]) -> str:
     return f"headers: {name} is not one of {', '.join(families)}{_did_you_mean(name.lower(), families)}"
 
 
-def family_twice(family: Family) -> str:
+def family_twice(family: HeaderFamily) -> str:
     return f"headers: {family.value} is already in the list; once is enough"
 
 
-def two_resets() -> str:
-    first, second = Family.LEGACY.value, Family.LEGACY_EPOCH.value
-    return f"headers: {first} and {second} have the same names and tell the reset differently; keep one of them"
+def conflicting_reset_headers() -> str:
+    first, second = HeaderFamily.LEGACY.value, HeaderFamily.LEGACY_EPOCH.value
+    return f"headers: {first} and {second} have the same names and report the reset differently; keep one of them"
 
 
 def unknown_format(name: str, formats: Iterable[str]) -> str:
@@ -461,19 +463,19 @@ def unknown_format(name: str, formats: Iterable[str]) -> str:
 
 
 def format_beside_body() -> str:
-    return "'format' and 'body' in one deny; a refusal has one body: keep one of them"
+    return "'format' and 'body' in one deny; a denial has one body: keep one of them"
 
 
 def not_a_template(what: str, shown: str) -> str:
-    return f"{what}: {shown} is not text; write a text, with holes such as ${{retry_after}}"
+    return f"{what}: {shown} is not text; write a text, with placeholders such as ${{retry_after}}"
 
 
-def bad_template(what: str, why: str) -> str:
-    return f"{what}: the template {why}"
+def bad_template(what: str, reason: str) -> str:
+    return f"{what}: the template {reason}"
 
 
 def body_too_long() -> str:
-    return f"body: longer than {LONGEST_BODY // 2**10} KiB; a refusal must cost less than what it refuses"
+    return f"body: longer than {MAX_BODY_BYTES // 2**10} KiB; a denial must cost less than the request"
 
 
 def content_type_without_body() -> str:
@@ -485,9 +487,7 @@ def bad_content_type(text: str) -> str:
 
 
 def bad_status(shown: str) -> str:
-    return (
-        f"status: {shown} is not a refusal; it is a whole number from 400 to 599, without quotes (429 if not written)"
-    )
+    return f"status: {shown} is not a denial; it is a whole number from 400 to 599, without quotes (429 if not written)"
 
 
 def headers_not_a_mapping(shown: str) -> str:
@@ -498,7 +498,7 @@ def bad_header_name(shown: str) -> str:
     return f"headers: '{shown}' is not the name of a header; a name is letters, digits, dashes and the like"
 
 
-def header_not_ours(name: str) -> str:
+def reserved_header(name: str) -> str:
     return f"headers: '{name}' belongs to the connection or to the message as it is sent; drop it"
 
 
@@ -511,7 +511,7 @@ def header_twice(name: str) -> str:
 
 
 def too_many_headers(number: int) -> str:
-    return f"headers: {number} of them; at most {MOST_HEADERS}"
+    return f"headers: {number} of them; at most {MAX_HEADERS}"
 
 
 def bad_header_text(what: str) -> str:
@@ -522,7 +522,7 @@ def bad_header_text(what: str) -> str:
 
 
 def header_too_long(what: str) -> str:
-    return f"{what}: longer than {LONGEST_HEADER // 2**10} KiB; what is long belongs in the body"
+    return f"{what}: longer than {MAX_HEADER_BYTES // 2**10} KiB; what is long belongs in the body"
 
 
 # -- match ------------------------------------------------------------------------------------------------------------
@@ -532,13 +532,13 @@ def value_beside_match() -> str:
     return "'value' and 'match' on one descriptor; keep one of them"
 
 
-def not_one_way(ways: Iterable[str]) -> str:
-    written = ", ".join(ways)
+def not_one_match_kind(kinds: Iterable[str]) -> str:
+    written = ", ".join(kinds)
     return f"'match' takes one of cidr, prefix and regex, not {written or 'none'}; write a descriptor for each"
 
 
-def bad_cidr(text: str, why: str) -> str:
-    return f"cidr '{_cut(text)}' is not a network: {why}; e.g. 10.0.0.0/8 or 2001:db8::/32"
+def bad_cidr(text: str, reason: str) -> str:
+    return f"cidr '{_cut(text)}' is not a network: {reason}; e.g. 10.0.0.0/8 or 2001:db8::/32"
 
 
 def empty_prefix() -> str:
@@ -546,14 +546,16 @@ def empty_prefix() -> str:
 
 
 def empty_regex() -> str:
-    return "an empty regex matches the empty value alone; write one that says which values, or drop 'match' to meet all"
+    return (
+        "an empty regex matches the empty value alone; write one that says which values, or drop 'match' to match all"
+    )
 
 
-def bad_regex(text: str, why: str) -> str:
-    return f"regex '{_cut(text)}' cannot be used: {why}; it is RE2 syntax, without back-references and look-around"
+def bad_regex(text: str, reason: str) -> str:
+    return f"regex '{_cut(text)}' cannot be used: {reason}; it is RE2 syntax, without back-references and look-around"
 
 
-# -- odd, but allowed -------------------------------------------------------------------------------------------------
+# -- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def unread_document() -> str:
@@ -576,35 +578,35 @@ def limit_beside_allow(key: str) -> str:
     return f"'{key}' has no effect beside 'action: allow', which lets everything pass uncounted; drop one of them"
 
 
-def refuses_everything(is_written: bool) -> str:
-    why = "requests_per_unit is 0" if is_written else "there is no requests_per_unit, which means 0"
-    return f"{why}: every request is refused"
+def denies_everything(is_written: bool) -> str:
+    reason = "requests_per_unit is 0" if is_written else "there is no requests_per_unit, which means 0"
+    return f"{reason}: every request is denied"
 
 
 def unreachable(what: str, by: str, at: Position) -> str:
-    return f"{what} is always met first by {by} at {at}"
+    return f"{what} is never matched: it is always preceded by {by} at {at}"
 
 
-def replaces_nobody(name: str) -> str:
+def unknown_replaces(name: str) -> str:
     return f"replaces '{_cut(name)}', but no rate_limit of this domain has that name"
 
 
-def mapped_to_nothing(keys: Iterable[str]) -> str:
-    return f"no rule of this domain is met by a descriptor of {', '.join(keys)}: it is made for nothing"
+def unmapped_descriptor(keys: Iterable[str]) -> str:
+    return f"no rule of this domain matches a descriptor of {', '.join(keys)}: it has no effect"
 
 
-# -- wording ----------------------------------------------------------------------------------------------------------
+# -- formatting -------------------------------------------------------------------------------------------------------
 
 TEXT = "it is text"
-TRUTH = "it is true or false, without quotes"
+BOOLEAN = "it is true or false, without quotes"
 COUNT = f"it is a whole number from 0 to {MAX_REQUESTS_PER_UNIT}, without quotes"
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word[:60], list(known), n=1)
+def _did_you_mean(value: str, known: Iterable[str]) -> str:
+    close = get_close_matches(value[:60], list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def _cut(text: str) -> str:
-    """What a file says, as it can be quoted: short, and on one line."""
+    """Return a quotable excerpt of a file's text: at most 60 characters, on one line."""
     return one_line(text if len(text) <= 60 else text[:57] + "...")

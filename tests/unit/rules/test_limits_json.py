@@ -1,4 +1,4 @@
-"""Limits as JSON has them mean what rules would mean, and are refused under the name of their field."""
+"""JSON limits compile like rules, and their errors name the field."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 from ratelimit_rls.core.accounts import limit_fields
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.errors import RulesError
-from ratelimit_rls.rules.limits_text import MOST_LIMITS, read_limits
+from ratelimit_rls.rules.limits_json import MAX_LIMITS, read_limits
 
 MINUTE = {"unit": "minute", "requests_per_unit": 100}
 
 
-def test_a_list_of_limits_is_read_as_rules_are() -> None:
+def test_json_limits_compile_like_rules() -> None:
     bucket = {**MINUTE, "algorithm": "token_bucket", "burst": 20}
     month = {"unit": "month", "requests_per_unit": 9, "calendar": True, "timezone": "Europe/Berlin"}
 
@@ -28,7 +28,7 @@ def test_a_list_of_limits_is_read_as_rules_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "field", "says"),
+    ("fields", "field", "message"),
     [
         ({}, "limits", "it is a list of limits"),
         ("x", "limits", "it is a list of limits"),
@@ -50,22 +50,22 @@ def test_a_list_of_limits_is_read_as_rules_are() -> None:
             "limits[0]",
             "unknown key 'name'; allowed here: unit, requests_per_unit, algorithm",
         ),
-        ([{**MINUTE, 5: "x"}], "limits[0]", "unknown key '5'"),
+        ([{**MINUTE, 5: "x"}], "limits[0]", "unknown key '5'"),  # type: ignore[misc]
         ([MINUTE, {**MINUTE, "requests_per_unit": 7}], "limits[1]", "share a counter"),
-        ([MINUTE] * (MOST_LIMITS + 1), "limits", "at most 16 hold at once"),
+        ([MINUTE] * (MAX_LIMITS + 1), "limits", "at most 16 are allowed"),
     ],
 )
-def test_what_is_wrong_is_told_under_its_field(fields: object, field: str, says: str) -> None:
+def test_json_limit_error_names_its_field(fields: object, field: str, message: str) -> None:
     with pytest.raises(RulesError) as refused:
         read_limits(fields)
     (problem,) = refused.value.problems
     assert (problem.file, problem.line) == (field, 0)
-    assert says in problem.message
+    assert message in problem.message
     assert str(refused.value).startswith(f"{field}: error: ")
     assert "line " not in problem.message
 
 
-def test_every_problem_is_told_and_the_field_is_named_as_the_caller_does() -> None:
+def test_all_json_limit_errors_use_the_given_field_name() -> None:
     with pytest.raises(RulesError) as refused:
         read_limits([{**MINUTE, "unit": "x"}, {**MINUTE, "algorithm": "y"}], "override.limits")
     assert [problem.file for problem in refused.value.problems] == [

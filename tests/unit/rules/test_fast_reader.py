@@ -1,4 +1,4 @@
-"""Plain YAML is read as the parser reads it, and what is more than plain is left to it."""
+"""The fast reader equals the parser on its YAML subset, and leaves everything else to the parser."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from time import process_time
 import pytest
 
 from ratelimit_rls.errors import RulesError
-from ratelimit_rls.rules.load import FASTEST_PARSER, Source, load
-from ratelimit_rls.rules.node import YamlNode
-from ratelimit_rls.rules.plain import DEEPEST_PLAIN, read_plain
+from ratelimit_rls.rules.yaml.fast_reader import MAX_FAST_DEPTH, read_fast
+from ratelimit_rls.rules.yaml.nodes import YamlNode
+from ratelimit_rls.rules.yaml.parser import FASTEST_PARSER, SourceDocument, load
 
 LINES_ABOVE = 3
 PLENTY = 1_000_000
@@ -87,7 +87,7 @@ BEYOND = {
     "a key alone": "a: {b, c: d}\n",
     "a pair in a list": "a: [b: c]\n",
     "a colon within brackets": "a: {b: c:d}\n",
-    "a question mark within brackets": "a: {b: c?d}\n",  # of which parsers think differently
+    "a question mark within brackets": "a: {b: c?d}\n",  # parsers differ on this one
     "brackets in disorder": "a: [b}\n",
     "something behind brackets": "a: {b: c} d\n",
     "a comment too near": "a: {b: c}# d\n",
@@ -106,8 +106,8 @@ BEYOND = {
     "the end of the document": "a: b\n...\n",
     "a directive": "%YAML 1.1\n---\na: b\n",
     "a long key": f"{'a' * 101}: b\n",
-    "too many brackets": f"a: {'[' * (DEEPEST_PLAIN + 1)}{']' * (DEEPEST_PLAIN + 1)}\n",
-    "too deep": "".join(f"{' ' * depth}a:\n" for depth in range(DEEPEST_PLAIN + 2)) + f"{' ' * 99}a: b\n",
+    "too many brackets": f"a: {'[' * (MAX_FAST_DEPTH + 1)}{']' * (MAX_FAST_DEPTH + 1)}\n",
+    "too deep": "".join(f"{' ' * depth}a:\n" for depth in range(MAX_FAST_DEPTH + 2)) + f"{' ' * 99}a: b\n",
 }
 
 EDITS = [
@@ -117,9 +117,9 @@ EDITS = [
 
 
 def parsed(text: str) -> YamlNode | str | None:
-    """What the parser makes of it; the words of its refusal, if it is one."""
+    """Return the parser's result, or the text of its error."""
     try:
-        return load(Source("f", text.encode(), lines_above=LINES_ABOVE), FASTEST_PARSER)
+        return load(SourceDocument("f", text.encode(), lines_above=LINES_ABOVE), FASTEST_PARSER)
     except RulesError as error:
         return str(error)
 
@@ -127,58 +127,58 @@ def parsed(text: str) -> YamlNode | str | None:
 @pytest.mark.parametrize(
     "text", [BLOCKS, LISTS, SCALARS, ITEMS, ALIKE], ids=["blocks", "lists", "scalars", "items", "alike"]
 )
-def test_plain_text_is_read_as_the_parser_reads_it(text: str) -> None:
-    plain = read_plain(text, LINES_ABOVE, PLENTY)
+def test_fast_reader_equals_the_parser(text: str) -> None:
+    plain = read_fast(text, LINES_ABOVE, PLENTY)
     assert plain is not None
     assert plain == parsed(text)
 
 
 @pytest.mark.parametrize("text", BEYOND.values(), ids=BEYOND.keys())
-def test_what_is_more_than_plain_is_left_to_the_parser(text: str) -> None:
-    assert read_plain(text, 0, PLENTY) is None
+def test_unsupported_yaml_is_left_to_the_parser(text: str) -> None:
+    assert read_fast(text, 0, PLENTY) is None
 
 
-def test_as_many_nodes_are_read_as_may_be() -> None:
+def test_fast_reader_enforces_the_node_limit() -> None:
     text = "a: b\nc: [d, {e: f}]\n"
-    assert read_plain(text, 0, 9) == load(Source("f", text.encode()), FASTEST_PARSER)
-    assert read_plain(text, 0, 8) is None
-    assert read_plain("a: b\nc: d\n", 0, 5) is not None
-    assert read_plain("a: b\nc: d\n", 0, 4) is None
-    assert read_plain("a: b\n\n\n", 0, 3) is not None
-    assert read_plain("a: b\n\n\n\n", 0, 3) is None
-    assert read_plain("a:\n" + "- {value: b}\n" * 3, 0, 12) is not None
-    assert read_plain("a:\n" + "- {value: b}\n" * 3, 0, 11) is None
+    assert read_fast(text, 0, 9) == load(SourceDocument("f", text.encode()), FASTEST_PARSER)
+    assert read_fast(text, 0, 8) is None
+    assert read_fast("a: b\nc: d\n", 0, 5) is not None
+    assert read_fast("a: b\nc: d\n", 0, 4) is None
+    assert read_fast("a: b\n\n\n", 0, 3) is not None
+    assert read_fast("a: b\n\n\n\n", 0, 3) is None
+    assert read_fast("a:\n" + "- {value: b}\n" * 3, 0, 12) is not None
+    assert read_fast("a:\n" + "- {value: b}\n" * 3, 0, 11) is None
 
 
-def test_the_rules_that_come_with_it_are_plain_but_for_one() -> None:
+def test_fast_reader_reads_all_shipped_rules_but_one() -> None:
     texts = {path.name: path.read_text() for path in Path("descriptors").rglob("*.yaml")}
-    read = {name: read_plain(text, LINES_ABOVE, PLENTY) for name, text in texts.items()}
-    assert [name for name, plain in read.items() if plain is None] == ["answers.yaml"]  # it has a text of many lines
+    read = {name: read_fast(text, LINES_ABOVE, PLENTY) for name, text in texts.items()}
+    assert [name for name, plain in read.items() if plain is None] == ["answers.yaml"]  # it has a multi-line text
     assert all(plain == parsed(texts[name]) for name, plain in read.items() if plain is not None)
 
 
-def test_a_line_that_is_too_much_is_left_before_it_is_all_read() -> None:
+def test_oversized_flow_line_is_abandoned_early() -> None:
     text = f"a: [{'b, ' * 1_000_000}c]"
     tracemalloc.start()
-    assert read_plain(text, 0, 10_000) is None
+    assert read_fast(text, 0, 10_000) is None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2 * len(text)
 
 
-def test_an_item_with_many_values_is_looked_at_once() -> None:
+def test_item_with_many_values_takes_linear_time() -> None:
     text = "a:\n- " + "value: b, " * 50_000 + "\n\n  c: d\n"
     begun = process_time()
-    assert read_plain(text, 0, PLENTY) is None
+    assert read_fast(text, 0, PLENTY) is None
     assert process_time() - begun < 2
 
 
-def test_whatever_is_changed_in_a_text_nothing_is_read_otherwise() -> None:
+def test_fast_reader_equals_the_parser_on_random_edits() -> None:
     random_ = random.Random(1)
     were_plain = 0
     for _ in range(8_000):
         text = edited(list(random_.choice([BLOCKS, LISTS, ITEMS, ALIKE])), random_)
-        plain = read_plain(text, LINES_ABOVE, PLENTY)
+        plain = read_fast(text, LINES_ABOVE, PLENTY)
         if plain is not None:
             were_plain += 1
             assert plain == parsed(text), text
@@ -188,10 +188,10 @@ def test_whatever_is_changed_in_a_text_nothing_is_read_otherwise() -> None:
 def edited(text: list[str], random_: random.Random) -> str:
     for _ in range(random_.choice((1, 1, 1, 2, 3))):
         at = random_.randrange(len(text) + 1)
-        way = random_.random()
-        if way < 0.75:  # put in, or in place of what is there
-            text[at : at + (way > 0.45)] = [random_.choice(EDITS)]
-        elif way < 0.9:
+        choice = random_.random()
+        if choice < 0.75:  # insert or replace
+            text[at : at + (choice > 0.45)] = [random_.choice(EDITS)]
+        elif choice < 0.9:
             del text[at : at + random_.choice((1, 1, 2, 4, 8))]
         else:
             start = random_.randrange(len(text) + 1)

@@ -1,8 +1,8 @@
-"""Bytes of a rules file to a YAML document with a place for every node.
+"""Parser of rules files: bytes to a YAML document with positions.
 
-Plain text is read by lines (plain.py), everything else from parser events: no tag is ever constructed, the first
-document alone is read, and what a file may cost is bounded before and while it is read, since anyone who may edit rules
-could otherwise stop the service with ten lines.
+fast_reader.py reads the common YAML subset; the rest is composed from parser events. Tags never construct objects, only
+the first document is read, and the cost of a file is bounded before and while it is read: otherwise anyone who may edit
+rules could stop the service with ten lines.
 """
 
 from __future__ import annotations
@@ -19,112 +19,112 @@ import yaml
 from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.core.model import Position
 from ratelimit_rls.errors import Problem, RulesError
-from ratelimit_rls.rules import offences
-from ratelimit_rls.rules.node import MERGE_KEY, YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.parts import second_line
-from ratelimit_rls.rules.plain import read_plain
-from ratelimit_rls.rules.scalars import Kind, Value, resolve
+from ratelimit_rls.rules import diagnostics
+from ratelimit_rls.rules.yaml.fast_reader import read_fast
+from ratelimit_rls.rules.yaml.multi_document import second_document_line
+from ratelimit_rls.rules.yaml.nodes import MERGE_KEY, YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.rules.yaml.scalars import ScalarKind, ScalarValue, resolve
 
-MOST_BYTES = 16 * 2**20
-"""Of one file: sixty times the largest configuration seen in public, and what parses in seconds."""
+MAX_BYTES = 16 * 2**20
+"""Bytes of one file: sixty times the largest public configuration known to us, and parsed in seconds."""
 
-MOST_NODES = 1_000_000
-"""Of one file, counted with every alias replaced by what it stands for: about 90,000 rules."""
+MAX_NODES = 1_000_000
+"""Nodes of one file with every alias expanded: about 90,000 rules."""
 
-DEEPEST = 100
-"""Levels of one file, aliases included: 48 levels of descriptors."""
+MAX_DEPTH = 100
+"""Levels of nesting of one file, aliases included: 48 levels of descriptors."""
 
 _UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PRINTABLE_ASCII = bytes((*b"\t\n\r", *range(0x20, 0x7F)))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG_PREFIX = "tag:yaml.org,2002:"
-_SCALAR_TAGS = frozenset(kind.value for kind in Kind)
+_SCALAR_TAGS = frozenset(kind.value for kind in ScalarKind)
 _COLLECTION_TAGS = (None, "!", _TAG_PREFIX + "map", _TAG_PREFIX + "seq")
 
-# libyaml where it was compiled in, PyYAML's own parser otherwise: the same events at the same places.
+# libyaml if it is compiled in, otherwise PyYAML's own parser: both give the same events at the same positions.
 Parser = type[yaml.SafeLoader] | type[yaml.CSafeLoader]
 FASTEST_PARSER: Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 LAST_RANK = 2**31
-"""Of files, and of what comes over xDS: after every priority that a stored rule can have."""
+"""Rank of files and of xDS resources: after every priority of a stored rule."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A rules file that was read, or as much of it as shows that it is too large; or a rule of the database."""
+class SourceDocument:
+    """Text of one source: a rules file, read up to just beyond the size limit, or a stored rule."""
 
     name: str
     content: bytes
-    rank: int = LAST_RANK  # the lower, the stronger: where two ranks speak of the same descriptor, the lower one counts
-    targeting: Targeting | None = None  # of a rule of the database, be it empty
-    lines_above: int = 0  # in the file that it is a part of: places are told as they are there
+    rank: int = LAST_RANK  # lower ranks take precedence where two sources define the same descriptor
+    targeting: Targeting | None = None  # of a stored rule, possibly empty; None for all other sources
+    lines_above: int = 0  # lines before it in its file: positions are those in the file
 
     @property
     def is_stored(self) -> bool:
         return self.targeting is not None
 
 
-def load(source: Source, parser: Parser | None = None) -> YamlNode | None:
-    """The first document, None where there is none; raises RulesError if it cannot be read.
+def load(source: SourceDocument, parser: Parser | None = None) -> YamlNode | None:
+    """Return the first document; None if there is none. Raise RulesError if it cannot be parsed.
 
-    With a `parser`, that reads all of it; otherwise the fastest, and what is plain is not for a parser.
+    `parser` forces that parser; by default the fast reader is tried before the fastest parser.
     """
-    if len(source.content) > MOST_BYTES:
-        raise _refusal(source, 1, 1, offences.too_large(MOST_BYTES))
+    if len(source.content) > MAX_BYTES:
+        raise _error(source, 1, 1, diagnostics.too_large(MAX_BYTES))
     text = _decode(source)
-    plain = None if parser else read_plain(text, source.lines_above, MOST_NODES)
+    plain = None if parser else read_fast(text, source.lines_above, MAX_NODES)
     return _parse(source, text, parser or FASTEST_PARSER) if plain is None else plain
 
 
-def _parse(source: Source, text: str, parser: Parser) -> YamlNode | None:
+def _parse(source: SourceDocument, text: str, parser: Parser) -> YamlNode | None:
     try:
         return _Composer(source).compose(yaml.parse(text, Loader=parser))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _refusal(source, line, column, offences.not_yaml(what)) from error
+        raise _error(source, line, column, diagnostics.not_yaml(what)) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # e.g. an escape beyond Unicode, in either parser
-        raise _refusal(source, 1, 1, offences.not_yaml(str(error))) from error
+        raise _error(source, 1, 1, diagnostics.not_yaml(str(error))) from error
 
 
-def second_document(source: Source) -> Position | None:
-    """Where one begins that `load` does not read; None: there is none, or nothing is in it."""
-    line = second_line(_decode(source))
+def second_document(source: SourceDocument) -> Position | None:
+    """Return the position of a second document, which `load` does not read; None if there is none or it is empty."""
+    line = second_document_line(_decode(source))
     return None if line is None else Position(source.name, source.lines_above + line, 1)
 
 
-def _decode(source: Source) -> str:
+def _decode(source: SourceDocument) -> str:
     content = source.content
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8", "replace")
-        raise _refusal(source, *_place(before), offences.not_utf8(content[error.start])) from error
-    if not content.translate(None, _PRINTABLE_ASCII):  # nothing else, which is a tenth of the work to know
+        raise _error(source, *_place(before), diagnostics.not_utf8(content[error.start])) from error
+    if not content.translate(None, _PRINTABLE_ASCII):  # only printable ASCII; ten times faster than the search
         return text
     unprintable = _UNPRINTABLE.search(text)
     if unprintable:
         before = text[: unprintable.start()]
-        raise _refusal(source, *_place(before), offences.control_character(ord(unprintable[0])))
+        raise _error(source, *_place(before), diagnostics.control_character(ord(unprintable[0])))
     return text
 
 
 def _place(before: str) -> tuple[int, int]:
-    """Line and column of what follows `before`."""
+    """Return line and column of the text that follows `before`."""
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
-def _refusal(source: Source, line: int, column: int, message: str) -> RulesError:
-    """`line` is that of the source's own text."""
+def _error(source: SourceDocument, line: int, column: int, message: str) -> RulesError:
+    """Return an error at `line` of the source's own text."""
     return RulesError([Problem(source.name, source.lines_above + line, column, message)])
 
 
 @dataclass(slots=True)
-class _Open:
-    """A collection whose end has not come yet."""
+class _OpenCollection:
+    """A collection that is not complete yet."""
 
     event: yaml.CollectionStartEvent
     children: list[YamlNode] = field(default_factory=list)
@@ -135,17 +135,17 @@ class _Open:
 @dataclass(frozen=True, slots=True)
 class _Anchored:
     node: YamlNode
-    size: int  # nodes, aliases expanded
+    size: int  # nodes with aliases expanded
     depth: int
 
 
 class _Composer:
-    """Builds the document from events, on a stack of its own: nesting never becomes recursion."""
+    """Composes the document from parser events, on an explicit stack: nesting never becomes recursion."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceDocument) -> None:
         self._source = source
-        self._open: list[_Open] = []
-        self._anchors: dict[str, _Anchored | None] = {}  # None: its end has not come yet
+        self._open: list[_OpenCollection] = []
+        self._anchors: dict[str, _Anchored | None] = {}  # None: not complete yet
         self._nodes = 0
         self._root: YamlNode | None = None
 
@@ -165,10 +165,10 @@ class _Composer:
 
     def _start(self, event: yaml.CollectionStartEvent) -> None:
         if event.tag not in _COLLECTION_TAGS:
-            raise self._refuse(event, offences.foreign_tag(_short(str(event.tag))))
+            raise self._error(event, diagnostics.unsupported_tag(_short(str(event.tag))))
         if event.anchor:
             self._anchors[event.anchor] = None
-        self._open.append(_Open(event))
+        self._open.append(_OpenCollection(event))
         self._bound(event, 0)
 
     def _end(self) -> None:
@@ -185,10 +185,10 @@ class _Composer:
     def _alias(self, event: yaml.AliasEvent) -> None:
         anchor = str(event.anchor)
         if anchor not in self._anchors:
-            raise self._refuse(event, offences.unknown_anchor(anchor))
+            raise self._error(event, diagnostics.unknown_anchor(anchor))
         found = self._anchors[anchor]
         if found is None:
-            raise self._refuse(event, offences.endless_anchor(anchor))
+            raise self._error(event, diagnostics.recursive_anchor(anchor))
         self._nodes += found.size - 1
         self._put(event, found.node, found.size, found.depth)
 
@@ -209,27 +209,27 @@ class _Composer:
         parent.depth = max(parent.depth, depth + 1)
 
     def _bound(self, event: yaml.NodeEvent, depth: int) -> None:
-        if self._nodes > MOST_NODES:
-            raise self._refuse(event, offences.too_many_nodes(MOST_NODES))
-        if len(self._open) + depth > DEEPEST:
-            raise self._refuse(event, offences.too_deep(DEEPEST))
+        if self._nodes > MAX_NODES:
+            raise self._error(event, diagnostics.too_many_nodes(MAX_NODES))
+        if len(self._open) + depth > MAX_DEPTH:
+            raise self._error(event, diagnostics.too_deep(MAX_DEPTH))
 
     def _scalar(self, event: yaml.ScalarEvent) -> YamlScalar:
         line, column = self._mark(event)
         text: str = event.value
-        if _SURROGATE.search(text):  # only PyYAML's own parser lets such an escape through
-            raise self._refuse(event, offences.not_yaml("found invalid Unicode character escape code"))
+        if _SURROGATE.search(text):  # only PyYAML's own parser accepts such an escape
+            raise self._error(event, diagnostics.not_yaml("found invalid Unicode character escape code"))
         is_plain = event.implicit[0]
         if event.tag is None or event.tag == "!":
-            kind, value = resolve(text) if is_plain and event.tag is None else (Kind.STRING, text)
+            kind, value = resolve(text) if is_plain and event.tag is None else (ScalarKind.STRING, text)
             return YamlScalar(line, column, text, kind, value, is_plain and text == MERGE_KEY)
         return self._tagged(event, _short(event.tag))
 
     def _tagged(self, event: yaml.ScalarEvent, tag: str) -> YamlScalar:
         line, column = self._mark(event)
         text: str = event.value
-        kind: Kind = Kind.STRING
-        value: Value = text
+        kind: ScalarKind = ScalarKind.STRING
+        value: ScalarValue = text
         if tag == "!!merge" and text == MERGE_KEY:
             return YamlScalar(line, column, text, kind, text, is_merge_key=True)
         if tag == "!!binary":
@@ -237,37 +237,37 @@ class _Composer:
             return YamlScalar(line, column, text, kind, text)
         if tag not in ("!!str", "!!timestamp"):
             if tag not in _SCALAR_TAGS:
-                raise self._refuse(event, offences.foreign_tag(tag))
+                raise self._error(event, diagnostics.unsupported_tag(tag))
             kind, value = resolve(text)
-            if isinstance(value, int) and kind is Kind.INT and tag == "!!float":
-                kind, value = Kind.FLOAT, float(value)
+            if isinstance(value, int) and kind is ScalarKind.INT and tag == "!!float":
+                kind, value = ScalarKind.FLOAT, float(value)
             if kind.value != tag:
-                raise self._refuse(event, offences.mistagged(kind.value, text, tag))
+                raise self._error(event, diagnostics.tag_mismatch(kind.value, text, tag))
         return YamlScalar(line, column, text, kind, value)
 
     def _binary(self, event: yaml.ScalarEvent) -> str:
         try:
             return base64.b64decode("".join(event.value.split()), validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise self._refuse(event, offences.bad_base64()) from error
+            raise self._error(event, diagnostics.bad_base64()) from error
 
     def _has_merge(self, pairs: Iterable[tuple[YamlNode, YamlNode]]) -> bool:
-        """Each of which merges what can be merged."""
+        """Return whether there is a merge key. Raise RulesError if a merged value is not a map."""
         has_merge = False
         for key, value in pairs:
             if isinstance(key, YamlScalar) and key.is_merge_key:
                 has_merge = True
                 merged = value.items if isinstance(value, YamlList) else (value,)
                 if not all(isinstance(item, YamlMap) for item in merged):
-                    raise RulesError([Problem(self._source.name, value.line, value.column, offences.bad_merge())])
+                    raise RulesError([Problem(self._source.name, value.line, value.column, diagnostics.bad_merge())])
         return has_merge
 
-    def _refuse(self, event: yaml.Event, message: str) -> RulesError:
+    def _error(self, event: yaml.Event, message: str) -> RulesError:
         return RulesError([Problem(self._source.name, *self._mark(event), message)])
 
     def _mark(self, event: yaml.Event) -> tuple[int, int]:
         mark = event.start_mark
-        assert mark is not None  # every event of a parser has one
+        assert mark is not None  # every parser event has one
         return self._source.lines_above + mark.line + 1, mark.column + 1
 
 

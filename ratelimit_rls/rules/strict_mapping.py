@@ -1,7 +1,8 @@
-"""One mapping, read strictly: a key that is unknown, written twice or of the wrong kind is an error.
+"""Strict reader for one YAML mapping: unknown keys, keys written twice and values of the wrong type are errors.
 
-For what the reference does not know (the mappings that are new in rules, and test files), where nothing has to be
-forgiven. All is reported to the findings of the file, with its place, and reading goes on, so that one look finds all.
+For mappings that envoyproxy/ratelimit does not have (the new ones in rules, and test files), where nothing has to be
+tolerated for compatibility. All errors go to the file's findings with their positions, and reading continues, so that
+one pass finds all of them.
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ratelimit_rls.rules import offences
+from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt, is_null
-from ratelimit_rls.rules.scalars import Kind
+from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt, is_null
+from ratelimit_rls.rules.yaml.scalars import ScalarKind
 
 T = TypeVar("T")
 
 
-class Fields:
-    """The values of one mapping. Null is the same as absent."""
+class StrictMapping:
+    """Values of one mapping by key. Null is the same as absent."""
 
     def __init__(
-        self, node: YamlNode, keys: tuple[str, ...], found: Findings, refused: Mapping[str, str] | None = None
+        self, node: YamlNode, keys: tuple[str, ...], found: Findings, unsupported: Mapping[str, str] | None = None
     ) -> None:
-        """`refused` are keys that somebody may well try, each with the sentence that says what to do instead."""
+        """Read `node`. `unsupported` are keys that users may try, each with a message that says what to use."""
         self.node = node
         self._found = found
-        self._refused = refused or {}
+        self._unsupported = unsupported or {}
         self._values: dict[str, YamlNode] = {}
         if not isinstance(node, YamlMap):
             found.error(node, f"{excerpt(node)} is not a mapping; its keys are {', '.join(keys)}")
@@ -39,10 +40,10 @@ class Fields:
             found.error(node, f"'{name}' is written twice")
 
     def _add(self, key: YamlNode, value: YamlNode, keys: tuple[str, ...]) -> None:
-        if isinstance(key, YamlScalar) and key.text in self._refused:
-            self._found.error(key, self._refused[key.text])
+        if isinstance(key, YamlScalar) and key.text in self._unsupported:
+            self._found.error(key, self._unsupported[key.text])
         elif not isinstance(key, YamlScalar) or key.text not in keys:
-            self._found.error(key, offences.unknown_key(excerpt(key), keys, ()))
+            self._found.error(key, diagnostics.unknown_key(excerpt(key), keys, ()))
         elif not is_null(value):
             self._values[key.text] = value
 
@@ -66,11 +67,11 @@ class Fields:
     def text(self, key: str) -> str | None:
         return self.read(key, str)
 
-    def whole(self, key: str, least: int) -> int | None:
+    def integer(self, key: str, least: int) -> int | None:
         node = self._values.get(key)
-        return None if node is None else whole(node, key, least, self._found)
+        return None if node is None else read_integer(node, key, least, self._found)
 
-    def truth(self, key: str) -> bool:
+    def boolean(self, key: str) -> bool:
         node = self._values.get(key)
         if node is None:
             return False
@@ -80,7 +81,10 @@ class Fields:
         return False
 
     def read(self, key: str, parse: Callable[[str], T]) -> T | None:
-        """What `parse` makes of the text under `key`; its ValueError is the end of a sentence that starts with it."""
+        """Return `parse` of the text under `key`.
+
+        The message of its ValueError must complete a sentence that starts with the text.
+        """
         node = self._values.get(key)
         if node is None:
             return None
@@ -89,12 +93,12 @@ class Fields:
             return None
         try:
             return parse(node.text)
-        except ValueError as fault:
-            self._found.error(node, f"{key}: {excerpt(node)} {fault}")
+        except ValueError as error:
+            self._found.error(node, f"{key}: {excerpt(node)} {error}")
             return None
 
     def items(self, key: str) -> tuple[YamlNode, ...]:
-        """The elements of a list."""
+        """Return the elements of the list under `key`; () if it is absent."""
         node = self._values.get(key)
         if node is None:
             return ()
@@ -104,8 +108,13 @@ class Fields:
         return ()
 
 
-def whole(node: YamlNode, key: str, least: int, found: Findings) -> int | None:
-    if isinstance(node, YamlScalar) and node.kind is Kind.INT and isinstance(node.value, int) and node.value >= least:
+def read_integer(node: YamlNode, key: str, least: int, found: Findings) -> int | None:
+    if (
+        isinstance(node, YamlScalar)
+        and node.kind is ScalarKind.INT
+        and isinstance(node.value, int)
+        and node.value >= least
+    ):
         return node.value
     found.error(node, f"{key}: {excerpt(node)} is not a whole number from {least} on")
     return None

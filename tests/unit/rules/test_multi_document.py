@@ -1,4 +1,4 @@
-"""Where YAML documents of one text begin: by lines alone, and as a parser would say."""
+"""Splitting of a text into YAML documents, by lines alone and compared with a parser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ratelimit_rls.rules.parts import parts, second_line
+from ratelimit_rls.rules.yaml.multi_document import second_document_line, split_documents
 
 ENDS = ("\n", "\r\n", "\r", "\x85", "\u2028", "\u2029")
 LINES = ("a: 1", "b: ü", "---", "--- ", "--- # c", "---x: 1", " ---", "...", "# c", "", "  # c", "t: |", "  ---", "  x")
@@ -33,20 +33,20 @@ LINES = ("a: 1", "b: ü", "---", "--- ", "--- # c", "---x: 1", " ---", "...", "#
         ("a: 1\u2028--- |\u2028  b", 2),
     ],
 )
-def test_a_second_document_is_found_if_anything_is_in_it(text: str, line: int | None) -> None:
-    assert second_line(text) == line
+def test_second_document_line_ignores_empty_documents(text: str, line: int | None) -> None:
+    assert second_document_line(text) == line
 
 
 @given(st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from(ENDS))))
 @example([("t: |", "\n"), ("  ---", "\n"), ("---", "\n"), ("b: ü", "\n")])
-def test_parts_are_the_text_and_begin_where_a_parser_has_documents_begin(lines: list[tuple[str, str]]) -> None:
+def test_split_documents_agrees_with_the_parser(lines: list[tuple[str, str]]) -> None:
     text = "".join(line + end for line, end in lines)
-    found = list(parts(text))
+    found = list(split_documents(text))
     assert "".join(text[part.start : part.end] for part in found) == text
     marks = [part for part in found if part.mark == "---"]
     try:
         events = list(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError:
-        return  # parted all the same
+        return  # split nevertheless
     starts = [event.start_mark for event in events if isinstance(event, yaml.DocumentStartEvent) and event.explicit]
     assert [(part.start, part.line) for part in marks] == [(mark.index, mark.line + 1) for mark in starts if mark]

@@ -1,4 +1,4 @@
-"""A stored rule as a file and back: nothing is lost, and what is wrong in the first line is told."""
+"""The file format of stored rules is lossless, and errors in its header are reported."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.accounts import LONGEST_ID, Scope, StoredRule, Targeting
+from ratelimit_rls.core.accounts import MAX_ID_LENGTH, Scope, StoredRule, Targeting
 from ratelimit_rls.errors import RulesError
-from ratelimit_rls.rules.sources.database import check_rule
+from ratelimit_rls.rules.sources.database import check_rules
 from ratelimit_rls.rules.sources.files import PlainPaths
-from ratelimit_rls.rules.stored_text import LONGEST_FILE_NAME, file_name, joined, rule_of, rules_of, text_of
+from ratelimit_rls.rules.stored_rule_format import (
+    MAX_FILE_NAME_LENGTH,
+    file_name,
+    format_rule,
+    format_rules,
+    parse_rule,
+    parse_rules,
+)
 
-names = st.text(min_size=1, max_size=LONGEST_ID).filter(str.isprintable)
+names = st.text(min_size=1, max_size=MAX_ID_LENGTH).filter(str.isprintable)
 some = st.lists(st.text(max_size=5), max_size=3).map(tuple)
 rules = st.builds(
     StoredRule,
@@ -29,29 +36,29 @@ rules = st.builds(
 )
 
 
-def test_everything_but_the_document_is_in_the_first_line() -> None:
+def test_first_line_has_all_fields_but_the_document() -> None:
     targeting = Targeting(("free",), ("/v1/*",), ("GET",), ("10.0.0.0/8",), Scope.USER)
     rule = StoredRule("", "five", "# why\ndomain: x\n", 5, enabled=False, targeting=targeting)
-    assert text_of(rule) == (
+    assert format_rule(rule) == (
         '# ratelimit-rls: {"name": "five", "priority": 5, "enabled": false, "targeting": {"tiers": ["free"], '
         '"endpoints": ["/v1/*"], "methods": ["GET"], "cidrs": ["10.0.0.0/8"], "scope": "user"}}\n# why\ndomain: x\n'
     )
-    assert rule_of(text_of(rule), "f", "f.yaml") == rule
+    assert parse_rule(format_rule(rule), "f", "f.yaml") == rule
 
 
 @pytest.mark.slow
 @settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
 @given(rules)
-def test_a_rule_comes_back_and_its_text_is_the_same_again(rule: StoredRule) -> None:
-    text = text_of(rule)
-    again = rule_of(text, "another name", "f.yaml")
+def test_single_rule_round_trip_is_lossless(rule: StoredRule) -> None:
+    text = format_rule(rule)
+    again = parse_rule(text, "another name", "f.yaml")
     assert again == replace(rule, document=rule.document.removeprefix("\ufeff"))
-    assert text_of(again) == text
+    assert format_rule(again) == text
 
 
 DOCUMENTS = (
     "domain: x\n",
-    "domain: ü",  # without an end
+    "domain: ü",  # without a final line break
     "domain: x\r\ndescriptors: []\r\n",
     "domain: x\r",
     "domain: x # why\n\n\n",
@@ -67,51 +74,51 @@ DOCUMENTS = (
 )
 
 
-def test_several_rules_in_one_text_come_back_as_they_were() -> None:
+def test_several_rules_round_trip_is_lossless() -> None:
     stored = [StoredRule("", f"r{number}", document) for number, document in enumerate(DOCUMENTS)]
     for order in (stored, stored[::-1]):
-        text = joined(order)
-        found = rules_of(text, "f", "f.yaml")
+        text = format_rules(order)
+        found = parse_rules(text, "f", "f.yaml")
         assert [one.rule for one in found] == order
         lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)
-        assert [lines[one.line - 1] for one in found] == [text_of(rule).partition("\n")[0] for rule in order]
+        assert [lines[one.line - 1] for one in found] == [format_rule(rule).partition("\n")[0] for rule in order]
     for one in stored:
-        assert [found.rule for found in rules_of(joined([one]), "f", "f.yaml")] == [one]
-    assert joined([]) == ""
+        assert [found.rule for found in parse_rules(format_rules([one]), "f", "f.yaml")] == [one]
+    assert format_rules([]) == ""
 
 
 @given(st.lists(rules.filter(lambda rule: "---" not in rule.document), min_size=1, max_size=5))
-def test_whatever_is_joined_is_parted_again(some: list[StoredRule]) -> None:
-    found = [one.rule for one in rules_of(joined(some), "f", "f.yaml")]
+def test_random_rules_round_trip_is_lossless(some: list[StoredRule]) -> None:
+    found = [one.rule for one in parse_rules(format_rules(some), "f", "f.yaml")]
     assert found == [replace(rule, document=rule.document.removeprefix("\ufeff")) for rule in some]
 
 
-def test_the_first_rule_of_a_file_needs_no_line_of_its_own_and_the_others_do() -> None:
+def test_only_the_first_rule_of_a_file_may_omit_the_header() -> None:
     text = 'domain: a\n---\n# ratelimit-rls: {"name": "b"}\ndomain: b\n'
-    assert [(one.rule.name, one.line) for one in rules_of(text, "f", "f.yaml")] == [("f", 1), ("b", 3)]
+    assert [(one.rule.name, one.line) for one in parse_rules(text, "f", "f.yaml")] == [("f", 1), ("b", 3)]
     text = '# all of them\n---\n# ratelimit-rls: {"priority": 5}\ndomain: a\n'
-    assert [(one.rule.name, one.rule.priority, one.line) for one in rules_of(text, "f", "f.yaml")] == [("f", 5, 3)]
+    assert [(one.rule.name, one.rule.priority, one.line) for one in parse_rules(text, "f", "f.yaml")] == [("f", 5, 3)]
 
     with pytest.raises(RulesError) as refused:
-        rules_of("domain: a\n---\ndomain: b\n--- {domain: c}\n", "f", "f.yaml")
+        parse_rules("domain: a\n---\ndomain: b\n--- {domain: c}\n", "f", "f.yaml")
     assert [(problem.line, problem.column) for problem in refused.value.problems] == [(2, 1), (4, 1)]
-    assert 'nothing names it: write \'# ratelimit-rls: {"name": "…"}\' below this line' in str(refused.value)
+    assert 'without a name: write \'# ratelimit-rls: {"name": "…"}\' below this line' in str(refused.value)
 
     with pytest.raises(RulesError, match=r"^f\.yaml:3:18: error: the name of a rule has 1 to 255"):
-        rules_of('domain: a\n---\n# ratelimit-rls: {"priority": 5}\ndomain: b\n', "f", "f.yaml")
+        parse_rules('domain: a\n---\n# ratelimit-rls: {"priority": 5}\ndomain: b\n', "f", "f.yaml")
 
 
-def test_a_file_without_a_first_line_of_ours_is_called_like_the_file() -> None:
-    assert rule_of("domain: x\n", "mine", "mine.yaml") == StoredRule("", "mine", "domain: x\n")
-    assert text_of(StoredRule("", "mine", "domain: x\n")) == '# ratelimit-rls: {"name": "mine"}\ndomain: x\n'
+def test_rule_without_header_is_named_like_the_file() -> None:
+    assert parse_rule("domain: x\n", "mine", "mine.yaml") == StoredRule("", "mine", "domain: x\n")
+    assert format_rule(StoredRule("", "mine", "domain: x\n")) == '# ratelimit-rls: {"name": "mine"}\ndomain: x\n'
 
 
-def test_a_mark_of_byte_order_does_not_end_up_on_a_second_line() -> None:
-    assert text_of(StoredRule("", "x", "\ufeffdomain: x")) == text_of(StoredRule("", "x", "domain: x"))
+def test_byte_order_mark_is_dropped_on_export() -> None:
+    assert format_rule(StoredRule("", "x", "\ufeffdomain: x")) == format_rule(StoredRule("", "x", "domain: x"))
 
 
 @pytest.mark.parametrize(
-    ("header", "column", "says"),
+    ("header", "column", "message"),
     [
         ('{"name"', 25, "what follows '# ratelimit-rls:' is not JSON: Expecting ':' delimiter"),
         ("[" * 100_000, 18, "is not JSON: "),
@@ -129,12 +136,12 @@ def test_a_mark_of_byte_order_does_not_end_up_on_a_second_line() -> None:
         ('{"targeting": {"scope": "usr"}}', 18, "scope 'usr' is not one of global, tenant, user"),
     ],
 )
-def test_a_first_line_that_says_nothing_sensible_is_refused(header: str, column: int, says: str) -> None:
+def test_invalid_header_is_rejected(header: str, column: int, message: str) -> None:
     with pytest.raises(RulesError) as refused:
-        rule_of(f"# ratelimit-rls: {header}\ndomain: x", "x", "x.yaml")
+        parse_rule(f"# ratelimit-rls: {header}\ndomain: x", "x", "x.yaml")
     (problem,) = refused.value.problems
     assert (problem.file, problem.line) == ("x.yaml", 1)
-    assert says in problem.message
+    assert message in problem.message
     assert problem.column == column or "nested" in problem.message or len(header) > 1000
 
 
@@ -155,18 +162,18 @@ ODD = [
 ]
 
 
-def test_every_name_has_a_file_of_its_own_that_is_read_as_rules(tmp_path: Path) -> None:
+def test_file_names_are_unique_and_read_as_rules(tmp_path: Path) -> None:
     for name in ODD:
         (tmp_path / file_name(name)).write_text(name)
     assert sorted(path.read_text() for path in PlainPaths((tmp_path,)).files()) == sorted(ODD)
     assert len({file_name(name).lower() for name in ODD}) == len(ODD)
-    assert all(len(file_name(name)) <= LONGEST_FILE_NAME + len(".yaml") for name in ODD)
+    assert all(len(file_name(name)) <= MAX_FILE_NAME_LENGTH + len(".yaml") for name in ODD)
     assert file_name("free_tier") == "free_tier.yaml"
 
 
-def test_the_page_shows_a_rule_that_means_what_it_says() -> None:
+def test_documented_stored_rule_is_valid() -> None:
     page = (Path(__file__).parents[3] / "docs" / "stored_rules.md").read_text()
     (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    rule = rule_of(block, "page", "page.yaml")
-    (found,) = check_rule([rule]).tree.rules()
+    rule = parse_rule(block, "page", "page.yaml")
+    (found,) = check_rules([rule]).tree.rules()
     assert (rule.name, found.path) == ("free_tier", "edge.tier_free.user")

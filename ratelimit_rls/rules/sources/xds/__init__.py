@@ -1,0 +1,1 @@
+"""Rules from an xDS management server, over one aggregated discovery stream."""
