@@ -1,1 +1,1 @@
-"""Who is calling: credentials checked, and how each caller stands."""
+"""Authentication of callers by API keys and JSON Web Tokens, and the directory of their entitlements."""

@@ -1,9 +1,9 @@
-"""All tiers, users and API keys, in memory: how every caller stands is known without asking anybody.
+"""In-memory directory of all tiers, users and API keys. Entitlements are resolved without I/O.
 
-Held whole and not in a cache, so that an unknown key costs one look, a database that is away changes nothing, and there
-is no first call that has to wait. Used by one thread, that of the event loop.
+It holds everything instead of caching, so that an unknown key costs one lookup, an unavailable database has no effect,
+and no first call has to wait. Not thread-safe: used by the event loop only.
 
-    load, apply ─► tiers, users, keys ─► of ─► Standing, kept weakly ─► marked stale by the change that touches it
+    load, apply ─► tiers, users, keys ─► of ─► Entitlement (weak reference) ─► marked stale by a change that affects it
 """
 
 from __future__ import annotations
@@ -11,57 +11,71 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from ratelimit_rls.core.accounts import Accounts, ApiKey, Block, Changed, Tier, User
+from ratelimit_rls.core.accounts import AccountChanges, Accounts, ApiKey, Block, Tier, User
+from ratelimit_rls.core.entitlements import Entitlement
 from ratelimit_rls.core.model import Limit, Subject
-from ratelimit_rls.core.standing import Standing
-from ratelimit_rls.identity import order
-from ratelimit_rls.identity.order import Candidate, NamedTier
+from ratelimit_rls.identity import precedence
+from ratelimit_rls.identity.precedence import Candidate, NamedTier
 
-_UNKNOWN = "\0"
-"""In place of a tier that is named in requests alone: whoever invents names must not make standings."""
+_UNKNOWN_TIER = "\0"
+"""Replaces tier names that occur in requests only, so that invented names do not create entitlements."""
 
-NOBODY = Accounts()
+NO_ACCOUNTS = Accounts()
 
 _Limits = tuple[Limit, ...]
 _Key = tuple[Subject, str, str]
 
 
-class Sizes(NamedTuple):
+class DirectorySizes(NamedTuple):
     tiers: int
     users: int
     keys: int
-    standings: int  # in use at this moment
+    standings: int  # entitlements in use; the field name is a metric label
 
 
-class Effective(NamedTuple):
-    """A user's limits at one moment, and where they come from."""
+class EffectiveLimits(NamedTuple):
+    """Limits of a user at one time, and where they come from."""
 
-    limits: _Limits | None  # None: those that the rules say
-    source: str  # as in Standing
+    limits: _Limits | None  # None: the limits of the rules
+    source: str  # as in Entitlement
     until_s: float
     block: Block | None
-    considered: tuple[Candidate, ...]  # in order, each but the one that won with the reason why it did not
+    considered: tuple[Candidate, ...]  # in order of precedence; all but the winner have a reason
 
 
-class _Held(Standing):
-    __slots__ = ("tier",)
+class SubjectEntitlement:
+    """Entitlement of a subject, which becomes stale when a change affects it."""
 
-    def __init__(self, candidate: Candidate, tier: str) -> None:
-        super().__init__(candidate.limits, candidate.source, candidate.block, candidate.until_s)
-        self.tier = tier  # that was asked for a word; "": none was
+    __slots__ = ("__weakref__", "block", "limits", "source", "stale", "tier", "until_s")
+
+    def __init__(
+        self,
+        limits: tuple[Limit, ...] | None = None,
+        source: str = "",
+        block: Block | None = None,
+        until_s: float = inf,
+        tier: str = "",
+    ) -> None:
+        self.limits = limits
+        self.source = source
+        self.block = block
+        self.until_s = until_s
+        self.tier = tier  # name of the tier that was considered; "": none
+        self.stale = False
 
 
-class Index:
-    """All accounts, by what they are called. Making it takes a fifth of a second for 100,000 users, and any thread."""
+class AccountIndex:
+    """All accounts, indexed by name. Building it takes 0.2 s for 100,000 users and is possible in any thread."""
 
-    def __init__(self, accounts: Accounts = NOBODY) -> None:
+    def __init__(self, accounts: Accounts = NO_ACCOUNTS) -> None:
         self.sequence = accounts.sequence
-        self._limits: dict[_Limits, _Limits] = {}  # custom ones that were loaded: equal ones are one object
+        self._limits: dict[_Limits, _Limits] = {}  # custom limits, interned: equal ones are one object
         self.tiers = {tier.name: tier for tier in accounts.tiers}
-        self.users = {user.user_id: user for user in self._compact(accounts.users)}
+        self.users = {user.user_id: user for user in self._intern_limits(accounts.users)}
         self.blocks = {user.user_id: user.block for user in accounts.users if user.block is not None}
         self.keys = {key.key_id: key for key in accounts.keys}
         keys_of: dict[str, list[str]] = {}
@@ -70,26 +84,26 @@ class Index:
         self.keys_of = {user_id: tuple(key_ids) for user_id, key_ids in keys_of.items()}
 
     def put_user(self, user_id: str, user: User | None) -> None:
-        """None: there is none of that name any more."""
+        """Add, replace or (None) remove a user."""
         self.blocks.pop(user_id, None)
         if user is None:
             self.users.pop(user_id, None)
             return
-        self.users[user_id] = self._shared(user)
+        self.users[user_id] = self._with_interned_limits(user)
         if user.block is not None:
             self.blocks[user_id] = user.block
 
-    def _shared(self, user: User) -> User:
-        """The same user, with limits that others may have, too."""
+    def _with_interned_limits(self, user: User) -> User:
+        """Return the user with interned limits, if equal ones exist."""
         limits = self._limits.get(user.limits)
         return user if limits is None or limits is user.limits else replace(user, limits=limits)
 
-    def _compact(self, users: Iterable[User]) -> Iterator[User]:
-        """Most of those with custom limits have one of a few sets of them, each then held once.
+    def _intern_limits(self, users: Iterable[User]) -> Iterator[User]:
+        """Yield the users with interned limits: most custom limits are one of a few sets.
 
-        Comparing limits takes longer than all the rest, so what is the same object already is not compared.
+        Comparing limits dominates the cost, so limits that are already the same object are not compared.
         """
-        known: dict[int, _Limits] = {}  # by identity, which lasts as long as what is loaded
+        known: dict[int, _Limits] = {}  # by id(), which is stable while `users` exists
         for user in users:
             limits = user.limits
             if not limits:
@@ -102,30 +116,32 @@ class Index:
 
 
 class Directory:
-    """core.standing.Standings, and who is behind an id."""
+    """Implements core.entitlements.Entitlements, and looks up users, keys and tiers by id."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._index = Index()
-        self._standings: WeakValueDictionary[_Key, _Held] = WeakValueDictionary()
-        self.version = 0  # another after every change: what was worked out under it does not hold any more
+        self._index = AccountIndex()
+        self._entitlements: WeakValueDictionary[_Key, SubjectEntitlement] = WeakValueDictionary()
+        self.version = 0  # incremented by every change, which invalidates everything derived earlier
 
     @property
     def sequence(self) -> int:
         return self._index.sequence
 
     @property
-    def sizes(self) -> Sizes:
-        return Sizes(len(self._index.tiers), len(self._index.users), len(self._index.keys), len(self._standings))
+    def sizes(self) -> DirectorySizes:
+        return DirectorySizes(
+            len(self._index.tiers), len(self._index.users), len(self._index.keys), len(self._entitlements)
+        )
 
-    def load(self, accounts: Accounts | Index) -> None:
-        """Everything anew, in place of what was there."""
+    def load(self, accounts: Accounts | AccountIndex) -> None:
+        """Replace all accounts."""
         self.version += 1
-        self._index = accounts if isinstance(accounts, Index) else Index(accounts)
-        self._forget(list(self._standings.items()))
+        self._index = accounts if isinstance(accounts, AccountIndex) else AccountIndex(accounts)
+        self._invalidate(list(self._entitlements.items()))
 
-    def apply(self, changed: Changed) -> None:
-        """What is different. When this returns, no standing that it touches is believed any more."""
+    def apply(self, changed: AccountChanges) -> None:
+        """Apply changes. When this returns, all affected entitlements are stale."""
         self.version += 1
         for name, tier in changed.tiers.items():
             self._apply_tier(name, tier)
@@ -133,20 +149,20 @@ class Directory:
             self._apply_key(key_id, key)
         for user_id, user in changed.users.items():
             self._index.put_user(user_id, user)
-            self._forget_subject(Subject.USER, user_id)
+            self._invalidate_subject(Subject.USER, user_id)
             for key_id in self._index.keys_of.get(user_id, ()):
-                self._forget_subject(Subject.API_KEY, key_id)
+                self._invalidate_subject(Subject.API_KEY, key_id)
         self._index.sequence = changed.sequence
 
-    def of(self, kind: Subject, subject: str, tier: str) -> Standing:
-        at = kind, subject, tier if tier in self._index.tiers or not tier else _UNKNOWN
+    def of(self, kind: Subject, subject: str, tier: str) -> Entitlement:
+        cache_key = kind, subject, tier if tier in self._index.tiers or not tier else _UNKNOWN_TIER
         now_s = self._clock()
-        standing = self._standings.get(at)
-        if standing is None or now_s >= standing.until_s:
-            if standing is not None:
-                standing.stale = True
-            standing = self._standings[at] = self._new(*at, now_s)
-        return standing
+        entitlement = self._entitlements.get(cache_key)
+        if entitlement is None or now_s >= entitlement.until_s:
+            if entitlement is not None:
+                entitlement.stale = True
+            entitlement = self._entitlements[cache_key] = self._resolve(*cache_key, now_s)
+        return entitlement
 
     def key(self, key_id: str) -> ApiKey | None:
         return self._index.keys.get(key_id)
@@ -155,27 +171,27 @@ class Directory:
         return self._index.users.get(user_id)
 
     def block(self, user_id: str) -> Block | None:
-        """Whether it has ended or not. Few have one: looking among them costs less than finding the user."""
+        """Return the block of a user, even if it has ended. Few users have one, so this is faster than `user`."""
         return self._index.blocks.get(user_id)
 
     def tier(self, name: str) -> Tier | None:
         return self._index.tiers.get(name)
 
-    def effective(self, user_id: str, now_s: float) -> Effective:
-        """Of somebody nobody knows, too: what holds is then what the rules say."""
+    def effective(self, user_id: str, now_s: float) -> EffectiveLimits:
+        """Return the limits of a user. Also works for unknown users: the limits of the rules apply."""
         user = self._index.users.get(user_id)
         considered: list[Candidate] = []
         winner: Candidate | None = None
-        for candidate in order.of_user(user, self._tier_of(user, None, ""), now_s):
+        for candidate in precedence.user_candidates(user, self._tier_of(user, None, ""), now_s):
             if winner is None and not candidate.why_not:
                 winner = candidate
             elif winner is not None and not candidate.why_not:
-                candidate = candidate._replace(why_not=f"{winner.source} comes first")
+                candidate = candidate._replace(why_not=f"{winner.source} takes precedence")
             considered.append(candidate)
-        assert winner is not None  # the rules always have a word
-        return Effective(winner.limits, winner.source, winner.until_s, winner.block, tuple(considered))
+        assert winner is not None  # the rule itself is always a candidate
+        return EffectiveLimits(winner.limits, winner.source, winner.until_s, winner.block, tuple(considered))
 
-    def _new(self, kind: Subject, subject: str, tier: str, now_s: float) -> _Held:
+    def _resolve(self, kind: Subject, subject: str, tier: str, now_s: float) -> SubjectEntitlement:
         if kind is Subject.USER:
             user, key = self._index.users.get(subject), None
         else:
@@ -183,30 +199,32 @@ class Directory:
             user = self._index.users.get(key.user_id) if key is not None else None
         named = self._tier_of(user, key, tier)
         if kind is Subject.USER:
-            winner = order.first(order.of_user(user, named, now_s))
+            winner = precedence.winning_candidate(precedence.user_candidates(user, named, now_s))
         else:
-            winner = order.first(order.of_key(key, user, named, now_s))
-        asked_tier = winner.source == order.RULE or winner.source.startswith(order.TIER)
-        return _Held(winner, named.name if asked_tier else "")
+            winner = precedence.winning_candidate(precedence.key_candidates(key, user, named, now_s))
+        uses_tier = winner.source == precedence.RULE or winner.source.startswith(precedence.TIER)
+        return SubjectEntitlement(
+            winner.limits, winner.source, winner.block, winner.until_s, named.name if uses_tier else ""
+        )
 
-    def _tier_of(self, user: User | None, key: ApiKey | None, asked: str) -> NamedTier:
-        name = (key.tier if key is not None else "") or (user.tier if user is not None else "") or asked
+    def _tier_of(self, user: User | None, key: ApiKey | None, requested: str) -> NamedTier:
+        name = (key.tier if key is not None else "") or (user.tier if user is not None else "") or requested
         return NamedTier(name, self._index.tiers.get(name))
 
     def _apply_tier(self, name: str, tier: Tier | None) -> None:
-        """Looks through all standings: a tier changes seldom, and often it is that of most of them."""
+        """Apply a change of a tier. Scans all entitlements: tiers change rarely, and most entitlements may use it."""
         is_new = name not in self._index.tiers
         if tier is None:
             self._index.tiers.pop(name, None)
         else:
             self._index.tiers[name] = tier
-        # Those asked for under the name of a tier that goes cannot be found by it afterwards; those asked for under a
-        # name that nobody knew may have meant the one that comes.
-        self._forget(
+        # Entitlements looked up by the name of a removed tier cannot be found by it afterwards, and those looked up by
+        # an unknown name may have meant the new tier.
+        self._invalidate(
             [
-                (at, standing)
-                for at, standing in self._standings.items()
-                if standing.tier == name or at[2] == name or (is_new and standing.tier == _UNKNOWN)
+                (cache_key, entitlement)
+                for cache_key, entitlement in self._entitlements.items()
+                if entitlement.tier == name or cache_key[2] == name or (is_new and entitlement.tier == _UNKNOWN_TIER)
             ]
         )
 
@@ -221,13 +239,19 @@ class Directory:
         if key is not None:
             self._index.keys[key_id] = key
             self._index.keys_of[key.user_id] = (*self._index.keys_of.get(key.user_id, ()), key_id)
-        self._forget_subject(Subject.API_KEY, key_id)
+        self._invalidate_subject(Subject.API_KEY, key_id)
 
-    def _forget_subject(self, kind: Subject, subject: str) -> None:
-        ats = ((kind, subject, tier) for tier in ("", _UNKNOWN, *self._index.tiers))
-        self._forget([(at, standing) for at in ats if (standing := self._standings.get(at)) is not None])
+    def _invalidate_subject(self, kind: Subject, subject: str) -> None:
+        cache_keys = ((kind, subject, tier) for tier in ("", _UNKNOWN_TIER, *self._index.tiers))
+        self._invalidate(
+            [
+                (cache_key, entitlement)
+                for cache_key in cache_keys
+                if (entitlement := self._entitlements.get(cache_key)) is not None
+            ]
+        )
 
-    def _forget(self, standings: Iterable[tuple[_Key, _Held]]) -> None:
-        for at, standing in standings:
-            standing.stale = True
-            self._standings.pop(at, None)
+    def _invalidate(self, entitlements: Iterable[tuple[_Key, SubjectEntitlement]]) -> None:
+        for cache_key, entitlement in entitlements:
+            entitlement.stale = True
+            self._entitlements.pop(cache_key, None)

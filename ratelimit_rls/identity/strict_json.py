@@ -1,7 +1,7 @@
-"""JSON from strangers: one meaning or none.
+"""Strict JSON parser for untrusted input.
 
-A key that is written twice means one thing to one reader and another to the next; NaN and numbers beyond what a float
-holds are no JSON at all. All of it is refused, with a ValueError that repeats nothing of the text.
+Parsers disagree about duplicate keys, and NaN and numbers beyond the range of a float are not JSON. All of these raise
+a ValueError, whose message never quotes the text.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from math import isfinite
 from typing import Any
 
-MOST_DIGITS = 30
-"""Of a whole number: no moment and no id is longer."""
+MAX_DIGITS = 30
+"""Maximum digits of an integer: more than any timestamp or id has."""
 
 
 def parse(text: bytes) -> Any:
@@ -24,18 +24,18 @@ def parse(text: bytes) -> Any:
             parse_constant=_constant,
         )
     except (ValueError, RecursionError):
-        raise ValueError("is not JSON, or not of one meaning") from None
+        raise ValueError("is not JSON, or is ambiguous") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError
-    return found
+    return members
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError
     return int(digits)
 

@@ -1,4 +1,4 @@
-"""Who is calling, by any credential that is believed here (core.identity.Verifier), and how often it was so."""
+"""Verifier for all kinds of credentials (core.identity.Verifier), with counters of the outcomes."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ from typing import TYPE_CHECKING, Literal
 
 from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.core.identity import CredentialKind, Identity
-from ratelimit_rls.identity.api_keys import ApiKeys
+from ratelimit_rls.identity.api_keys import ApiKeyVerifier
 from ratelimit_rls.identity.directory import Directory
 
-if TYPE_CHECKING:  # brings a library of cryptography along, for those who have issuers
-    from ratelimit_rls.identity.jwt import Tokens
+if TYPE_CHECKING:  # imports `cryptography`, which is needed only if there are issuers
+    from ratelimit_rls.identity.jwt import JwtVerifier
 
 Outcome = Literal["valid", "invalid"]
 
 
-class Callers:
-    def __init__(self, api_keys: ApiKeys | None, tokens: Tokens | None, directory: Directory | None = None) -> None:
-        """A kind of credential that nobody is there for is invalid. `directory` knows users by more than tokens say."""
+class CredentialVerifier:
+    def __init__(
+        self, api_keys: ApiKeyVerifier | None, tokens: JwtVerifier | None, directory: Directory | None = None
+    ) -> None:
+        """Combine the verifiers. A credential whose kind has no verifier is invalid.
+
+        `directory` adds the tier and organisation of users that are named by tokens.
+        """
         self._api_keys = api_keys
         self._tokens = tokens
         self._directory = directory
-        self._of_keys: dict[Outcome, int] = {"valid": 0, "invalid": 0}
-        self._of_tokens: dict[Outcome, int] = {"valid": 0, "invalid": 0}
+        self._key_outcomes: dict[Outcome, int] = {"valid": 0, "invalid": 0}
+        self._token_outcomes: dict[Outcome, int] = {"valid": 0, "invalid": 0}
 
     def identify(self, kind: CredentialKind, credential: str, now_s: float) -> Identity | None:
         if kind is CredentialKind.API_KEY:
             identity = self._api_keys.identify(credential, now_s) if self._api_keys is not None else None
-            outcomes = self._of_keys
+            outcomes = self._key_outcomes
         else:
             identity = self._tokens.identify(credential, now_s) if self._tokens is not None else None
-            identity = identity and self._with_record(identity)
-            outcomes = self._of_tokens
+            identity = identity and self._with_account(identity)
+            outcomes = self._token_outcomes
         outcomes["invalid" if identity is None else "valid"] += 1
         return identity
 
@@ -40,16 +45,18 @@ class Callers:
         return block if block is not None and (block.until_s is None or now_s < block.until_s) else None
 
     def counts(self) -> dict[tuple[str, Outcome], int]:
-        """Credentials so far, by kind (`api_key`, `jwt`) and outcome: all of them, from the start."""
-        by_kind = {CredentialKind.API_KEY: self._of_keys, CredentialKind.JWT: self._of_tokens}
-        return {(kind.value, outcome): count for kind, told in by_kind.items() for outcome, count in told.items()}
+        """Return the number of credentials since the start, by kind (`api_key`, `jwt`) and outcome."""
+        by_kind = {CredentialKind.API_KEY: self._key_outcomes, CredentialKind.JWT: self._token_outcomes}
+        return {
+            (kind.value, outcome): count for kind, outcomes in by_kind.items() for outcome, count in outcomes.items()
+        }
 
-    def refused_tokens(self) -> dict[str, int]:
-        """Invalid tokens so far, by reason (jwt.REASONS)."""
-        return dict(self._tokens.refused) if self._tokens is not None else {}
+    def rejected_tokens(self) -> dict[str, int]:
+        """Return the number of invalid tokens since the start, by reason (jwt.REASONS)."""
+        return dict(self._tokens.rejected) if self._tokens is not None else {}
 
     def token_keys(self) -> dict[str, int]:
-        """Keys in force, by the issuer's name. None: every token of that issuer is refused."""
+        """Return the number of keys by issuer name. With 0 keys, every token of that issuer is rejected."""
         return self._tokens.keys() if self._tokens is not None else {}
 
     async def start(self) -> None:
@@ -60,8 +67,8 @@ class Callers:
         if self._tokens is not None:
             await self._tokens.close()
 
-    def _with_record(self, identity: Identity) -> Identity:
-        """What administrators say of a user comes before what a token says, as it does for limits."""
+    def _with_account(self, identity: Identity) -> Identity:
+        """Return the identity with the tier and organisation of the account, which take precedence over the token's."""
         user = self._directory.user(identity.user) if self._directory is not None else None
         if user is None or not (user.tier or user.org):
             return identity

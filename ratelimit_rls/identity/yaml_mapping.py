@@ -1,7 +1,7 @@
-"""One mapping of a YAML file of settings, read strictly: what is unknown, missing or of the wrong kind is a problem.
+"""Strict reader for a mapping in a YAML settings file: unknown keys, missing keys and wrong types are problems.
 
-Reading goes on after a problem, so that one look finds all. Rules have a reader of their own, which forgives what the
-reference forgives; here there is nothing to forgive.
+Reading continues after a problem, so that all are reported at once. Rules have a reader of their own, which tolerates
+what envoyproxy/ratelimit tolerates.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import yaml
 
 from ratelimit_rls.errors import Problem
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 
 T = TypeVar("T")
 
 
-class Problems:
-    """Of one file."""
+class ProblemCollector:
+    """Collects the problems of one file."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -31,17 +31,17 @@ class Problems:
         self.found.append(Problem(self._file, line, column, message))
 
 
-def compose(content: bytes, problems: Problems) -> yaml.Node | None:
-    """The first document; None if there is none or it cannot be read."""
-    if len(content) > MOST_BYTES:
-        problems.add(None, f"the file is larger than {MOST_BYTES // 2**20} MiB")
+def compose(content: bytes, problems: ProblemCollector) -> yaml.Node | None:
+    """Return the root node of the first document; None if there is none or it cannot be parsed."""
+    if len(content) > MAX_BYTES:
+        problems.add(None, f"the file is larger than {MAX_BYTES // 2**20} MiB")
         return None
     try:
         root = next(iter(yaml.compose_all(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)), None)
     except yaml.MarkedYAMLError as error:
-        what = ", ".join(part for part in (error.context, error.problem) if part)
+        detail = ", ".join(part for part in (error.context, error.problem) if part)
         mark = error.problem_mark or error.context_mark
-        problems.add(yaml.Node("", "", mark, mark) if mark else None, f"this is not YAML: {what}")
+        problems.add(yaml.Node("", "", mark, mark) if mark else None, f"this is not YAML: {detail}")
         return None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.add(None, f"this is not YAML: {error}")
@@ -49,20 +49,20 @@ def compose(content: bytes, problems: Problems) -> yaml.Node | None:
     return root
 
 
-class Mapping:
-    """Its values by key; null is the same as absent."""
+class YamlMapping:
+    """Values of a YAML mapping by key. Null is treated as absent."""
 
-    def __init__(self, node: yaml.Node, keys: tuple[str, ...], problems: Problems) -> None:
+    def __init__(self, node: yaml.Node, keys: tuple[str, ...], problems: ProblemCollector) -> None:
         self.node = node
         self._problems = problems
         self._values: dict[str, yaml.Node] = {}
         if not isinstance(node, yaml.MappingNode):
-            problems.add(node, f"this is not a mapping; its keys are {', '.join(keys)}")
+            problems.add(node, f"this must be a mapping with the keys {', '.join(keys)}")
             return
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name not in keys:
-                problems.add(key, f"{excerpt(key)} is not known here; the keys are {', '.join(keys)}")
+                problems.add(key, f"{excerpt(key)} is not a valid key; use {', '.join(keys)}")
             elif name in self._values:
                 problems.add(key, f"'{name}' is written twice")
             elif value.tag != "tag:yaml.org,2002:null":
@@ -78,11 +78,11 @@ class Mapping:
         return node
 
     def text(self, key: str) -> str:
-        """ "" where there is none."""
+        """Return the text of a key; "" if absent."""
         return self.read(key, str, "")
 
     def read(self, key: str, parse: Callable[[str], T], default: T) -> T:
-        """What `parse` makes of the text; its ValueError is the end of a sentence that begins with the text."""
+        """Return the parsed text of a key. `parse` raises ValueError with the end of a sentence about the text."""
         node = self._values.get(key)
         if node is None:
             return default
@@ -91,17 +91,17 @@ class Mapping:
             return default
         try:
             return parse(node.value)
-        except ValueError as fault:
-            self._problems.add(node, f"{key}: {excerpt(node)} {fault}")
+        except ValueError as error:
+            self._problems.add(node, f"{key}: {excerpt(node)} {error}")
             return default
 
     def texts(self, key: str, example: str) -> tuple[str, ...]:
-        """A list of at least one text, which must be there."""
+        """Return a required list with at least one text."""
         node = self.required(key, example)
         if node is None:
             return ()
         if not isinstance(node, yaml.SequenceNode) or not node.value:
-            self._problems.add(node, f"{key}: {excerpt(node)} is not a list with something in it; write '{example}'")
+            self._problems.add(node, f"{key}: {excerpt(node)} must be a list with at least one text; write '{example}'")
             return ()
         for item in node.value:
             if not isinstance(item, yaml.ScalarNode) or not item.value:
@@ -110,7 +110,7 @@ class Mapping:
 
 
 def excerpt(node: yaml.Node) -> str:
-    """The node as a message shows it: short, whatever its size."""
+    """Return the node as short text for messages."""
     if isinstance(node, yaml.ScalarNode):
         text = str(node.value) or "nothing"
         return text if len(text) <= 60 else text[:57] + "..."

@@ -1,11 +1,10 @@
-"""Whose word counts: the one order in which a caller's limits are looked for. The first that has something to say wins.
+"""Precedence of the sources of a subject's limits. The first source with limits wins.
 
-    a user      block ─► override, while it lasts ─► custom limits ─► tier ─► what the rule itself says
-    an API key  block of its user ─► revoked or expired ─► its own limits ─► tier ─► what the rule itself says
+    a user      block ─► override, while it lasts ─► custom limits ─► tier ─► limits of the rule
+    an API key  block of its user ─► revoked or expired ─► its own limits ─► tier ─► limits of the rule
 
-A user's tier is that of its record, a key's is its own or else its user's; the tier that a request names is for those
-who have neither. Where limits are to be written and none are, nothing was said: a tier without limits leaves them to
-the rules.
+The tier of a user is that of its account; the tier of a key is its own, or else its user's. A tier named by the request
+applies to subjects without either. Empty limits count as not set: with a tier without limits, those of the rule apply.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from ratelimit_rls.core.accounts import ApiKey, Block, Tier, User
 from ratelimit_rls.core.model import Limit
 
 BLOCK, KEY, OVERRIDE, CUSTOM, TIER, RULE = "block", "key", "override", "custom", "tier", ""
-"""Sources, as Standing has them. That of a tier is followed by its name; of what the rule says there is none."""
+"""Sources of limits, as in Entitlement.source. A tier is followed by its name; the rule itself is empty."""
 
 REVOKED = Block("the key was revoked")
 EXPIRED = Block("the key has expired")
 
 
 class Candidate(NamedTuple):
-    """What one of those who may speak says of a caller, or why it is not heard."""
+    """One source of limits for a subject, or why it does not apply."""
 
     source: str
     limits: tuple[Limit, ...] | None = None
-    why_not: str = ""  # "": it may be heard
+    why_not: str = ""  # "": it applies
     block: Block | None = None
-    until_s: float = inf  # what it says is true for so long
+    until_s: float = inf  # end of its validity
 
 
 class NamedTier(NamedTuple):
-    """The tier that counts for a caller; `tier` is None where there is none of that name."""
+    """The tier of a subject. `tier` is None if no tier has that name."""
 
     name: str
     tier: Tier | None
 
 
-def of_user(user: User | None, tier: NamedTier, now_s: float) -> Iterator[Candidate]:
-    """Everyone who may speak of a user's limits, in order; the last one always does."""
+def user_candidates(user: User | None, tier: NamedTier, now_s: float) -> Iterator[Candidate]:
+    """Yield the sources of a user's limits, in order of precedence. The last one always applies."""
     yield _block(user, now_s)
     override = user.override if user is not None else None
     if override is None:
-        yield Candidate(OVERRIDE, why_not="there is none")
+        yield Candidate(OVERRIDE, why_not="not set")
     elif now_s >= override.until_s:
         yield Candidate(OVERRIDE, override.limits, "it has ended")
     else:
@@ -56,12 +55,12 @@ def of_user(user: User | None, tier: NamedTier, now_s: float) -> Iterator[Candid
     yield Candidate(RULE)
 
 
-def of_key(key: ApiKey | None, user: User | None, tier: NamedTier, now_s: float) -> Iterator[Candidate]:
-    """The same of an API key."""
+def key_candidates(key: ApiKey | None, user: User | None, tier: NamedTier, now_s: float) -> Iterator[Candidate]:
+    """Yield the sources of an API key's limits, in order of precedence. The last one always applies."""
     yield _block(user, now_s)
     end_s = inf
     if key is not None:
-        end_s = ends_s(key)
+        end_s = key_end_s(key)
         if now_s >= end_s:
             yield Candidate(KEY, block=EXPIRED if key.revoked_s is None else REVOKED)
             end_s = inf
@@ -70,36 +69,36 @@ def of_key(key: ApiKey | None, user: User | None, tier: NamedTier, now_s: float)
     yield Candidate(RULE, until_s=end_s)
 
 
-def ends_s(key: ApiKey) -> float:
-    """From when on the key is good for nothing."""
+def key_end_s(key: ApiKey) -> float:
+    """Return the time from which the key is expired or revoked; infinity if never."""
     return min(inf if key.expires_s is None else key.expires_s, inf if key.revoked_s is None else key.revoked_s)
 
 
-def first(candidates: Iterator[Candidate]) -> Candidate:
-    """The one that counts. Whoever is blocked has limits all the same: by them is counted what cannot be refused."""
-    heard = (candidate for candidate in candidates if not candidate.why_not)
-    winner = next(heard)
+def winning_candidate(candidates: Iterator[Candidate]) -> Candidate:
+    """Return the candidate that applies. A block keeps the limits below it: they count what cannot be rejected."""
+    applicable = (candidate for candidate in candidates if not candidate.why_not)
+    winner = next(applicable)
     if winner.block is None:
         return winner
-    limits = next(candidate for candidate in heard if candidate.block is None)
+    limits = next(candidate for candidate in applicable if candidate.block is None)
     return limits._replace(block=winner.block, until_s=min(winner.until_s, limits.until_s))
 
 
 def _block(user: User | None, now_s: float) -> Candidate:
     block = user.block if user is not None else None
     if block is None:
-        return Candidate(BLOCK, why_not="there is none")
+        return Candidate(BLOCK, why_not="not set")
     until_s = inf if block.until_s is None else block.until_s
     return Candidate(BLOCK, why_not="it has ended" if now_s >= until_s else "", block=block, until_s=until_s)
 
 
 def _limits(source: str, limits: tuple[Limit, ...], until_s: float = inf) -> Candidate:
-    return Candidate(source, limits, until_s=until_s) if limits else Candidate(source, why_not="there are none")
+    return Candidate(source, limits, until_s=until_s) if limits else Candidate(source, why_not="no limits are set")
 
 
 def _tier(named: NamedTier) -> Candidate:
     if not named.name:
-        return Candidate(TIER, why_not="there is none")
+        return Candidate(TIER, why_not="not set")
     source = f"{TIER} {named.name}"
     if named.tier is None:
         return Candidate(source, why_not="there is no tier of that name")

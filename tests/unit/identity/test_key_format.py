@@ -1,4 +1,4 @@
-"""Keys and tokens that we make: found by a public id, compared by a keyed hash, and never shown again."""
+"""Format of API keys and admin tokens: public id, keyed digest, and no secret in repr."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_rls.identity.secrets import digest, matches, new_secret, public_id
+from ratelimit_rls.identity.key_format import digest, matches, new_secret, public_id
 
 SECRET = b"0123456789abcdef"
 
 
 @pytest.mark.parametrize("kind", ["rlk", "rla"])
-def test_a_new_secret_is_found_by_its_id_and_by_nothing_else(kind: str) -> None:
-    made = new_secret(kind)
+def test_new_secret_has_an_id_of_its_kind(kind: str) -> None:
+    made = new_secret(kind)  # type: ignore[arg-type]
 
-    assert public_id(made.text, kind) == made.public_id
+    assert public_id(made.text, kind) == made.public_id  # type: ignore[arg-type]
     assert public_id(made.text, "rla" if kind == "rlk" else "rlk") is None
     assert made.text == f"{kind}_{made.public_id}_{made.text[17:]}"
     assert len(made.public_id) == 12
     assert len(made.text) == 60
 
 
-def test_no_two_secrets_are_alike() -> None:
+def test_secrets_are_unique() -> None:
     made = [new_secret("rlk") for _ in range(100)]
 
     assert len({one.text for one in made}) == len({one.public_id for one in made}) == 100
 
 
-def test_a_secret_does_not_show_itself() -> None:
+def test_repr_has_no_secret() -> None:
     made = new_secret("rlk")
 
     assert made.text not in repr(made)
@@ -54,7 +54,7 @@ def test_a_secret_does_not_show_itself() -> None:
         "rlk_" * 1_000_000,
     ],
 )
-def test_what_has_another_shape_has_no_id(text: str) -> None:
+def test_other_formats_have_no_id(text: str) -> None:
     assert public_id(text, "rlk") is None
 
 
@@ -67,14 +67,14 @@ almost = st.builds(
 
 
 @given(st.text() | almost)
-def test_an_id_is_never_more_than_an_id(text: str) -> None:
+def test_public_id_is_only_the_id(text: str) -> None:
     found = public_id(text, "rlk")
 
     assert found is None or (len(found) == 12 and found.isascii() and found.isalnum() and text.startswith("rlk_"))
 
 
 @given(st.text(), st.text())
-def test_a_digest_matches_what_it_was_made_from_alone(one: str, other: str) -> None:
+def test_digest_matches_its_text_only(one: str, other: str) -> None:
     kept = digest(SECRET, one)
 
     assert matches(SECRET, one, kept)
@@ -82,6 +82,6 @@ def test_a_digest_matches_what_it_was_made_from_alone(one: str, other: str) -> N
     assert not matches(b"another secret!!", one, kept)
 
 
-def test_nothing_matches_an_unknown_id() -> None:
+def test_nothing_matches_unknown_id() -> None:
     assert not matches(SECRET, new_secret("rlk").text, None)
     assert not matches(SECRET, "\ud800", None)
