@@ -1,1 +1,0 @@
-"""The database: what administrators decide, and the record of what was decided."""
