@@ -1,0 +1,1 @@
+"""TLS files: certificates, keys, authorities and revocation lists, reloaded when they change."""
