@@ -1,0 +1,1 @@
+"""RateLimiter: our own gRPC API, for applications without Envoy."""

@@ -1,0 +1,51 @@
+"""Names of the limits of one plan template, computed once and only if a header or body uses them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from ratelimit_rls.api.responses import ratelimit_fields
+from ratelimit_rls.api.responses.formatting import limit_names, rule_path, window_labels
+from ratelimit_rls.core.model import CounterOp, DescriptorPlan, Limit, PlanTemplate
+
+
+class PolicyNames(NamedTuple):
+    """Names in RateLimit and RateLimit-Policy of the limits that can deny a call."""
+
+    names: dict[int, str]  # by the id() of the step
+    strings: dict[int, str]  # the same as Structured Field strings
+    field: str  # value of RateLimit-Policy, which does not depend on time
+
+
+class LimitLabels:
+    """Cached names of the limits of one plan template."""
+
+    def __init__(self, template: PlanTemplate) -> None:
+        # No reference to the template itself: this object lives as long as the template, and must not keep it alive.
+        self._domain, self._slots = template.domain, template.slots
+        self._labels: dict[int, tuple[str, ...]] = {}
+
+    def labels(self, slot: DescriptorPlan) -> tuple[str, ...]:
+        """Return the window labels of a descriptor's limits, in the order of its steps."""
+        labels = self._labels.get(id(slot))
+        if labels is None:
+            labels = self._labels[id(slot)] = window_labels([step.limit for step in slot.steps])
+        return labels
+
+    @cached_property
+    def policies(self) -> PolicyNames:
+        steps: list[CounterOp] = []
+        limits: list[tuple[str, Limit]] = []
+        for slot in self._slots:
+            for step in slot.steps:
+                if slot.rule is not None and not step.shadow_mode:
+                    steps.append(step)
+                    limits.append((rule_path(self._domain, slot.rule), step.limit))
+        names = limit_names(limits)
+        strings = [ratelimit_fields.string(name) for name in names]
+        return PolicyNames(
+            names={id(step): name for step, name in zip(steps, names, strict=True)},
+            strings={id(step): string for step, string in zip(steps, strings, strict=True)},
+            field=ratelimit_fields.policy_field(zip(strings, (step.limit for step in steps), strict=True)),
+        )

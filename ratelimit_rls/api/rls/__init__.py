@@ -1,0 +1,1 @@
+"""Envoy's rate limit service (RLS v3), with Kuadrant's variants of it."""
