@@ -1,1 +1,1 @@
-"""Bytes in, bytes out: the doors through which requests come. Nothing here decides anything."""
+"""Protocols: gRPC over HTTP/2, and HTTP/1.1. This package moves bytes and decides nothing."""

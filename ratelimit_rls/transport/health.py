@@ -1,9 +1,9 @@
-"""Whether the service can serve, from what its components say; told to gRPC and HTTP alike.
+"""Health of the service, derived from its components and reported over gRPC and HTTP.
 
-Two questions, kept apart because orchestrators act on them differently:
+There are two states, because orchestrators act on them differently:
   alive     the process listens and is not stopping        gRPC service "", HTTP /livez
-  serving   alive, and every component is well             gRPC service "ratelimit", HTTP /healthcheck
-A process that is restarted because its store is away does not bring the store back, so `alive` never asks the store.
+  serving   alive, and every component is healthy          gRPC service "ratelimit", HTTP /healthcheck
+`alive` does not depend on the store: restarting the process does not bring an unavailable store back.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 SERVICE = "ratelimit"
-"""The reference's name for itself in grpc.health.v1."""
+"""Service name of envoyproxy/ratelimit in grpc.health.v1."""
 
 STARTING = "starting"
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
+class ComponentHealth:
+    """Health of one component."""
+
     healthy: bool
-    detail: str = ""  # a healthy component may have something to say too
+    detail: str = ""  # may be set for a healthy component, too
 
 
 class Health:
-    """To be used in the event loop's thread only.
+    """Health of the components and of the process. Use it in the event loop's thread only.
 
-    Nothing is well until it says so: `components` (redis, config, …) names whom to wait for before serving.
+    `components` (redis, config, …) are unhealthy until `set` is called for them.
     """
 
     def __init__(self, components: Iterable[str] = ()) -> None:
-        self._components = {name: Component(False, "not ready yet") for name in components}
+        self._components = {name: ComponentHealth(False, "not ready yet") for name in components}
         self._phase = STARTING  # "" while listening
         self._listeners: list[Callable[[], None]] = []
 
@@ -44,40 +46,40 @@ class Health:
 
     @property
     def detail(self) -> str:
-        """One line, for people; empty when there is nothing to say."""
-        said = [f"server: {self._phase}"] if self._phase else []
-        said += [
+        """Description of the current state in one line; empty if everything is fine."""
+        parts = [f"server: {self._phase}"] if self._phase else []
+        parts += [
             f"{name}: {one.detail or 'unhealthy'}"
             for name, one in self._components.items()
             if one.detail or not one.healthy
         ]
-        return " ".join("; ".join(said).split())
+        return " ".join("; ".join(parts).split())
 
     def set(self, name: str, healthy: bool, detail: str = "") -> None:
-        component = Component(healthy, detail)
+        component = ComponentHealth(healthy, detail)
         if self._components.get(name) != component:
             self._components[name] = component
-            self._tell()
+            self._notify()
 
     def listening(self) -> None:
-        """The ports are open and calls can be answered."""
+        """Report that the ports are open."""
         self._phase = ""
-        self._tell()
+        self._notify()
 
     def stopping(self) -> None:
-        """SIGTERM came: no new caller should choose this process, those who did are still served."""
+        """Report that the process received SIGTERM: clients should use another one, but calls are still served."""
         self._phase = "stopping"
-        self._tell()
+        self._notify()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call back after every change."""
+        """Call `listener` after every change."""
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: Callable[[], None]) -> None:
-        """One that never subscribed may say so too: what is stopped may have failed before it had started."""
+        """Remove a listener. Does nothing if it never subscribed, as after a failed start."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()

@@ -1,6 +1,6 @@
-"""The one place that knows a gRPC library. `server.GrpcServer` is what the rest of the house sees."""
+"""The gRPC port. Other packages use `server.GrpcServer`; only this package uses the gRPC library on the server side."""
 
 import os
 
-# The library would write lines of its own to stderr, among ours and in another form. What goes wrong, we are told.
+# The library would write to stderr in its own format, between our log lines. Errors are reported to us anyway.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,1 +1,1 @@
-"""The two HTTP ports: `json` for callers without gRPC, `ops` for people."""
+"""The HTTP ports: the JSON API and health checks (`json_api`), debugging (`debug`) and Prometheus metrics."""

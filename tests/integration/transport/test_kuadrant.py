@@ -1,4 +1,4 @@
-"""Kuadrant's two halves of a call, for a cost that is known afterwards: look first, report what it was."""
+"""Kuadrant's API for costs that are known only afterwards: check first, then report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from ratelimit_rls.transport.grpc.messages import KUADRANT_CHECK, KUADRANT_REPORT, SHOULD_RATE_LIMIT, RateLimitResponse
+from ratelimit_rls.protos.messages import KUADRANT_CHECK, KUADRANT_REPORT, SHOULD_RATE_LIMIT, RateLimitResponse
 from tests.integration.transport.conftest import Client, Service, message
 
 OK, OVER_LIMIT = 1, 2
@@ -15,16 +15,16 @@ RULES = b"""
 domain: edge
 descriptors:
   - key: user
-    rate_limit: {unit: hour, requests_per_unit: 10, algorithm: token_bucket}
+    rate_limit: {unit: year, requests_per_unit: 10, algorithm: token_bucket}
   - key: old
-    rate_limit: {unit: hour, requests_per_unit: 10}
+    rate_limit: {unit: year, requests_per_unit: 10}
 """
 
 
 class Halves:
     def __init__(self, channel: aio.Channel) -> None:
-        self._check = channel.unary_unary(KUADRANT_CHECK)
-        self._report = channel.unary_unary(KUADRANT_REPORT)
+        self._check: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(KUADRANT_CHECK)
+        self._report: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(KUADRANT_REPORT)
 
     async def check(self, **entry: str) -> int:
         return int(RateLimitResponse.FromString(await self._check(message(entry), timeout=10)).overall_code)
@@ -45,18 +45,18 @@ async def test_check_counts_nothing_and_report_counts_into_debt(key: str, halves
     assert [await halves.check(**{key: "a"}) for _ in range(20)] == [OK] * 20
     assert await halves.report(9, **{key: "a"}) == OK
     assert await halves.check(**{key: "a"}) == OK
-    assert await halves.report(50, **{key: "a"}) == OK  # it has happened: forty-nine are owed
+    assert await halves.report(50, **{key: "a"}) == OK  # reported hits are always counted: a debt of forty-nine
     assert await halves.check(**{key: "a"}) == OVER_LIMIT
     assert await halves.check(**{key: "b"}) == OK
     assert (await client.ask({key: "a"})).overall_code == OVER_LIMIT
 
 
-async def test_check_says_no_when_the_next_one_would_be_refused(halves: Halves) -> None:
+async def test_check_denies_if_the_next_hit_would_be_denied(halves: Halves) -> None:
     assert await halves.report(10, user="a") == OK
     assert await halves.check(user="a") == OVER_LIMIT
 
 
-async def test_the_same_bytes_mean_what_the_method_says(halves: Halves, client: Client) -> None:
+async def test_same_message_depends_on_the_method(halves: Halves, client: Client) -> None:
     assert await halves.check(user="a") == OK
     assert (await client.ask({"user": "a"})).statuses[0].limit_remaining == 9
     assert await halves.check(user="a") == OK
@@ -64,14 +64,14 @@ async def test_the_same_bytes_mean_what_the_method_says(halves: Halves, client: 
     assert (await client.ask({"user": "a"})).statuses[0].limit_remaining == 7
 
 
-async def test_only_should_rate_limit_counts_as_the_reference_s_requests(halves: Halves, service: Service) -> None:
+async def test_only_should_rate_limit_counts_in_reference_metrics(halves: Halves, service: Service) -> None:
     await halves.check(user="a")
     await halves.report(1, user="a")
     assert service.metrics.calls[SHOULD_RATE_LIMIT].count == 0
 
 
-async def test_what_is_not_a_request_is_invalid_here_too(client: Client) -> None:
+async def test_malformed_request_is_invalid(client: Client) -> None:
     for method in (KUADRANT_CHECK, KUADRANT_REPORT):
         with pytest.raises(aio.AioRpcError) as refusal:
-            await client.channel.unary_unary(method)(b"\xff" * 10, timeout=10)
+            await client.channel.unary_unary(method)(b"\xff" * 10, timeout=10)  # type: ignore[arg-type]
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT

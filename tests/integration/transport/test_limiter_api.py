@@ -1,4 +1,4 @@
-"""RateLimiter over a real connection, by its own client and by one that knows nothing but reflection."""
+"""RateLimiter over a real connection, with our own client and with one that uses reflection only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from grpc import aio
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
+from ratelimit_rls.api.ext_authz.codec import ExtAuthzCodec
+from ratelimit_rls.api.limiter.codec import CheckRateLimitCodec, RemainingQuotaCodec
+from ratelimit_rls.api.limiter.decode import LimiterDecoder
 from ratelimit_rls.client import AsyncRateLimiterClient, RateLimiterClient, RateLimiterError
 from ratelimit_rls.core.model import Request
-from ratelimit_rls.errors import RecordsError, RecordsUnavailable
-from ratelimit_rls.transport.grpc.ext_authz import ExtAuthzDoor
-from ratelimit_rls.transport.grpc.limiter_api import CheckRateLimitDoor, RemainingQuotaDoor
-from ratelimit_rls.transport.grpc.limiter_read import Reader
-from ratelimit_rls.transport.grpc.limiter_reset import Administrator, Asking, Forget, NotAdmitted, ResetLimit, Why
-from ratelimit_rls.transport.grpc.messages import (
+from ratelimit_rls.database.repository import Actor
+from ratelimit_rls.errors import (
+    DatabaseError,
+    DatabaseUnavailable,
+    PermissionDenied,
+    TooManyRequests,
+    Unauthenticated,
+)
+from ratelimit_rls.protos.messages import (
     CHECK,
     CHECK_RATE_LIMIT,
     GET_REMAINING_QUOTA,
@@ -28,6 +35,11 @@ from ratelimit_rls.transport.grpc.messages import (
     CheckRequest,
     CheckResponse,
     ResetRequest,
+)
+from ratelimit_rls.transport.grpc.reset_limit import (
+    AdminCall,
+    Forget,
+    ResetLimit,
 )
 from tests.integration.transport.conftest import Client, Service
 
@@ -37,9 +49,9 @@ ext_authz: {descriptors: [{entries: [{key: user, header: x-user}]}]}
 descriptors:
   - key: user
     penalty: {within: 1h, after: 1, multipliers: [2]}
-    rate_limit: {unit: hour, requests_per_unit: 6}
-  - {key: ip, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}}
-  - {key: path, rate_limit: {unit: hour, requests_per_unit: 100}}
+    rate_limit: {unit: year, requests_per_unit: 6}
+  - {key: ip, rate_limit: {unit: year, requests_per_unit: 2, algorithm: sliding_log}}
+  - {key: path, rate_limit: {unit: year, requests_per_unit: 100}}
 """
 
 WRITE, READ = "rla_writer", "rla_reader"
@@ -48,28 +60,28 @@ WRITE, READ = "rla_writer", "rla_reader"
 class Administrators:
     def __init__(self) -> None:
         self.resets: list[tuple[str, Request, int]] = []
-        self.asked: list[Asking] = []
-        self.fault: RecordsError | None = None
+        self.request: list[AdminCall] = []
+        self.fault: DatabaseError | None = None
         self.fails_late = False
         self.is_too_much = False
 
-    async def admit(self, asking: Asking) -> Administrator:
-        self.asked.append(asking)
+    async def admit(self, asking: AdminCall) -> Actor:
+        self.request.append(asking)
         if self.is_too_much:
-            raise NotAdmitted(Why.TOO_MANY, "too many changes; come back in 7 s")
+            raise TooManyRequests("too many changes; come back in 7 s", 7)
         if asking.token == READ:
-            raise NotAdmitted(Why.FORBIDDEN, "this needs a token with the role write")
+            raise PermissionDenied("this needs a token with the role write")
         if asking.token != WRITE:
-            raise NotAdmitted(Why.NOBODY, "the token is not one of ours")
-        return Administrator("ann", "id")
+            raise Unauthenticated("the token is not one of ours")
+        return Actor("ann", "id")
 
-    async def reset(self, who: Administrator, asking: Asking, request: Request, forget: Forget) -> int:
+    async def reset(self, actor: Actor, request: Request, forget: Forget) -> int:
         if self.fault is not None and not self.fails_late:
             raise self.fault
         counters = await forget()
         if self.fault is not None:
             raise self.fault
-        self.resets.append((who.name, request, counters))
+        self.resets.append((actor.name, request, counters))
         return counters
 
 
@@ -81,14 +93,14 @@ def administrators() -> Administrators:
 @pytest.fixture
 async def address(service: Service, administrators: Administrators) -> str:
     service.load(RULES)
-    limiter, metrics, room = service.door.limiter, service.metrics, service.room
-    service.doors = {
-        **service.doors,
-        CHECK: ExtAuthzDoor(limiter, metrics, room=room),
-        CHECK_RATE_LIMIT: CheckRateLimitDoor(limiter, metrics, room=room, default_domain="edge"),
-        GET_REMAINING_QUOTA: RemainingQuotaDoor(limiter, metrics, room=room, default_domain="edge"),
+    limiter = service.limiter
+    service.codecs = {
+        **service.codecs,
+        CHECK: ExtAuthzCodec(limiter),
+        CHECK_RATE_LIMIT: CheckRateLimitCodec(limiter, default_domain="edge"),
+        GET_REMAINING_QUOTA: RemainingQuotaCodec(limiter, default_domain="edge"),
     }
-    service.others = [ResetLimit(limiter, service.store, Reader("edge"), administrators)]
+    service.services = [ResetLimit(limiter, service.store, LimiterDecoder("edge"), administrators)]
     return await service.listen(request_id_metadata="x-idempotency-key")
 
 
@@ -98,11 +110,11 @@ async def limiter(address: str) -> AsyncIterator[AsyncRateLimiterClient]:
         yield client
 
 
-async def test_three_doors_share_one_count(limiter: AsyncRateLimiterClient, address: str) -> None:
+async def test_three_apis_share_one_counter(limiter: AsyncRateLimiterClient, address: str) -> None:
     check = CheckRequest()
     check.attributes.request.http.headers["x-user"] = "ann"
     async with aio.insecure_channel(address) as channel:
-        rls, authz = Client(channel), channel.unary_unary(CHECK)
+        rls, authz = Client(channel), channel.unary_unary(CHECK)  # type: ignore[var-annotated]
         for left in (5, 2):
             answer = await limiter.check("ann", endpoint="/search")
             assert (answer.allowed, answer.remaining, answer.rule) == (True, left, "edge.user")
@@ -114,9 +126,7 @@ async def test_three_doors_share_one_count(limiter: AsyncRateLimiterClient, addr
     assert refused.reset_at - time() == pytest.approx(refused.retry_after, abs=2)
 
 
-async def test_the_client_that_waits_and_the_one_that_does_not_are_told_the_same(
-    limiter: AsyncRateLimiterClient, address: str
-) -> None:
+async def test_sync_and_async_clients_get_the_same_result(limiter: AsyncRateLimiterClient, address: str) -> None:
     def ask() -> tuple[Any, ...]:
         with RateLimiterClient(address, timeout_s=10, token=WRITE) as client:
             return (
@@ -134,12 +144,12 @@ async def test_the_client_that_waits_and_the_one_that_does_not_are_told_the_same
     assert waited == theirs
     assert waited[0].remaining == 4
     assert [(quota.rule, quota.remaining, quota.window) for quota in waited[1].limits] == [
-        ("edge.user", 4, "hour"),
-        ("edge.path", 98, "hour"),
+        ("edge.user", 4, "year"),
+        ("edge.path", 98, "year"),
     ]
 
 
-async def test_a_retry_under_its_key_is_counted_once(limiter: AsyncRateLimiterClient) -> None:
+async def test_retry_with_an_idempotency_key_is_counted_once(limiter: AsyncRateLimiterClient) -> None:
     answers = [await limiter.check("ann", idempotency_key="a-uuid") for _ in range(3)]
     assert [answer.remaining for answer in answers] == [5, 5, 5]
     assert (await limiter.check("ann")).remaining == 4
@@ -148,13 +158,13 @@ async def test_a_retry_under_its_key_is_counted_once(limiter: AsyncRateLimiterCl
     assert refusal.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_reset_is_a_new_beginning_for_one_caller(
-    limiter: AsyncRateLimiterClient, administrators: Administrators
-) -> None:
+async def test_reset_affects_one_caller_only(limiter: AsyncRateLimiterClient, administrators: Administrators) -> None:
     for who in ("ann", "bob"):
         await limiter.check(who, cost=6, endpoint="/a")
         assert not (await limiter.check(who)).allowed
-    assert await limiter.reset("ann", endpoint="/a") == 2  # the limit and the penalty; the path is everybody's
+    assert (
+        await limiter.reset("ann", endpoint="/a") == 2
+    )  # the limit and the penalty; the counter of the path is shared
     assert (await limiter.check("ann")).remaining == 5
     assert not (await limiter.check("bob")).allowed
     assert (await limiter.remaining("bob", endpoint="/a")).limits[1].remaining == 88
@@ -166,7 +176,7 @@ async def test_a_reset_is_a_new_beginning_for_one_caller(
     assert (await limiter.check("192.0.2.1", "ip")).remaining == 1
 
 
-async def test_only_administrators_who_may_write_reset(address: str, administrators: Administrators) -> None:
+async def test_reset_needs_the_write_role(address: str, administrators: Administrators) -> None:
     refusals = {
         "": grpc.StatusCode.UNAUTHENTICATED,
         "rla_nobody": grpc.StatusCode.UNAUTHENTICATED,
@@ -184,7 +194,7 @@ async def test_only_administrators_who_may_write_reset(address: str, administrat
     assert administrators.resets == []
 
 
-async def test_what_cannot_be_reset_is_a_sentence(
+async def test_invalid_reset_is_rejected_with_a_message(
     limiter: AsyncRateLimiterClient, administrators: Administrators, service: Service
 ) -> None:
     for identifier, dimension in (("", "user"), ("here", "ip"), ("rlk_x", "user"), ("rlk_x", "api_key")):
@@ -197,7 +207,7 @@ async def test_what_cannot_be_reset_is_a_sentence(
     assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refusal.value.details == "too many changes; come back in 7 s"
 
-    service.others = [ResetLimit(service.door.limiter, service.store, Reader(), None)]
+    service.services = [ResetLimit(service.limiter, service.store, LimiterDecoder(), None)]
     async with AsyncRateLimiterClient(await service.listen(), timeout_s=10, token=WRITE) as client:
         with pytest.raises(RateLimiterError) as refusal:
             await client.reset("ann")
@@ -205,45 +215,45 @@ async def test_what_cannot_be_reset_is_a_sentence(
     assert "RLS_DATABASE_URL" in refusal.value.details
 
 
-async def test_where_the_database_is_goes_into_the_log_alone(
-    limiter: AsyncRateLimiterClient, administrators: Administrators, caplog: pytest.LogCaptureFixture
+async def test_database_address_is_only_in_the_log(
+    limiter: AsyncRateLimiterClient, administrators: Administrators
 ) -> None:
     await limiter.check("ann", cost=6)
-    told: dict[tuple[type[RecordsError], bool], str] = {}
-    for fault in (RecordsUnavailable, RecordsError):
+    logged: list[Any] = []
+    received: dict[tuple[type[DatabaseError], bool], str] = {}
+    for fault in (DatabaseUnavailable, DatabaseError):
         for administrators.fails_late in (False, True):
             administrators.fault = fault("/var/lib/records.db is locked")
-            with pytest.raises(RateLimiterError) as refusal:
+            with pytest.raises(RateLimiterError) as refusal, capture_logs() as lines:
                 await limiter.reset("ann")
+            logged += lines
             assert refusal.value.code is grpc.StatusCode.UNAVAILABLE
-            told[fault, administrators.fails_late] = refusal.value.details
+            received[fault, administrators.fails_late] = refusal.value.details
             assert (await limiter.check("ann", cost=0)).allowed == administrators.fails_late
             await limiter.check("ann", cost=6)
-    assert {told[fault, False] for fault in (RecordsUnavailable, RecordsError)} == {
+    assert {received[fault, False] for fault in (DatabaseUnavailable, DatabaseError)} == {
         "the database is away; nothing was reset"
     }
-    assert {told[fault, True] for fault in (RecordsUnavailable, RecordsError)} == {
+    assert {received[fault, True] for fault in (DatabaseUnavailable, DatabaseError)} == {
         "the counters were reset, but the database is away and has no record of it"
     }
-    assert [record.levelname for record in caplog.records if "records.db" in record.getMessage()] == ["ERROR"] * 3
+    assert [line["log_level"] for line in logged if "records.db" in line.get("error", "")] == ["error"] * 3
 
 
-async def test_an_administrator_is_told_by_token_address_and_request(
-    address: str, administrators: Administrators, transport: str
-) -> None:
-    asked = ResetRequest(identifier="ann", dimension="USER").SerializeToString()
+async def test_admin_call_has_token_address_and_request_id(address: str, administrators: Administrators) -> None:
+    request = ResetRequest(identifier="ann", dimension="USER").SerializeToString()
     async with aio.insecure_channel(address) as channel:
-        reset = channel.unary_unary(RESET_LIMIT)
-        await reset(asked, metadata=(("authorization", f"Bearer {WRITE}"), ("x-request-id", "call-7")), timeout=10)
-        await reset(asked, metadata=(("authorization", f"Bearer {WRITE}"),), timeout=10)
-    here = "127.0.0.1" if transport == "grpcio" else ""  # the native one hands such calls on over a Unix socket
-    assert administrators.asked == [Asking(WRITE, here, "call-7"), Asking(WRITE, here)]
+        reset: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(RESET_LIMIT)
+        await reset(request, metadata=(("authorization", f"Bearer {WRITE}"), ("x-request-id", "call-7")), timeout=10)
+        forged = (("x-rls-peer", "192.0.2.1"), ("x-forwarded-for", "192.0.2.1"))
+        await reset(request, metadata=(("authorization", f"Bearer {WRITE}"), *forged), timeout=10)
+    assert administrators.request == [AdminCall(WRITE, "127.0.0.1", "call-7"), AdminCall(WRITE, "127.0.0.1")]
 
 
 HOSTILE = ("a" * 100_000, "a\r\nx-evil: 1", "\x00", "}{rl:", "%2e%2e/", "\ud800", "😀" * 1000, "edge/user=bob")
 
 
-async def test_hostile_identifiers_are_callers_like_any_other(limiter: AsyncRateLimiterClient) -> None:
+async def test_unusual_identifiers_are_ordinary_callers(limiter: AsyncRateLimiterClient) -> None:
     for identifier in HOSTILE:
         answers = [await limiter.check(identifier, endpoint=identifier) for _ in range(2)]
         assert [answer.remaining for answer in answers] == [5, 4]
@@ -251,7 +261,7 @@ async def test_hostile_identifiers_are_callers_like_any_other(limiter: AsyncRate
     assert (await limiter.check("bob")).remaining == 5
 
 
-async def test_whoever_knows_nothing_but_reflection_can_ask(address: str) -> None:
+async def test_client_that_uses_reflection_only(address: str) -> None:
     async with aio.insecure_channel(address) as channel:
         reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
         question = reflection_pb2.ServerReflectionRequest(file_containing_symbol="ratelimit_rls.v1.RateLimiter")
@@ -267,6 +277,6 @@ async def test_whoever_knows_nothing_but_reflection_can_ask(address: str) -> Non
         ]
         request = message_factory.GetMessageClass(methods[0].input_type)()
         json_format.ParseDict({"identifier": "ann", "dimension": "USER"}, request)
-        response = await channel.unary_unary(CHECK_RATE_LIMIT)(request.SerializeToString(), timeout=10)
-        told = message_factory.GetMessageClass(methods[0].output_type).FromString(response)
-        assert json_format.MessageToDict(told)["remaining"] == "5"
+        response = await channel.unary_unary(CHECK_RATE_LIMIT)(request.SerializeToString(), timeout=10)  # type: ignore[arg-type, var-annotated]
+        received = message_factory.GetMessageClass(methods[0].output_type).FromString(response)
+        assert json_format.MessageToDict(received)["remaining"] == "5"

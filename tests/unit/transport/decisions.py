@@ -1,4 +1,4 @@
-"""Decisions to be told: rules and what a store would say of them, through the real `decide`."""
+"""Decisions for tests of responses: rules and store results, passed through the real `decide`."""
 
 from __future__ import annotations
 
@@ -8,62 +8,64 @@ from typing import Any, NamedTuple
 
 from ratelimit_rls.core.decide import decide
 from ratelimit_rls.core.model import (
-    Answer,
     Charge,
+    CounterOp,
     Decision,
+    DescriptorPlan,
     Limit,
-    Outline,
+    LimitState,
+    PlanTemplate,
     Position,
-    Reading,
     Rule,
-    Slot,
-    Step,
+    StoreResult,
     Unit,
     Watcher,
 )
-from ratelimit_rls.core.style import AnswerStyle, Family
+from ratelimit_rls.core.response_policy import HeaderFamily, ResponsePolicy
 
 SECOND = 1_000_000
 NOW_US = int(datetime(2026, 1, 25, 14, 31, 15, 400_000, UTC).timestamp() * SECOND)
-"""Just before a second is full, so that a moment that is cut off shows."""
+"""Just before a full second, so that truncation instead of rounding up is detected."""
 
 MINUTE_LIMIT = Limit(1000, Unit.MINUTE)
 DAY_LIMIT = Limit(100_000, Unit.DAY)
 WRITTEN = Position("edge.yaml", 3, 5)
 
 TO_MINUTE_US, TO_DAY_US = 44_600_000, 34_124_600_000
-"""From NOW_US to the end of its minute and its day."""
+"""Time from NOW_US to the end of its minute and its day."""
 
 
 class Met(NamedTuple):
-    """A descriptor that met a rule, and what the store says of its limits, then of its watchers."""
+    """A descriptor that matched a rule, with the store's results for its limits, then for its watchers."""
 
     rule: Rule
-    readings: Sequence[Reading]
+    readings: Sequence[LimitState]
 
-    def slot(self) -> Slot:
+    def slot(self) -> DescriptorPlan:
         modes = {"shadow_mode": self.rule.shadow_mode, "quota_mode": self.rule.quota_mode}
-        steps = tuple(Step(limit, 1, Charge.ADMITTED, **modes) for limit in self.rule.limits)
+        steps = tuple(CounterOp(limit, 1, Charge.ADMITTED, **modes) for limit in self.rule.limits)
         watchers: tuple[Watcher | None, ...] = (self.rule.penalty, self.rule.warn_at)
-        return Slot(self.rule, steps, 1, watchers=tuple(watcher for watcher in watchers if watcher is not None))
+        return DescriptorPlan(
+            self.rule, steps, 1, watchers=tuple(watcher for watcher in watchers if watcher is not None)
+        )
 
     @property
     def refuses(self) -> bool:
         return not self.rule.shadow_mode and any(not reading.allowed for reading in self.readings)
 
 
-def rule(*limits: Limit, path: str = "edge.user", headers: Sequence[Family] | None = None, **more: Any) -> Rule:
-    style = more.pop("style", AnswerStyle(None if headers is None else tuple(headers)))
+def rule(*limits: Limit, path: str = "edge.user", headers: Sequence[HeaderFamily] | None = None, **more: Any) -> Rule:
+    style = more.pop("style", ResponsePolicy(None if headers is None else tuple(headers)))
     return Rule(path, limits or (MINUTE_LIMIT,), position=more.pop("position", WRITTEN), style=style, **more)
 
 
 def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decision:
-    """With the verdict that lua/decide.lua would come to."""
+    """Return the decision that lua/decide.lua would make."""
     slots = tuple(one.slot() for one in met)
     steps = tuple(step for slot in slots for step in slot.steps)
-    outline = Outline("edge", True, steps, slots, shadow_mode=shadow_mode)
+    outline = PlanTemplate("edge", True, steps, slots, shadow_mode=shadow_mode)
     readings = tuple(reading for one in met for reading in one.readings)
-    return decide(outline, Answer(_is_refused(met), now_us, readings) if steps else None)
+    return decide(outline, StoreResult(_is_refused(met), now_us, readings) if steps else None)
 
 
 def _is_refused(met: Sequence[Met]) -> bool:

@@ -1,37 +1,32 @@
-"""The one timer of all batches, on a clock that is turned by hand."""
+"""The shared timer of all batches, with a manual clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 
 import pytest
+from structlog.testing import capture_logs
 
-from ratelimit_rls.transport.grpc.deadlines import EARLY_S, Deadlines, deadline_s
-from ratelimit_rls.transport.grpc.door import Answered, Failure
+from ratelimit_rls.pipeline.deadlines import TIMER_EARLY_S, Deadlines
 
 
 class Batch:
-    """As many calls as deadlines."""
+    """Fake batch with one call per deadline."""
 
-    def __init__(self, *due_s: float, at_once: Sequence[int] = ()) -> None:
+    def __init__(self, *due_s: float) -> None:
         self._left = dict(enumerate(due_s))
-        self._at_once = list(at_once)
-        self.due_s = -1.0 if at_once else min(due_s)
+        self.due_s = min(due_s)
 
-    def due(self, now_s: float) -> list[tuple[int, bytes | Failure]]:
-        numbers = [*self._at_once, *(number for number, due_s in self._left.items() if due_s <= now_s)]
-        self._at_once = []
+    def expire(self, now_s: float) -> list[int]:
+        numbers = [number for number, due_s in self._left.items() if due_s <= now_s]
         self._left = {number: due_s for number, due_s in self._left.items() if number not in numbers}
         self.due_s = min(self._left.values(), default=inf)
-        return [(number, b"") for number in numbers]
-
-    async def answers(self) -> list[Answered | None]:
-        raise AssertionError("a timer settles what is due, and awaits nothing")
+        return numbers
 
 
 class Clock:
-    """A loop's timers."""
+    """Fake event loop timers."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -62,84 +57,84 @@ class Timer:
         self._clock.timers.pop(self, None)
 
 
-class House:
+class Harness:
     def __init__(self) -> None:
         self.clock = Clock()
         self.settled: list[tuple[float, Batch, int]] = []
-        self.deadlines: Deadlines[Batch] = Deadlines(
-            self._settle, clock=lambda: self.clock.now_s, call_later=self.clock.call_later
-        )
+        self.deadlines = Deadlines(clock=lambda: self.clock.now_s, call_later=self.clock.call_later)
 
-    def _settle(self, batch: Batch, number: int, answer: bytes | Failure) -> None:
-        self.settled.append((self.clock.now_s, batch, number))
+    def _expire(self, batch: Batch, now_s: float) -> None:
+        self.settled += [(self.clock.now_s, batch, number) for number in batch.expire(now_s)]
 
     def watch(self, *batches: Batch) -> None:
         for batch in batches:
-            self.deadlines.watch(batch, batch)
+            self.deadlines.watch(batch, self._expire)
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def harness() -> Harness:
+    return Harness()
 
 
-def test_each_call_is_settled_when_it_is_due_and_one_timer_is_enough(house: House) -> None:
+def test_calls_are_settled_when_due_with_one_timer(harness: Harness) -> None:
     first, second = Batch(0.017, 0.017, 0.5), Batch(0.1)
-    house.watch(first, second)
-    assert len(house.clock.timers) == 1
-    house.clock.turn(1.0)
-    assert house.settled == [(0.017, first, 0), (0.017, first, 1), (0.1, second, 0), (0.5, first, 2)]
-    assert not house.clock.timers
+    harness.watch(first, second)
+    assert len(harness.clock.timers) == 1
+    harness.clock.turn(1.0)
+    assert harness.settled == [(0.017, first, 0), (0.017, first, 1), (0.1, second, 0), (0.5, first, 2)]
+    assert not harness.clock.timers
 
 
-def test_an_earlier_deadline_takes_the_timer(house: House) -> None:
+def test_earlier_deadline_reschedules_the_timer(harness: Harness) -> None:
     patient, hasty = Batch(10.0), Batch(0.017)
-    house.watch(patient, hasty)
-    assert list(house.clock.timers.values()) == [0.017]
-    house.clock.turn(1.0)
-    assert house.settled == [(0.017, hasty, 0)]
-    assert list(house.clock.timers.values()) == [10.0]
+    harness.watch(patient, hasty)
+    assert list(harness.clock.timers.values()) == [0.017]
+    harness.clock.turn(1.0)
+    assert harness.settled == [(0.017, hasty, 0)]
+    assert list(harness.clock.timers.values()) == [10.0]
 
 
-def test_batches_that_end_in_time_share_a_timer_and_leave_nothing_behind(house: House) -> None:
+def test_finished_batches_leave_no_timer(harness: Harness) -> None:
     for number in range(160):
-        batch = Batch(house.clock.now_s + 0.016)
-        house.watch(batch)
-        house.deadlines.forget(batch)
-        house.clock.turn((number + 1) / 1000)
-    assert house.settled == []
-    assert house.clock.set <= 11
-    house.clock.turn(1.0)
-    assert not house.clock.timers
-    assert not house.deadlines._under_way
+        batch = Batch(harness.clock.now_s + 0.016)
+        harness.watch(batch)
+        harness.deadlines.forget(batch)
+        harness.clock.turn((number + 1) / 1000)
+    assert harness.settled == []
+    assert harness.clock.set <= 11
+    harness.clock.turn(1.0)
+    assert not harness.clock.timers
+    assert not harness.deadlines._pending
 
 
-def test_what_is_due_at_once_waits_for_no_timer(house: House) -> None:
-    batch = Batch(inf, 0.5, at_once=[0])
-    house.watch(batch)
-    assert house.settled == [(0.0, batch, 0)]
-    house.watch(Batch(inf), Batch(inf, at_once=[0]))
-    assert list(house.clock.timers.values()) == [0.5]
+def test_call_that_is_already_due_is_settled_in_the_next_iteration(harness: Harness) -> None:
+    harness.clock.now_s = 1.0
+    batch = Batch(inf, 0.5)
+    harness.watch(batch, Batch(inf))
+    assert list(harness.clock.timers.values()) == [1.0]
+    harness.clock.turn(1.0)
+    assert harness.settled == [(1.0, batch, 1)]
 
 
-def test_who_is_due_within_a_tick_of_the_timer_is_settled_with_it(house: House) -> None:
-    batch = Batch(0.017, 0.017 + EARLY_S / 2, 0.017 + EARLY_S * 2)
-    house.watch(batch)
-    house.clock.turn(0.0171)
-    assert [number for _, _, number in house.settled] == [0, 1]
+def test_calls_due_within_a_tick_are_settled_together(harness: Harness) -> None:
+    batch = Batch(0.017, 0.017 + TIMER_EARLY_S / 2, 0.017 + TIMER_EARLY_S * 2)
+    harness.watch(batch)
+    harness.clock.turn(0.0171)
+    assert [number for _, _, number in harness.settled] == [0, 1]
 
 
-def test_after_the_end_nothing_rings(house: House) -> None:
-    house.watch(Batch(0.5))
-    house.deadlines.close()
-    house.clock.turn(1.0)
-    assert house.settled == []
+def test_error_of_one_batch_does_not_stop_the_timer(harness: Harness) -> None:
+    broken, fine, later = Batch(0.5), Batch(0.5), Batch(0.7)
+    harness.deadlines.watch(broken, lambda *_: 1 / 0)  # type: ignore[arg-type]
+    harness.watch(fine, later)
+    with capture_logs() as lines:
+        harness.clock.turn(1.0)
+    assert [batch for _, batch, _ in harness.settled] == [fine, later]
+    assert [line["event"] for line in lines] == ["deadline_failed"]
 
 
-def test_what_clients_round_up_is_not_waited_for() -> None:
-    """Of 1.5 s they tell 1.51, of 20 s 20.1."""
-    assert deadline_s(100, None) == inf
-    assert deadline_s(100, 0.02) == 100.02
-    assert deadline_s(100, 1.51) <= 101.5
-    assert deadline_s(100, 20.1) <= 120
-    assert deadline_s(100, 20.1) > 119.8
+def test_no_timer_fires_after_close(harness: Harness) -> None:
+    harness.watch(Batch(0.5))
+    harness.deadlines.close()
+    harness.clock.turn(1.0)
+    assert harness.settled == []

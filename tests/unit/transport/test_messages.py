@@ -1,4 +1,4 @@
-"""Our small .proto files say what Envoy's say, and the descriptor set says what they say."""
+"""Our reduced .proto files are compatible with Envoy's, and the descriptor set is up to date."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from google.protobuf import descriptor_pool
 from grpc_tools import protoc
 
 from ratelimit_rls.core.model import Unit
-from ratelimit_rls.transport.grpc import messages
-from ratelimit_rls.transport.grpc.messages import (
+from ratelimit_rls.protos import messages
+from ratelimit_rls.protos.messages import (
     DISCOVERY,
     POOL,
     SERVICES,
@@ -25,36 +25,36 @@ from ratelimit_rls.transport.grpc.messages import (
 )
 
 with warnings.catch_warnings():
-    # The package declares its validators in a way pydantic wants changed.
+    # The package declares its validators in a way that pydantic deprecates.
     warnings.simplefilter("ignore")
     from envoy_data_plane.envoy.service.auth import v3 as auth
     from envoy_data_plane.envoy.service.discovery import v3 as discovery
     from envoy_data_plane.envoy.service.ratelimit import v3 as envoy
     from envoy_data_plane.envoy.type.v3 import RateLimitUnit
 
-GRPC = Path(messages.__file__).parent
+PROTOS = Path(messages.__file__).parent
 
 
-def test_the_descriptor_set_is_what_the_proto_files_compile_to(tmp_path: Path) -> None:
+def test_descriptor_set_is_up_to_date(tmp_path: Path) -> None:
     fresh = tmp_path / "descriptors.binpb"
-    arguments = ["protoc", f"-I{GRPC / 'proto'}", "--include_imports", f"--descriptor_set_out={fresh}"]
+    arguments = ["protoc", f"-I{PROTOS}", "--include_imports", f"--descriptor_set_out={fresh}"]
     include = Path(protoc.__file__).parent / "_proto"
     services = [POOL.FindServiceByName(name).file.name for name in (*SERVICES, DISCOVERY)]
     assert protoc.main([*arguments, f"-I{include}", *services, RateLimitConfig.DESCRIPTOR.file.name]) == 0
-    assert (GRPC / "descriptors.binpb").read_bytes() == fresh.read_bytes(), "stale: run `make docs`"
+    assert (PROTOS / "descriptors.binpb").read_bytes() == fresh.read_bytes(), "stale: run `make docs`"
 
 
 def test_every_proto_file_is_in_the_descriptor_set() -> None:
-    for path in (GRPC / "proto").rglob("*.proto"):
-        assert POOL.FindFileByName(str(path.relative_to(GRPC / "proto")))
+    for path in (PROTOS).rglob("*.proto"):
+        assert POOL.FindFileByName(str(path.relative_to(PROTOS)))
 
 
-def test_the_shared_pool_is_left_to_others() -> None:
+def test_default_descriptor_pool_is_not_used() -> None:
     assert RateLimitRequest.DESCRIPTOR.file.pool is POOL
     assert POOL is not descriptor_pool.Default()
 
 
-def test_a_full_request_reads_the_same_in_envoy_s_own_words() -> None:
+def test_request_is_compatible_with_envoy_api() -> None:
     ours = RateLimitRequest(domain="edge", hits_addend=7)
     descriptor = ours.descriptors.add(is_negative_hits=True)
     descriptor.entries.add(key="user", value="ä")
@@ -71,7 +71,7 @@ def test_a_full_request_reads_the_same_in_envoy_s_own_words() -> None:
     assert RateLimitRequest.FromString(bytes(theirs)) == ours
 
 
-def test_a_full_response_reads_the_same_in_envoy_s_own_words() -> None:
+def test_response_is_compatible_with_envoy_api() -> None:
     ours = RateLimitResponse(overall_code="OVER_LIMIT", raw_body=b"no")
     status = ours.statuses.add(code="OK", limit_remaining=2**32 - 1)
     status.current_limit.name = "per-user"
@@ -93,7 +93,7 @@ def test_a_full_response_reads_the_same_in_envoy_s_own_words() -> None:
     assert RateLimitResponse.FromString(bytes(theirs)) == ours
 
 
-def test_a_check_request_reads_the_same_in_envoy_s_own_words() -> None:
+def test_check_request_is_compatible_with_envoy_api() -> None:
     ours = CheckRequest()
     attributes = ours.attributes
     attributes.source.address.socket_address.address = "192.0.2.1"
@@ -120,7 +120,7 @@ def test_a_check_request_reads_the_same_in_envoy_s_own_words() -> None:
     assert CheckRequest.FromString(bytes(theirs)) == ours
 
 
-def test_what_the_check_request_leaves_out_is_skipped_unread() -> None:
+def test_undeclared_fields_of_check_request_are_skipped() -> None:
     theirs = auth.CheckRequest(
         attributes=auth.AttributeContext(
             source=auth.AttributeContextPeer(certificate="-----BEGIN", labels={"app": "shop"}),
@@ -131,7 +131,7 @@ def test_what_the_check_request_leaves_out_is_skipped_unread() -> None:
     assert CheckRequest.FromString(bytes(theirs)).attributes.request.http.path == "/a"
 
 
-def test_a_check_response_reads_the_same_in_envoy_s_own_words() -> None:
+def test_check_response_is_compatible_with_envoy_api() -> None:
     refusal = CheckResponse()
     refusal.status.code, refusal.status.message = 8, "over limit"
     refusal.denied_response.status.code = 429
@@ -157,14 +157,14 @@ def test_a_check_response_reads_the_same_in_envoy_s_own_words() -> None:
     assert CheckResponse.FromString(bytes(theirs)) == passing
 
 
-def test_units_have_envoy_s_numbers() -> None:
+def test_units_match_envoy_api() -> None:
     known = {unit.name: int(unit) for unit in RateLimitUnit}
-    told = {unit.name: int(unit) for unit in envoy.RateLimitResponseRateLimitUnit}
-    assert told == {unit.name: int(unit) for unit in Unit}
-    assert known.items() <= told.items()
+    theirs = {unit.name: int(unit) for unit in envoy.RateLimitResponseRateLimitUnit}
+    assert theirs == {unit.name: int(unit) for unit in Unit}
+    assert known.items() <= theirs.items()
 
 
-def test_a_discovery_request_reads_the_same_in_envoy_s_own_words() -> None:
+def test_discovery_request_is_compatible_with_envoy_api() -> None:
     ours = DiscoveryRequest(version_info="1", type_url="t", response_nonce="n", resource_names=["*"])
     ours.node.id = "me"
     ours.node.metadata.update({"zone": "b"})
@@ -178,7 +178,7 @@ def test_a_discovery_request_reads_the_same_in_envoy_s_own_words() -> None:
     assert DiscoveryRequest.FromString(bytes(theirs)) == ours
 
 
-def test_a_discovery_response_reads_the_same_in_envoy_s_own_words() -> None:
+def test_discovery_response_is_compatible_with_envoy_api() -> None:
     ours = DiscoveryResponse(version_info="1", type_url="t", nonce="n")
     ours.resources.add(type_url="t", value=b"v")
     theirs = discovery.DiscoveryResponse.parse(ours.SerializeToString())
@@ -187,7 +187,7 @@ def test_a_discovery_response_reads_the_same_in_envoy_s_own_words() -> None:
     assert DiscoveryResponse.FromString(bytes(theirs)) == ours
 
 
-def test_the_method_that_is_called_is_declared() -> None:
+def test_discovery_method_is_declared() -> None:
     method = POOL.FindServiceByName(DISCOVERY).FindMethodByName("StreamAggregatedResources")
     assert f"/{method.containing_service.full_name}/{method.name}" == STREAM_RESOURCES
     assert (method.input_type.full_name, method.output_type.full_name) == (
@@ -196,8 +196,8 @@ def test_the_method_that_is_called_is_declared() -> None:
     )
 
 
-def test_rate_limit_configs_have_the_public_numbers() -> None:
-    """By hand: the package with Envoy's words does not have these."""
+def test_rate_limit_config_has_the_public_field_numbers() -> None:
+    """Checked by hand, because the package with Envoy's API does not contain these."""
     by_message = {
         "RateLimitConfig": ["name", "domain", "descriptors"],
         "RateLimitDescriptor": [

@@ -1,0 +1,488 @@
+"""Native gRPC server: speaks HTTP/2 in the event loop that decides, and handles calls in batches.
+
+    connections ─► calls of one event loop iteration ─► pipeline ─► connections    methods that have a pipeline
+    connections ─► health check ─► connections                                     grpc.health.v1.Health/Check
+    connections ─► Unix socket ─► grpc.aio                                         all other methods
+
+There is no thread, task, future or wake-up per call, because these would dominate the cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from math import inf
+from operator import itemgetter
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import structlog
+from grpc import aio
+
+from ratelimit_rls.h2.call_headers import CallHeaders, CallHeadersParser
+from ratelimit_rls.h2.config import Config
+from ratelimit_rls.h2.status import RpcError, StatusCode
+from ratelimit_rls.pipeline.batch import DelayedResponse, Response
+from ratelimit_rls.pipeline.drain import wait_until_zero
+from ratelimit_rls.pipeline.message_bounds import MAX_MESSAGE_BYTES
+from ratelimit_rls.pipeline.pipeline import Pipeline
+from ratelimit_rls.pipeline.throttle_queue import ThrottleQueue
+from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
+from ratelimit_rls.tls.certificates import TlsFiles
+from ratelimit_rls.transport.call_budget import BUDGET_SPENT, CallBudget
+from ratelimit_rls.transport.grpc.backlog import BACKLOG_ITERATION_WEIGHT, MAX_ITERATION_WEIGHT, Backlog, fits_iteration
+from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK, MAX_CHECK_BYTES, HealthCheck
+from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
+from ratelimit_rls.transport.grpc.server_limits import ServerLimits
+from ratelimit_rls.transport.grpc.slow_lane import SlowLane
+from ratelimit_rls.transport.grpc.standard_services import MAX_MESSAGES, StandardService, StandardServices
+from ratelimit_rls.transport.grpc.tls import TlsListener
+from ratelimit_rls.transport.grpc.unary_proxy import SERVER_OPTIONS, CallProxy, ProxiedCall
+from ratelimit_rls.transport.health import Health
+from ratelimit_rls.transport.peers import ConnectionLimits, peer_group
+from ratelimit_rls.transport.sockets import BACKLOG, listening_socket
+
+CLOSE_GRACE_S = 0.1
+"""Time for clients to react to GOAWAY, and then to receive the last responses."""
+
+TIMEOUT_CHECK_INTERVAL_S = 1.0
+EVICTION_INTERVAL_S = 0.02
+
+MIN_STREAMS = 16
+"""Streams that every connection may have, regardless of the total of the process."""
+
+EXPIRE_S = 0.002
+"""CPU time of an iteration for resetting streams above the limit."""
+
+SMALLER_SHARE = 0.75
+"""A share of streams that shrinks by less than this factor is not announced."""
+
+_BACKLOG_FULL = RpcError(
+    StatusCode.RESOURCE_EXHAUSTED, "too many calls are queued; try again later", Abuse.BACKLOG_FULL
+)
+_UNIMPLEMENTED = RpcError(StatusCode.UNIMPLEMENTED, "Method not found!")  # the text of grpc.aio
+
+_log = structlog.get_logger()
+
+_CallKey = tuple[GrpcProtocol, int]
+"""Identifies a delayed call: its connection and stream id."""
+
+
+class _Batch:
+    """Calls of one method that arrived in one event loop iteration."""
+
+    __slots__ = (
+        "_all_answered",
+        "_answered",
+        "_connections",
+        "_server",
+        "_stream_ids",
+        "deadlines_s",
+        "messages",
+        "metadata",
+        "received_s",
+        "request_ids",
+    )
+
+    def __init__(
+        self, server: Http2Server, calls: Sequence[QueuedCall], *, has_request_ids: bool, wants_metadata: bool
+    ) -> None:
+        self._server = server
+        self._answered: set[int] = set()  # indexes of calls that have their response
+        self._all_answered = False
+        self._connections, self._stream_ids, self.messages, at_s, all_headers = zip(*calls, strict=True)
+        self.deadlines_s = [at + headers.deadline_in_s for at, headers in zip(at_s, all_headers, strict=True)]
+        self.received_s: float = min(at_s)  # arrival of the first call
+        self.request_ids = [headers.request_id for headers in all_headers] if has_request_ids else None
+        self.metadata = [headers.metadata for headers in all_headers] if wants_metadata else ()
+
+    def respond(self, number: int, response: Response) -> None:
+        self._answered.add(number)
+        self._server.in_progress -= 1
+        self._respond(self._connections[number], self._stream_ids[number], response)
+
+    def respond_all(self, responses: Sequence[Response]) -> None:
+        self._all_answered = True
+        self._server.in_progress -= len(responses)
+        for connection, stream_id, response in zip(self._connections, self._stream_ids, responses, strict=True):
+            if isinstance(response, bytes):
+                try:
+                    connection.respond(stream_id, response)
+                except Exception:
+                    self._on_failure(connection)
+            else:
+                self._respond(connection, stream_id, response)
+
+    def respond_rest(self, error: RpcError) -> Sequence[int]:
+        if self._all_answered:
+            return ()
+        rest = [number for number in range(len(self.messages)) if number not in self._answered]
+        for number in rest:
+            self.respond(number, error)
+        return rest
+
+    def _respond(self, connection: GrpcProtocol, stream_id: int, response: Response) -> None:
+        try:
+            if isinstance(response, bytes):
+                connection.respond(stream_id, response)
+            elif isinstance(response, RpcError):
+                connection.fail(stream_id, response)
+            else:
+                self._server.delay(connection, stream_id, response)
+        except Exception:
+            self._on_failure(connection)
+
+    @staticmethod
+    def _on_failure(connection: GrpcProtocol) -> None:
+        """Close a connection on which a response could not be sent. Other calls of the batch are not affected."""
+        _log.exception("response_failed")
+        connection.abort()
+
+
+class _Method:
+    """A method with its pipeline, and the calls that arrived in this event loop iteration."""
+
+    __slots__ = ("pipeline", "queue")
+
+    def __init__(self, pipeline: Pipeline[Any]) -> None:
+        self.pipeline = pipeline
+        self.queue: list[QueuedCall] = []
+
+
+class Http2Server:
+    """gRPC server on our own HTTP/2 connections."""
+
+    def __init__(
+        self,
+        pipelines: Mapping[str, Pipeline[Any]],
+        throttle_queue: ThrottleQueue,
+        health: Health,
+        *,
+        abuse: AbuseLog,
+        directory: Path,
+        services: Sequence[StandardService] = (),
+        request_id_metadata: str = "",
+        tls: TlsFiles | None = None,
+        reuse_port: bool = False,
+        max_concurrent_streams: int = 1024,
+        max_connection_age_s: float | None = None,
+        max_connection_age_grace_s: float | None = None,
+        limits: ServerLimits | None = None,
+        call_budget: CallBudget | None = None,
+    ) -> None:
+        """Create a server that is not listening yet. Raises SettingsError if the TLS files cannot be used."""
+        limits = limits or ServerLimits()
+        self._limits = limits
+        self._connection_limits = ConnectionLimits(limits.max_connections, limits.max_connections_per_peer)
+        self._call_budget = call_budget or CallBudget(0, 0)
+        self._buffered_bytes = 0
+        self._evicted_s = 0.0
+        self._timeout_timer: asyncio.TimerHandle | None = None
+        self.slow_lane: SlowLane  # once started
+        self.abuse = abuse
+        self._max_concurrent_streams = max_concurrent_streams
+        self.max_age_s = inf if max_connection_age_s is None else max_connection_age_s
+        self.max_age_grace_s = inf if max_connection_age_grace_s is None else max_connection_age_grace_s
+        self._methods = {method: _Method(pipeline) for method, pipeline in pipelines.items()}
+        self._health_check = HealthCheck(health)
+        self._health_checks: list[QueuedCall] = []
+        header_parser = CallHeadersParser(
+            {path: one.queue for path, one in self._methods.items()} | {HEALTH_CHECK: self._health_checks},
+            request_id_metadata,
+            {path: one.max_message_bytes for path, one in pipelines.items()} | {HEALTH_CHECK: MAX_CHECK_BYTES},
+        )
+        self.config = Config(header_parser, max_concurrent_streams, MAX_MESSAGE_BYTES, limits.timeouts)
+        self._has_request_ids = bool(request_id_metadata)
+        self._throttle_queue = throttle_queue
+        self._reuse_port = reuse_port
+        self._tls = TlsListener(tls, abuse) if tls is not None else None
+        self._listening: asyncio.Server | None = None
+        self._unix_path = ""
+        self._services = StandardServices(health, services)
+        self._fallback = aio.server(options=SERVER_OPTIONS)
+        self._fallback_target = f"unix:{directory / 'fallback.sock'}"
+        self._proxy = CallProxy(self._fallback_target)
+        self._connections: set[GrpcProtocol] = set()
+        self._expiring: list[tuple[GrpcProtocol, int]] = []
+        self._is_dispatch_scheduled = False
+        self._backlog: Backlog[_Method] = Backlog()
+        self.in_progress = 0  # calls that are being decided
+        self._delayed = 0
+        self._batches: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return self.in_progress + self._delayed + self._backlog.count
+
+    async def start(self, target: str) -> int:
+        """Listen on host:port or unix:path. Return the port; the kernel chooses one for port 0."""
+        listening = listening_socket(target, reuse_port=self._reuse_port)
+        port = 0 if target.startswith("unix:") else int(listening.getsockname()[1])
+        self._unix_path = target.removeprefix("unix:") if target.startswith("unix:") else ""
+        await self._services.attach(self._fallback)
+        self._fallback.add_insecure_port(self._fallback_target)
+        await self._fallback.start()
+        loop = asyncio.get_running_loop()
+        self.slow_lane = SlowLane(loop.call_soon)
+        self._timeout_timer = loop.call_later(TIMEOUT_CHECK_INTERVAL_S, self._check_connections)
+        if self._tls is not None:
+            self._tls.start(listening, lambda: GrpcProtocol(self))
+        else:
+            self._listening = await loop.create_server(lambda: GrpcProtocol(self), sock=listening, backlog=BACKLOG)
+        return port
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until no call is in flight, for at most `timeout_s`. New calls are still served."""
+        await wait_until_zero(lambda: self.in_flight, timeout_s)
+
+    async def close(self) -> None:
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
+        if self._listening is not None:
+            self._listening.close()
+        if self._tls is not None:
+            await self._tls.close()
+        if self._unix_path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._unix_path)
+        for connection in self._connections:
+            connection.drain()
+        await wait_until_zero(lambda: len(self._connections), CLOSE_GRACE_S)
+        for connection in list(self._connections):
+            connection.close()
+        await self._proxy.close()
+        await self._services.close()
+        await self._fallback.stop(None)
+        await wait_until_zero(lambda: len(self._connections), CLOSE_GRACE_S)
+        for connection in list(self._connections):
+            connection.abort()
+
+    # ── called by connections ──
+
+    def admit(self, connection: GrpcProtocol) -> Abuse | None:
+        rejection = self._connection_limits.admit(connection.peer)
+        if rejection is not None and self._evict_idle(connection.peer, rejection):
+            rejection = self._connection_limits.admit(connection.peer)
+        if rejection is None:
+            self._connections.add(connection)
+        return rejection
+
+    def _evict_idle(self, address: str, rejection: Abuse) -> bool:
+        """Close a connection that waits for its client to admit a new one, so that these cannot lock out others.
+
+        Evicts from the peer with the most connections, if the new one's peer has fewer: an idle connection, or else the
+        one that has been silent for longest of those whose calls are all unfinished. If no peer has more, evicts an
+        idle connection that never made a call. Happens at most every EVICTION_INTERVAL_S, because it scans all
+        connections. Return whether a connection was evicted.
+        """
+        now_s = monotonic()
+        if now_s - self._evicted_s < EVICTION_INTERVAL_S:
+            return False
+        self._evicted_s = now_s
+        group = peer_group(address)
+        largest, most = self._connection_limits.largest
+        if rejection is Abuse.TOO_MANY_CONNECTIONS_OF_PEER:
+            largest = group
+        elif most <= self._connection_limits.count(group) + 1:
+            largest = ""
+        theirs = [one for one in self._connections if not largest or one.peer_group == largest]
+        idle = [one for one in theirs if one.is_idle and (largest or not one.idle_order[0])]
+        if idle:
+            evicted = min(idle, key=lambda one: one.idle_order)
+        elif largest:
+            by_silence = sorted(theirs, key=lambda one: one.idle_order)
+            unfinished = next((one for one in by_silence if one.waits_for_client), None)
+            if unfinished is None:
+                return False
+            evicted = unfinished
+        else:
+            return False
+        self.abuse.record(rejection, evicted.peer)
+        evicted.close_idle()
+        return True
+
+    def on_connection_lost(self, connection: GrpcProtocol) -> None:
+        self._connections.discard(connection)
+        self._connection_limits.release(connection.peer)
+
+    def on_buffered(self, more_bytes: int) -> None:
+        """Above the limit, clear the header caches, then close the largest connection of the peer that buffers most.
+
+        Not the largest of all connections: many that buffer a little each would have another client's closed.
+        """
+        self._buffered_bytes += more_bytes
+        if more_bytes <= 0 or self._buffered_bytes <= self._limits.max_unfinished_bytes:
+            return
+        for connection in self._connections:
+            connection.clear_header_cache()  # free caches before closing a connection
+        if self._buffered_bytes > self._limits.max_unfinished_bytes:
+            by_group: dict[str, int] = {}
+            for connection in self._connections:
+                by_group[connection.peer_group] = by_group.get(connection.peer_group, 0) + connection.buffered_bytes
+            most = max(by_group, key=by_group.__getitem__)
+            theirs = [connection for connection in self._connections if connection.peer_group == most]
+            largest = max(theirs, key=lambda connection: connection.buffered_bytes)
+            largest.disconnect(Abuse.UNFINISHED_BYTES, "the server buffers too much, and this peer has the most")
+
+    def proxy(self, connection: GrpcProtocol, stream_id: int, headers: CallHeaders) -> ProxiedCall | RpcError:
+        max_messages = MAX_MESSAGES.get(headers.path)
+        if max_messages is None:
+            return _UNIMPLEMENTED
+        return self._proxy.call(connection, stream_id, headers, max_messages)
+
+    def on_calls_queued(self) -> None:
+        """Dispatch queued calls at the end of this event loop iteration, together with others that arrive until
+        then."""
+        if not self._is_dispatch_scheduled:
+            self._is_dispatch_scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def on_cancelled(self, connection: GrpcProtocol, stream_id: int) -> bool:
+        """Release the slot of a delayed call. Other calls need no action: they may be counted already, and the
+        connection drops the response of a cancelled call."""
+        was_delayed = self._throttle_queue.leave((connection, stream_id))
+        if was_delayed:
+            self._delayed -= 1
+        return not was_delayed
+
+    # ── called by batches ──
+
+    def delay(self, connection: GrpcProtocol, stream_id: int, response: DelayedResponse) -> None:
+        """Hold the response of a throttled call until its slot comes."""
+        if connection.is_waiting(stream_id):
+            self._delayed += 1
+            self._throttle_queue.hold((connection, stream_id), response, self._respond_delayed)
+        else:
+            connection.discard()
+            self._throttle_queue.decline(response)
+
+    # ── dispatching ──
+
+    def _dispatch(self) -> None:
+        self._is_dispatch_scheduled = False
+        if self._health_checks:
+            self._respond_to_health_checks()
+        if self._call_budget.is_limited:
+            for method in self._methods.values():
+                self._reject_over_budget(method.queue)
+        called = [method for method in self._methods.values() if method.queue]
+        messages = [call[2] for method in called for call in method.queue]
+        if self._backlog.count or not fits_iteration(messages, MAX_ITERATION_WEIGHT):
+            self._dispatch_from_backlog()
+            return
+        for method in called:
+            self._decide(method, method.queue)
+            method.queue.clear()
+
+    def _respond_to_health_checks(self) -> None:
+        for connection, stream_id, message, _, _ in self._health_checks:
+            response = self._health_check.respond(message)
+            if isinstance(response, bytes):
+                connection.respond(stream_id, response)
+            else:
+                connection.fail(stream_id, response)
+        self._health_checks.clear()
+
+    def _dispatch_from_backlog(self) -> None:
+        now_s = monotonic()
+        for method in self._methods.values():
+            for connection, stream_id, *_ in self._backlog.add(method, method.queue):
+                connection.reject(stream_id, _BACKLOG_FULL, now_s)
+            method.queue.clear()
+        for method, calls in self._backlog.take(BACKLOG_ITERATION_WEIGHT).items():
+            self._decide(method, calls)
+        if self._backlog.count:
+            self.on_calls_queued()
+
+    def _decide(self, method: _Method, calls: Sequence[QueuedCall]) -> None:
+        """Start the pipeline of a method on a batch of calls."""
+        pipeline = method.pipeline
+        batch = _Batch(self, calls, has_request_ids=self._has_request_ids, wants_metadata=pipeline.wants_metadata)
+        self.in_progress += len(calls)
+        task = asyncio.get_running_loop().create_task(pipeline.run(batch))
+        self._batches.add(task)
+        task.add_done_callback(self._batches.discard)
+
+    def _reject_over_budget(self, queue: list[QueuedCall]) -> None:
+        admitted: list[QueuedCall] = []
+        for call in queue:
+            connection, stream_id = call[0], call[1]
+            abuse = self._call_budget.spend(connection.peer)
+            if abuse is None:
+                admitted.append(call)
+            else:
+                connection.fail(stream_id, RpcError(StatusCode.RESOURCE_EXHAUSTED, BUDGET_SPENT, abuse))
+        queue[:] = admitted
+
+    def _check_connections(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timeout_timer = loop.call_later(TIMEOUT_CHECK_INTERVAL_S, self._check_connections)
+        now_s = monotonic()
+        for connection in list(self._connections):
+            try:
+                connection.check_timeouts(now_s)
+            except Exception:  # concerns this connection alone
+                _log.exception("connection_check_failed")
+                connection.abort()
+        self._share_streams()
+
+    def _share_streams(self) -> None:
+        """Keep the streams of the process within their limit.
+
+        Resets streams that wait for their clients first, on the connections with the most of them. While there are
+        still too many, limits each connection to an equal share, and announces it.
+        """
+        if self._expiring:
+            return
+        count = sum([connection.open_streams for connection in self._connections])
+        if count > self._limits.max_streams:
+            count -= self._expire_streams(count - self._limits.max_streams)
+        if count > self._limits.max_streams:
+            share = max(MIN_STREAMS, self._limits.max_streams // len(self._connections))
+            if self.config.max_streams == self._max_concurrent_streams:
+                self.abuse.record(Abuse.TOO_MANY_STREAMS, "all")
+            if share <= self.config.max_streams * SMALLER_SHARE:
+                self._allow_streams(share)
+        elif count < self._limits.max_streams // 2 and self.config.max_streams < self._max_concurrent_streams:
+            self._allow_streams(self._max_concurrent_streams)
+
+    def _expire_streams(self, too_many: int) -> int:
+        """Begin to reset so many streams that wait for their clients, and return how many there are, at most.
+
+        Connections keep an equal number of them, as far as they have them; the oldest of a connection go.
+        """
+        waiting = sorted([(one.unfinished_streams, one) for one in self._connections], key=itemgetter(0))
+        room = sum([count for count, _ in waiting]) - too_many
+        expired = 0
+        for number, (count, connection) in enumerate(waiting):
+            kept = min(count, max(room // (len(waiting) - number), 1))
+            room -= kept
+            if kept < count:
+                expired += count - kept
+                self._expiring.append((connection, count - kept))
+        self._go_on_expiring()
+        return expired
+
+    def _go_on_expiring(self) -> None:
+        """Reset streams for at most EXPIRE_S, and continue in the next iteration."""
+        until_s = monotonic() + EXPIRE_S
+        while self._expiring and monotonic() < until_s:
+            connection, count = self._expiring.pop()
+            connection.expire(count, Abuse.TOO_MANY_STREAMS)
+        if self._expiring:
+            asyncio.get_running_loop().call_soon(self._go_on_expiring)
+
+    def _allow_streams(self, max_streams: int) -> None:
+        """Set the stream limit of every connection, and announce it."""
+        before, self.config.max_streams = self.config.max_streams, max_streams
+        now_s = monotonic()
+        for connection in self._connections:
+            connection.announce_streams(before, now_s)
+
+    def _respond_delayed(self, key: _CallKey, response: bytes) -> None:
+        self._delayed -= 1
+        connection, stream_id = key
+        connection.respond(stream_id, response)
