@@ -1,4 +1,4 @@
-"""The admin API over each database, or over the one at hand for what has nothing to do with it."""
+"""The admin API on each database, or on SQLite for tests that do not depend on the database."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.admin.office import Client, Office, new_office
+from tests.integration.admin.admin_client import AdminApi, Client, open_admin_api
 
 
 @pytest.fixture
-async def office(upgraded_url: str) -> AsyncIterator[Office]:
-    async with new_office(upgraded_url) as office:
-        yield office
+async def api(upgraded_url: str) -> AsyncIterator[AdminApi]:
+    async with open_admin_api(upgraded_url) as api:
+        yield api
 
 
 @pytest.fixture
-async def any_office(_upgraded_file: Path, tmp_path: Path) -> AsyncIterator[Office]:
-    """For tests to which the database does not matter."""
+async def sqlite_api(_upgraded_file: Path, tmp_path: Path) -> AsyncIterator[AdminApi]:
+    """The API on SQLite, for tests that do not depend on the database."""
     path = tmp_path / "records.db"
     shutil.copy(_upgraded_file, path)
-    async with new_office(f"sqlite:///{path}") as office:
-        yield office
+    async with open_admin_api(f"sqlite:///{path}") as api:
+        yield api
 
 
 @pytest.fixture
-def admin(office: Office) -> Client:
-    """With the first token."""
-    return office.client()
+def admin(api: AdminApi) -> Client:
+    """A client with the bootstrap token."""
+    return api.client()
 
 
 @pytest.fixture
-def any_admin(any_office: Office) -> Client:
-    return any_office.client()
+def sqlite_admin(sqlite_api: AdminApi) -> Client:
+    return sqlite_api.client()

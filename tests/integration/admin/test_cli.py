@@ -1,4 +1,4 @@
-"""`keys` and `tokens`: the same database, without a server."""
+"""The commands `keys` and `tokens`, which use the database without a server."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import json
 import pytest
 
 from ratelimit_rls.cli import main
-from ratelimit_rls.core.accounts import ApiKey, AuditRow
-from ratelimit_rls.identity.secrets import matches, new_secret
-from ratelimit_rls.records.database import Database
-from ratelimit_rls.records.desk import Desk
+from ratelimit_rls.core.accounts import ApiKey
+from ratelimit_rls.database.administration import AuditRow
+from ratelimit_rls.database.database import Database
+from ratelimit_rls.database.repository import Repository
+from ratelimit_rls.identity.key_format import matches, new_secret
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, upgraded_url: str) -> None:
 def key_and_audit(url: str, key_id: str) -> tuple[ApiKey, list[AuditRow]]:
     async def read() -> tuple[ApiKey, list[AuditRow]]:
         database = Database(url)
-        async with Desk(database).reading() as reader:
+        async with Repository(database).reading() as reader:
             found = await reader.key(key_id), await reader.audit(kind="key")
         await database.close()
         return found
@@ -36,7 +37,7 @@ def key_and_audit(url: str, key_id: str) -> tuple[ApiKey, list[AuditRow]]:
     return asyncio.run(read())
 
 
-def test_keys(capsys: pytest.CaptureFixture[str], upgraded_url: str) -> None:
+def test_keys_commands(capsys: pytest.CaptureFixture[str], upgraded_url: str) -> None:
     assert main(["keys", "create", "--user", "alice", "--name", "laptop", "--expires", "90d"]) == 0
     printed = capsys.readouterr()
     text = printed.out.strip()
@@ -75,7 +76,7 @@ def test_tokens(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("upgraded_url", ["sqlite"], indirect=True)
-def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_settings_are_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLS_DATABASE_URL")
     assert main(["keys", "list"]) == 2
     assert "RLS_DATABASE_URL" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Requests that cannot be carried out, whatever they ask: each is told why, and nothing is a fault of the service."""
+"""Invalid requests: each gets an error with a reason, and none is an internal error."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from ratelimit_rls.records.database import Database
-from ratelimit_rls.records.desk import Desk
-from ratelimit_rls.transport.http.admin import documents
-from ratelimit_rls.transport.http.admin.frame import MOST_BODY_BYTES
-from ratelimit_rls.transport.http.admin.models import MOST_PARTS
-from ratelimit_rls.transport.http.admin.versions import Version
-from tests.databases import PASSWORD
-from tests.integration.admin.office import FIRST_TOKEN, Client, Office
-from tests.integration.admin.waited import longest_wait
-from tests.process import free_port
+from ratelimit_rls.admin import rules
+from ratelimit_rls.admin.http.middleware import MAX_BODY_BYTES, ApiVersion
+from ratelimit_rls.admin.http.schemas.requests import MAX_DOCUMENT_VALUES
+from ratelimit_rls.database.database import Database
+from ratelimit_rls.database.repository import Repository
+from tests.integration.admin.admin_client import BOOTSTRAP_TOKEN, AdminApi, Client
+from tests.integration.admin.eventually import longest_wait
+from tests.support.databases import PASSWORD
+from tests.support.process import free_port
 
 TIER = '{"name": "a", "limits": []}'
 DEEP = '{"name": "a", "document": ' + "[" * 5000 + "]" * 5000 + "}"
@@ -37,6 +36,9 @@ BODIES: list[tuple[str, str, int, str | None]] = [
     ("/tiers", '{"name": "", "limits": []}', 422, "name"),
     ("/tiers", '{"name": "a\\u0000", "limits": []}', 422, "name"),
     ("/tiers", '{"name": "a\\nb", "limits": []}', 422, "name"),
+    ("/tiers", '{"name": " a", "limits": []}', 422, "name"),
+    ("/tiers", '{"name": "a ", "limits": []}', 422, "name"),
+    ("/keys", '{"user_id": " alice"}', 422, "user_id"),
     ("/tiers", '{"name": "\\ud800", "limits": []}', 422, "name"),
     ("/tiers", '{"name": "a", "limits": [], "description": "\\u0000"}', 422, "description"),
     ("/tiers", json.dumps({"name": "a" * 256, "limits": []}), 422, "name"),
@@ -58,17 +60,33 @@ BODIES: list[tuple[str, str, int, str | None]] = [
 ]
 
 
-async def test_bodies_are_looked_at(any_admin: Client) -> None:
+async def test_invalid_bodies_are_rejected(sqlite_admin: Client) -> None:
     for path, body, status, field in BODIES:
-        refused = await any_admin.post(path, content=body, headers={"Content-Type": "application/json"})
+        refused = await sqlite_admin.post(path, content=body, headers={"Content-Type": "application/json"})
         assert refused.status_code == status, (path, body, refused.text)
         assert refused.headers["content-type"] == "application/problem+json"
-        told = refused.json()
-        assert told["status"] == status
-        assert told["type"].startswith("urn:ratelimit-rls:problem:")
+        result = refused.json()
+        assert result["status"] == status
+        assert result["type"].startswith("urn:ratelimit-rls:problem:")
         if field is not None:
-            assert field in told["errors"][0]["field"]
-    assert (await any_admin.get("/audit")).json()["items"] == []
+            assert field in result["errors"][0]["field"]
+    assert (await sqlite_admin.get("/audit")).json()["items"] == []
+
+
+async def test_names_in_paths_are_validated_on_write(sqlite_admin: Client) -> None:
+    written = [
+        ("/users/%20alice", {}),
+        ("/users/alice%20", {}),
+        ("/users/%20alice/block", {}),
+        ("/users/alice", {"org": " acme"}),
+        ("/tiers/gold%20", {"limits": []}),
+    ]
+    for path, body in written:
+        refused = await sqlite_admin.put(path, json=body)
+        assert refused.status_code in (400, 422), (path, refused.text)
+        assert "space" in refused.text or "org" in refused.text
+    assert (await sqlite_admin.get("/users/%20alice")).status_code == 404
+    assert (await sqlite_admin.get("/audit")).json()["items"] == []
 
 
 def nested(levels: int) -> Any:
@@ -79,29 +97,29 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.slow
-async def test_documents_that_are_vast_objects_hold_up_nobody(any_office: Office, any_admin: Client) -> None:
-    path = (await any_admin.post("/rules", json={"name": "a", "document": "domain: a"})).headers["location"]
-    reader = any_office.client(await any_office.token("read"))
+async def test_huge_object_documents_do_not_block_the_event_loop(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
+    path = (await sqlite_admin.post("/rules", json={"name": "a", "document": "domain: a"})).headers["location"]
+    reader = sqlite_api.client(await sqlite_api.token("read"))
     simulated = [{"domain": "a", "descriptors": [{"entries": [{"key": "a"}]}], "at": "2030-01-01T00:00:00Z"}]
-    half = {"domain": "a", "descriptors": [0] * (MOST_PARTS // 2)}
-    for vast, why in (({"domain": "a", "descriptors": [0] * 480_000}, "as text"), (nested(150), "too deep")):
-        async with longest_wait() as held_up:
+    half = {"domain": "a", "descriptors": [0] * (MAX_DOCUMENT_VALUES // 2)}
+    for huge, expected_error in (({"domain": "a", "descriptors": [0] * 480_000}, "as text"), (nested(150), "levels")):
+        async with longest_wait() as blocked_for:
             answers = [
-                await any_admin.post("/rules", json={"name": "b", "document": vast}),
-                await any_admin.put(path, json={"name": "b", "document": vast}),
-                await reader.post("/decisions/simulate", json={"requests": simulated, "documents": [vast]}),
+                await sqlite_admin.post("/rules", json={"name": "b", "document": huge}),
+                await sqlite_admin.put(path, json={"name": "b", "document": huge}),
+                await reader.post("/decisions/simulate", json={"requests": simulated, "documents": [huge]}),
             ]
         for answer in answers:
             assert (answer.status_code, len(answer.json()["errors"])) == (422, 1)
             assert answer.json()["errors"][0]["field"].startswith("document")
-            assert why in answer.json()["detail"]
-        assert held_up.longest_s < 1
+            assert expected_error in answer.json()["detail"]
+        assert blocked_for.longest_s < 1
     several = await reader.post("/decisions/simulate", json={"requests": simulated, "documents": [half, half]})
     assert (several.status_code, several.json()["errors"][0]["field"]) == (422, "documents")
 
 
 @pytest.mark.slow
-async def test_an_object_is_written_as_yaml_beside_the_loop(any_admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_object_documents_are_dumped_in_a_thread(sqlite_admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     document = {
         "domain": "zürich",
         "descriptors": [
@@ -110,58 +128,58 @@ async def test_an_object_is_written_as_yaml_beside_the_loop(any_admin: Client, m
         ],
         "a": None,
     }
-    threads, dumped = [], documents._dumped
+    threads, dumped = [], rules._dump_yaml
 
     def noting(document: dict[str, Any]) -> str:
         threads.append(current_thread())
         return dumped(document)
 
-    monkeypatch.setattr(documents, "_dumped", noting)
-    assert await documents.document_text(document) == yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    monkeypatch.setattr(rules, "_dump_yaml", noting)
+    assert await rules.document_text(document) == yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     del document["a"]
-    made = await any_admin.post("/rules", json={"name": "a", "document": document})
+    made = await sqlite_admin.post("/rules", json={"name": "a", "document": document})
     assert yaml.safe_load(made.json()["document"]) == document
     assert len(threads) == 2
     assert current_thread() not in threads
 
 
 @pytest.mark.slow
-async def test_very_many_mistakes_hold_up_nobody(any_admin: Client) -> None:
+async def test_many_validation_errors_do_not_block_the_event_loop(sqlite_admin: Client) -> None:
     bodies = {
         "/counters/peek": {f"field{number}": 0 for number in range(60_000)},
         "/decisions/simulate": {"requests": [{}] * 10_000},
         "/decisions/check": {"domain": "a", "descriptors": [{"entries": [{}] * 64}] * 100},
     }
     for path, body in bodies.items():
-        async with longest_wait() as held_up:
-            refused = await any_admin.post(path, json=body)
+        async with longest_wait() as blocked_for:
+            refused = await sqlite_admin.post(path, json=body)
         assert (refused.status_code, len(refused.json()["errors"]) <= 100) == (422, True), path
-        assert held_up.longest_s < 0.3, path
+        assert blocked_for.longest_s < 0.3, path
 
 
-async def test_a_body_says_that_it_is_json(any_admin: Client) -> None:
+async def test_body_must_have_json_content_type(sqlite_admin: Client) -> None:
     for said in ("text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"):
-        refused = await any_admin.post("/tiers", content=TIER, headers={"Content-Type": said})
+        refused = await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": said})
         assert (refused.status_code, refused.json()["type"][-8:]) == (415, "not-json"), said
-    assert (await any_admin.get("/tiers")).json()["items"] == []
+    assert (await sqlite_admin.get("/tiers")).json()["items"] == []
     said = "Application/JSON; charset=utf-8"
-    assert (await any_admin.post("/tiers", content=TIER, headers={"Content-Type": said})).status_code == 201
+    assert (await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": said})).status_code == 201
 
 
 @pytest.mark.slow
-async def test_a_body_has_a_size(any_admin: Client) -> None:
-    too_large = b'{"name": "' + b"a" * MOST_BODY_BYTES
-    said = await any_admin.post("/tiers", content=too_large)
+async def test_large_bodies_are_rejected(sqlite_admin: Client) -> None:
+    too_large = b'{"name": "' + b"a" * MAX_BODY_BYTES
+    said = await sqlite_admin.post("/tiers", content=too_large)
     assert (said.status_code, said.json()["type"][-9:]) == (413, "too-large")
 
     async def unsaid() -> AsyncIterator[bytes]:
         for at in range(0, len(too_large), 65536):
             yield too_large[at : at + 65536]
 
-    assert (await any_admin.post("/tiers", content=unsaid())).status_code == 413
+    assert (await sqlite_admin.post("/tiers", content=unsaid())).status_code == 413
 
 
-async def test_paths_are_looked_at(any_admin: Client) -> None:
+async def test_unknown_paths_and_methods_are_rejected(sqlite_admin: Client) -> None:
     for path, status in {
         "/nothing": 404,
         "/users/%00": 422,
@@ -173,35 +191,38 @@ async def test_paths_are_looked_at(any_admin: Client) -> None:
         "/users/alice?colour=1": 422,
         "/audit?subject=%00": 422,
     }.items():
-        refused = await any_admin.get(path)
+        refused = await sqlite_admin.get(path)
         assert refused.status_code == status, (path, refused.text)
         assert refused.headers["content-type"] == "application/problem+json"
-    wrong_method = await any_admin.request("TRACE", "/rules")
+    wrong_method = await sqlite_admin.request("TRACE", "/rules")
     assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "GET, POST")
+    for path, allowed in {"/users/a%2Fb": "DELETE, GET, PUT", "/decisions/check": "POST", "/docs": "GET"}.items():
+        wrong_method = await sqlite_admin.patch(path)
+        assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.slow
-async def test_every_answer_has_the_id_of_its_request(any_office: Office, any_admin: Client) -> None:
-    given = await any_admin.get("/nothing", headers={"X-Request-Id": "mine-1"})
+async def test_every_response_has_a_request_id(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
+    given = await sqlite_admin.get("/nothing", headers={"X-Request-Id": "mine-1"})
     assert (given.headers["x-request-id"], given.json()["request_id"]) == ("mine-1", "mine-1")
     for odd in ("a b", "x" * 129, 'a"b'):
-        made = await any_admin.get("/tiers", headers={"X-Request-Id": odd})
+        made = await sqlite_admin.get("/tiers", headers={"X-Request-Id": odd})
         assert made.headers["x-request-id"] not in ("", odd)
-    assert (await any_admin.get("/tiers")).headers["cache-control"] == "no-store"
+    assert (await sqlite_admin.get("/tiers")).headers["cache-control"] == "no-store"
 
 
 @pytest.mark.slow
-async def test_a_version_that_ages_says_so(any_office: Office) -> None:
-    old = Version("v1", datetime(2030, 1, 1, tzinfo=UTC), datetime(2030, 7, 1, tzinfo=UTC), "v2")
-    any_office.versions = (old,)
-    any_office.__post_init__()
-    client = any_office.client()
+async def test_deprecated_version_sends_headers(sqlite_api: AdminApi) -> None:
+    old = ApiVersion("v1", datetime(2030, 1, 1, tzinfo=UTC), datetime(2030, 7, 1, tzinfo=UTC), "v2")
+    sqlite_api.versions = (old,)
+    sqlite_api.__post_init__()
+    client = sqlite_api.client()
     for _ in range(2):
         await client.post("/tokens", json={"name": "a", "role": "read"})
     answers = [
         await client.get("/tokens?limit=1"),
         await client.get("/nothing"),
-        await any_office.client(None).get("/tiers"),
+        await sqlite_api.client(None).get("/tiers"),
     ]
     for answer in answers:
         assert answer.headers["deprecation"] == "@1893456000"
@@ -212,25 +233,25 @@ async def test_a_version_that_ages_says_so(any_office: Office) -> None:
 
 
 @pytest.mark.slow
-async def test_a_database_that_is_away_is_told_as_such(any_office: Office, any_admin: Client) -> None:
-    await any_admin.put("/users/alice", json={"limits": [{"unit": "minute", "requests_per_unit": 7}]})
-    await any_office.follow()
-    token = await any_office.token("read")
+async def test_unavailable_database_is_503(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
+    await sqlite_admin.put("/users/alice", json={"limits": [{"unit": "minute", "requests_per_unit": 7}]})
+    await sqlite_api.follow()
+    token = await sqlite_api.token("read")
     nowhere = Database(f"postgresql://user:{PASSWORD}@127.0.0.1:{free_port()}/records")
-    away = any_office.with_backend(desk=Desk(nowhere), database=nowhere)
-    client = away.client(FIRST_TOKEN)
-    for told in (
+    away = sqlite_api.with_backend(repository=Repository(nowhere), database=nowhere)
+    client = away.client(BOOTSTRAP_TOKEN)
+    for result in (
         await client.get("/users/alice"),
         await client.put("/users/alice", json={}),
         await client.get("/usage"),
         await away.client(token).get("/sources"),
     ):
-        assert (told.status_code, told.headers["retry-after"]) == (503, "2"), told.text
-        assert told.json()["type"] == "urn:ratelimit-rls:problem:unavailable"
-        assert "127.0.0.1" not in told.text
-    # What this process knows by itself is still told.
+        assert (result.status_code, result.headers["retry-after"]) == (503, "2"), result.text
+        assert result.json()["type"] == "urn:ratelimit-rls:problem:unavailable"
+        assert "127.0.0.1" not in result.text
+    # Operations that need no database still work.
     assert (await client.get("/users/alice/limits")).json()["source"] == "custom"
     assert (await client.get("/sources")).status_code == 200
-    asked = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
-    assert (await client.post("/counters/peek", json=asked)).status_code == 200
+    request_body = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
+    assert (await client.post("/counters/peek", json=request_body)).status_code == 200
     assert (await away.client(None).get("/healthz")).status_code == 200

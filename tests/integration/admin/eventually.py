@@ -1,4 +1,4 @@
-"""How long an event loop stood still, as everybody else whom it serves would have felt it."""
+"""Measures the longest time for which the event loop is blocked."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ class Waited:
 
 @asynccontextmanager
 async def longest_wait() -> AsyncIterator[Waited]:
-    """In the loop's own time: what other processes of the machine do does not count, nor does the collector, which
-    has more to walk over here than in a service (server/lifecycle.py)."""
+    """Measure the longest event loop iteration, in CPU time of the thread.
+
+    Excludes other processes, and the garbage collector, which has more to traverse here than in a service
+    (server/lifecycle.py).
+    """
     waited = Waited()
 
     async def watch() -> None:
@@ -34,7 +37,7 @@ async def longest_wait() -> AsyncIterator[Waited]:
     try:
         yield waited
     finally:
-        await asyncio.sleep(0)  # it sees the last step, too
+        await asyncio.sleep(0)  # so that the last iteration is measured, too
         gc.enable()
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The admin API with everything behind it that it needs, in one process, and clients with tokens."""
+"""The admin API with its backend in one process, and clients with tokens."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from typing import Any
 
 import httpx
 
-from ratelimit_rls.core.accounts import AdminToken, Role, StoredRule
+from ratelimit_rls.admin.backend import AdminBackend, SourceState
+from ratelimit_rls.admin.http.app import admin_app
+from ratelimit_rls.admin.http.middleware import VERSIONS, ApiVersion
+from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.core.plan import Policy
-from ratelimit_rls.identity.api_keys import ApiKeys
+from ratelimit_rls.database.administration import AdminToken, Role
+from ratelimit_rls.database.database import Database
+from ratelimit_rls.database.repository import Actor, Repository
+from ratelimit_rls.identity.api_keys import ApiKeyVerifier
 from ratelimit_rls.identity.directory import Directory
-from ratelimit_rls.identity.secrets import digest, new_secret
-from ratelimit_rls.identity.verifier import Callers
-from ratelimit_rls.records.database import Database
-from ratelimit_rls.records.desk import Actor, Desk
-from ratelimit_rls.rules.compile import Compiled, compile_documents
-from ratelimit_rls.rules.load import LAST_RANK, Source
-from ratelimit_rls.rules.snapshot import Rules
-from ratelimit_rls.rules.sources.database import check_rule
-from ratelimit_rls.service import RateLimiter
+from ratelimit_rls.identity.key_format import digest, new_secret
+from ratelimit_rls.identity.verifier import CredentialVerifier
+from ratelimit_rls.pipeline.limiter import RateLimiter
+from ratelimit_rls.rules.active_rules import ActiveRules
+from ratelimit_rls.rules.compile import CompiledRules, compile_documents
+from ratelimit_rls.rules.sources.database import check_rules
+from ratelimit_rls.rules.yaml.parser import LAST_RANK, SourceDocument
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
-from ratelimit_rls.transport.http.admin.app import admin_app
-from ratelimit_rls.transport.http.admin.backend import AdminBackend, SourceState
-from ratelimit_rls.transport.http.admin.versions import VERSIONS, Version
 
 KEY_SECRET = b"the secret of the tests"
-FIRST_TOKEN = "the-first-token-of-all"
+BOOTSTRAP_TOKEN = "the-first-token-of-all"
 NOW_S = 1_800_000_000.0
 API = "/api/v1"
 
@@ -56,18 +57,18 @@ class Clock:
 
 
 @dataclass
-class Office:
+class AdminApi:
     backend: AdminBackend
     clock: Clock
     clients: list[httpx.AsyncClient] = field(default_factory=list)
     address: str = "192.0.2.1"
-    versions: Sequence[Version] = VERSIONS
+    versions: Sequence[ApiVersion] = VERSIONS
 
     def __post_init__(self) -> None:
         self.app = admin_app(self.backend, self.versions)
 
     def client(
-        self, token: str | None = FIRST_TOKEN, *, address: str | None = None, host: str = "admin.test"
+        self, token: str | None = BOOTSTRAP_TOKEN, *, address: str | None = None, host: str = "admin.test"
     ) -> Client:
         transport = httpx.ASGITransport(self.app, client=(address or self.address, 1234), raise_app_exceptions=True)
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
@@ -76,41 +77,41 @@ class Office:
         return client
 
     async def token(self, role: str = "write", *, expires_s: float | None = None, name: str = "") -> str:
-        """The text of a new one."""
+        """Create a token and return its text."""
         secret = new_secret("rla")
         made = AdminToken(
             secret.public_id, digest(KEY_SECRET, secret.text), name or f"a {role} token", Role(role), expires_s
         )
-        async with self.backend.desk.change(Actor("tests")) as change:
+        async with self.backend.repository.change(Actor("tests")) as change:
             await change.add_token(made)
         return secret.text
 
     async def revoke(self, token: str) -> None:
-        async with self.backend.desk.change(Actor("tests")) as change:
+        async with self.backend.repository.change(Actor("tests")) as change:
             await change.revoke_token(token.split("_")[1])
 
     def load(self, rules: str) -> None:
-        """In place of those in force."""
+        """Replace the active rules."""
         compiled = compile_documents({"rules.yaml": rules.encode()})
         self.backend.rules.swap(compiled.tree, digest=compiled.digest, files=1, loaded_at=datetime.now(UTC))
 
     async def key(self, user_id: str) -> str:
-        """The text of a new API key."""
+        """Create an API key and return its text."""
         made = await self.client().post("/keys", json={"user_id": user_id})
         await self.follow()
         return str(made.raise_for_status().json()["key"])
 
     async def follow(self) -> None:
-        """The directory has what the database has."""
-        async with self.backend.desk.reading() as reader:
+        """Load the accounts of the database into the directory."""
+        async with self.backend.repository.reading() as reader:
             self.backend.directory.load(await reader.accounts())
 
-    def with_backend(self, **changes: Any) -> Office:
-        return Office(replace(self.backend, **changes), self.clock, versions=self.versions)
+    def with_backend(self, **changes: Any) -> AdminApi:
+        return AdminApi(replace(self.backend, **changes), self.clock, versions=self.versions)
 
 
 class Client(httpx.AsyncClient):
-    """Of paths below the API's prefix."""
+    """Prepends the prefix of the API to paths."""
 
     def build_request(self, method: str, url: Any, **more: Any) -> httpx.Request:
         where = str(url)
@@ -120,40 +121,40 @@ class Client(httpx.AsyncClient):
 
 
 @asynccontextmanager
-async def new_office(url: str, clock: Clock | None = None) -> AsyncIterator[Office]:
+async def open_admin_api(url: str, clock: Clock | None = None) -> AsyncIterator[AdminApi]:
     clock = clock or Clock()
     database = Database(url)
-    files = [Source("rules.yaml", FILE, LAST_RANK)]
-    rules = Rules()
+    files = [SourceDocument("rules.yaml", FILE, LAST_RANK)]
+    rules = ActiveRules()
     compiled = compile_documents(files)
     rules.swap(compiled.tree, digest=compiled.digest, files=1, loaded_at=datetime.now(UTC))
     store = EmbeddedStore(clock=lambda: int(clock() * 1e6))
     directory = Directory(clock)
 
-    def check(stored: Sequence[StoredRule]) -> Compiled:
-        return check_rule(stored, files, merge_domains=True)
+    def check(stored: Sequence[StoredRule]) -> CompiledRules:
+        return check_rules(stored, files, merge_domains=True)
 
     backend = AdminBackend(
-        desk=Desk(database, clock=clock),
+        repository=Repository(database, clock=clock),
         database=database,
         directory=directory,
         rules=rules,
-        limiter=RateLimiter(rules, store, Metrics(), Policy(), standings=directory),
+        limiter=RateLimiter(rules, store, Metrics(), Policy(), entitlements=directory),
         store=store,
         counters=store,
         policy=Policy(),
         check_rules=check,
         sources=lambda: [SourceState("files", version=1, digest=compiled.digest)],
-        verifier=Callers(ApiKeys(directory, KEY_SECRET), None, directory),
+        verifier=CredentialVerifier(ApiKeyVerifier(directory, KEY_SECRET), None, directory),
         key_secret=KEY_SECRET,
-        first_token=FIRST_TOKEN,
+        bootstrap_token=BOOTSTRAP_TOKEN,
         clock=clock,
     )
-    office = Office(backend, clock)
+    api = AdminApi(backend, clock)
     try:
-        yield office
+        yield api
     finally:
-        for client in office.clients:
+        for client in api.clients:
             await client.aclose()
         await database.close()
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Tiers, users, keys, tokens and rules: made, shown, changed, deleted, and on the record."""
+"""Tiers, users, keys, tokens and rules: created, read, changed, deleted and audited."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.identity.secrets import matches
-from tests.integration.admin.office import KEY_SECRET, Client, Office
+from ratelimit_rls.identity.key_format import matches
+from tests.integration.admin.admin_client import KEY_SECRET, AdminApi, Client
 
 LIMIT = {"requests_per_unit": 100, "unit": "minute", "algorithm": "token_bucket", "burst": 20}
 GOLD = {"name": "gold", "limits": [LIMIT], "description": "for those who pay"}
@@ -43,9 +43,9 @@ async def test_tiers(admin: Client) -> None:
     assert (await admin.get("/tiers/a%2Fb%20c")).status_code == 404
 
 
-async def test_limits_are_read_by_the_compiler_of_rules(any_admin: Client) -> None:
+async def test_limits_are_compiled_by_the_rules_compiler(sqlite_admin: Client) -> None:
     bad = [FEW, {"unit": "minute", "requests_per_unit": 1, "burst": 5}]
-    refused = await any_admin.post("/tiers", json={"name": "odd", "limits": bad})
+    refused = await sqlite_admin.post("/tiers", json={"name": "odd", "limits": bad})
     assert refused.status_code == 422
     (error,) = refused.json()["errors"]
     assert error["field"].startswith("limits[1]")
@@ -53,14 +53,14 @@ async def test_limits_are_read_by_the_compiler_of_rules(any_admin: Client) -> No
 
 
 @pytest.mark.slow
-async def test_what_holds_for_a_user_and_why(office: Office, admin: Client) -> None:
-    """In the order block, override, custom limits, tier, rule; each seen at once by whoever changed it."""
+async def test_effective_limits_of_a_user(api: AdminApi, admin: Client) -> None:
+    """Precedence: block, override, custom limits, tier, rule. Each change is visible at once to its author."""
 
     async def holds() -> tuple[str, Any]:
-        told = (await admin.get("/users/acme%2Falice/limits")).json()
-        assert told["user_id"] == "acme/alice"
-        assert [one["source"] for one in told["considered"] if not one["why_not"]] == [told["source"]]
-        return told["source"], told["limits"]
+        result = (await admin.get("/users/acme%2Falice/limits")).json()
+        assert result["user_id"] == "acme/alice"
+        assert [one["source"] for one in result["considered"] if not one["why_not"]] == [result["source"]]
+        return result["source"], result["limits"]
 
     assert await holds() == ("rule", None)
     await admin.post("/tiers", json=GOLD)
@@ -78,7 +78,7 @@ async def test_what_holds_for_a_user_and_why(office: Office, admin: Client) -> N
     await admin.put("/users/acme%2Falice/block", json={"reason": "abuse", "until": "2027-01-15T08:30:00+00:00"})
     assert await holds() == ("block", None)
     assert [user["user_id"] for user in (await admin.get("/blocks")).json()["items"]] == ["acme/alice"]
-    office.clock.now_s += 1800  # the block has ended
+    api.clock.now_s += 1800  # the block has ended
     assert await holds() == ("override", [LIMIT])
     assert (await admin.delete("/users/acme%2Falice/block")).json()["block"] is None
     assert (await admin.delete("/users/acme%2Falice/override")).json()["override"] is None
@@ -113,48 +113,48 @@ descriptors:
 
 
 @pytest.mark.slow
-async def test_which_rules_take_a_user_s_limits(office: Office, admin: Client) -> None:
-    office.load(USER_RULES)
+async def test_rules_that_apply_user_limits(api: AdminApi, admin: Client) -> None:
+    api.load(USER_RULES)
 
-    async def told(user_id: str) -> dict[str, tuple[str, Any]]:
+    async def result(user_id: str) -> dict[str, tuple[str, Any]]:
         rules = (await admin.get(f"/users/{user_id}/limits")).json()["rules"]
         assert {rule["domain"] for rule in rules} == {"edge"}
         assert all(rule["unlimited"] == (rule["limits"] == []) for rule in rules)
         return {rule["rule"]: (rule["position"], rule["limits"]) for rule in rules}
 
     per_minute = [{"requests_per_unit": 5, "unit": "minute"}]
-    below = {"edge.path.user": ("rules.yaml:16:9", [])}
-    assert await told("bob") == {"edge.user": ("rules.yaml:3:5", per_minute), **below}
-    assert await told("root") == {"edge.user_root": ("rules.yaml:6:5", []), **below}
-    assert await told("ann") == {
+    below: dict[str, tuple[str, list[Any]]] = {"edge.path.user": ("rules.yaml:16:9", [])}
+    assert await result("bob") == {"edge.user": ("rules.yaml:3:5", per_minute), **below}
+    assert await result("root") == {"edge.user_root": ("rules.yaml:6:5", []), **below}
+    assert await result("ann") == {
         "edge.user_a*": ("rules.yaml:10:5", [{"requests_per_unit": 1, "unit": "day"}]),
         **below,
     }
     await admin.put("/users/bob", json={"limits": [FEW]})
     own = {"edge.user": ("rules.yaml:3:5", [FEW]), "edge.path.user": ("rules.yaml:16:9", [FEW])}
-    assert await told("bob") == own
+    assert await result("bob") == own
     await admin.put("/users/bob/block", json={})
-    assert await told("bob") == own
-    office.backend.rules.current = None
+    assert await result("bob") == own
+    api.backend.rules.current = None
     assert (await admin.get("/users/bob/limits")).json()["rules"] == []
 
 
 @pytest.mark.slow
-async def test_a_user_s_body_is_looked_at(any_admin: Client) -> None:
+async def test_invalid_user_bodies_are_rejected(sqlite_admin: Client) -> None:
     refusals = {
-        "tier": await any_admin.put("/users/a/tier", json={"tier": "none such"}),
-        "until": await any_admin.post("/users/a/override", json={"limits": [FEW], "until": "2001-01-01T00:00:00Z"}),
-        "body": await any_admin.post("/users/a/override", json={"limits": [FEW]}),
-        "duration": await any_admin.put("/users/a/block", json={"duration": "for ever"}),
+        "tier": await sqlite_admin.put("/users/a/tier", json={"tier": "none such"}),
+        "until": await sqlite_admin.post("/users/a/override", json={"limits": [FEW], "until": "2001-01-01T00:00:00Z"}),
+        "body": await sqlite_admin.post("/users/a/override", json={"limits": [FEW]}),
+        "duration": await sqlite_admin.put("/users/a/block", json={"duration": "for ever"}),
     }
     for field, refused in refusals.items():
         assert refused.status_code == 422, refused.text
         assert refused.json()["errors"][0]["field"] == field
-    assert (await any_admin.get("/users")).json()["items"] == []
+    assert (await sqlite_admin.get("/users")).json()["items"] == []
 
 
 @pytest.mark.slow
-async def test_keys_are_told_once(office: Office, admin: Client) -> None:
+async def test_key_secret_is_returned_once(api: AdminApi, admin: Client) -> None:
     await admin.put("/users/alice", json={})
     made = await admin.post("/keys", json={"user_id": "alice", "name": "laptop", "limits": [FEW], "expires_in": "90d"})
     assert made.status_code == 201, made.text
@@ -162,14 +162,14 @@ async def test_keys_are_told_once(office: Office, admin: Client) -> None:
     text = key.pop("key")
     assert text.startswith(f"rlk_{key['key_id']}_")
     assert key["expires"] == "2027-04-15T08:00:00Z"
-    async with office.backend.desk.reading() as reader:
+    async with api.backend.repository.reading() as reader:
         assert matches(KEY_SECRET, text, (await reader.key(key["key_id"])).digest)
     path = made.headers["location"]
     assert (await admin.get(path)).json() == key
     assert (await admin.get("/keys", params={"user_id": "alice"})).json() == {"items": [key], "next": None}
     assert (await admin.get("/keys", params={"user_id": "bob"})).json()["items"] == []
 
-    await office.backend.desk.touch_keys({key["key_id"]: (7, 1_800_000_060.0)})
+    await api.backend.repository.touch_keys({key["key_id"]: (7, 1_800_000_060.0)})
     used = (await admin.get(path)).json()
     assert (used["total_requests"], used["last_used"]) == (7, "2027-01-15T08:01:00Z")
 
@@ -187,11 +187,11 @@ async def test_keys_are_told_once(office: Office, admin: Client) -> None:
 
 
 @pytest.mark.slow
-async def test_tokens(office: Office, admin: Client) -> None:
+async def test_tokens(api: AdminApi, admin: Client) -> None:
     made = await admin.post("/tokens", json={"name": "ci", "role": "read", "expires_in": "1h"})
     assert made.status_code == 201, made.text
     token = made.json()
-    reader = office.client(token.pop("token"))
+    reader = api.client(token.pop("token"))
     assert (await reader.get("/tiers")).status_code == 200
     (listed,) = (await admin.get("/tokens")).json()["items"]
     assert listed == {**token, "last_used": "2027-01-15T08:00:00Z"}
@@ -234,8 +234,8 @@ async def test_rules(admin: Client) -> None:
 
 
 @pytest.mark.slow
-async def test_every_change_is_on_the_record(admin: Client, office: Office) -> None:
-    writer = office.client(await office.token("write", name="the robot"))
+async def test_every_change_is_audited(admin: Client, api: AdminApi) -> None:
+    writer = api.client(await api.token("write", name="the robot"))
     await writer.put("/tiers/gold", json={"limits": [LIMIT]}, headers={"X-Request-Id": "first-1"})
     await writer.put("/tiers/gold", json={"limits": [FEW]})
     newest, oldest = (await admin.get("/audit", params={"kind": "tier", "subject": "gold"})).json()["items"]
