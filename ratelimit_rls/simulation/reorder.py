@@ -1,9 +1,9 @@
-"""Lines in the order of their moments, many at a time, with bounded memory.
+"""Reordering of lines by timestamp, in chunks, with bounded memory.
 
-Envoy writes a line when a request has ended, so requests that took long stand below later ones. A fixed number of lines
-is held back and put in order; what is later still is taken at the moment of the line before it, and counted. Sorting
-the whole was rejected: it would need the whole in memory, or on disk. A heap was, too: sorting what is nearly sorted
-takes a fraction of its time.
+Envoy writes a line when a request has ended, so slow requests appear after later ones. A fixed number of lines is
+buffered and sorted. A line that is later still gets the timestamp of the line before it, and is counted. Rejected:
+sorting everything, which needs everything in memory or on disk; and a heap, since sorting nearly sorted lines takes a
+fraction of its time.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from ratelimit_rls.trial.traffic import Line
+from ratelimit_rls.simulation.traffic import Line
 
-HELD_LINES = 10_000
-"""Held back, at least."""
+BUFFERED_LINES = 10_000
+"""Minimum number of buffered lines."""
 
 CHUNK_LINES = 2_000
-"""Read before what is held is put in order again."""
+"""Lines read before the buffer is sorted again."""
 
 
-class InOrder:
-    def __init__(self, lines: Iterable[Line], held: int = HELD_LINES, chunk: int = CHUNK_LINES) -> None:
+class ReorderBuffer:
+    def __init__(self, lines: Iterable[Line], held: int = BUFFERED_LINES, chunk: int = CHUNK_LINES) -> None:
         self._lines = lines
         self._held = held
         self._chunk = chunk
         self._now_us = 0
         self.late = 0
-        """Lines too far from their place."""
+        """Lines too far out of order for the buffer."""
 
     def __iter__(self) -> Iterator[list[Line]]:
         lines = iter(self._lines)
@@ -43,7 +43,7 @@ class InOrder:
             yield self._in_time(held[start : start + self._chunk])
 
     def _in_time(self, lines: list[Line]) -> list[Line]:
-        """Nothing before what went out before; the lines are in order, so what is late stands first."""
+        """Raise timestamps to that of the last line yielded. The lines are sorted, so late ones come first."""
         for place, (at_us, number, values) in enumerate(lines):
             if at_us >= self._now_us:
                 break

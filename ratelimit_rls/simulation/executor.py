@@ -1,6 +1,6 @@
-"""Where a rule set decides: here, or in a process of its own while others go on.
+"""Executors of rule sets: in this process, or in a subprocess that runs in parallel.
 
-Both take lines with `send` and give the verdicts with `receive`, in the same order; then `finish` tells the outcome.
+Both accept lines with `send` and return verdicts with `receive`, in the same order; then `finish` returns the result.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from ratelimit_rls.errors import RateLimitRlsError
-from ratelimit_rls.trial.rule_set import Outcome, RuleSet, Verdicts
-from ratelimit_rls.trial.traffic import Line
+from ratelimit_rls.simulation.rule_set import RuleSet, RuleSetResult, Verdicts
+from ratelimit_rls.simulation.traffic import Line
 
 _END = None
-"""Sent in place of lines: there are no more."""
+"""End marker, sent after the last lines."""
 
 
-class Decider(Protocol):
+class Executor(Protocol):
     def send(self, lines: Sequence[Line]) -> None: ...
 
     def receive(self) -> Verdicts: ...
 
-    def finish(self) -> Outcome:
-        """After all verdicts were received."""
+    def finish(self) -> RuleSetResult:
+        """Return the result, after all verdicts were received."""
         ...
 
     def close(self) -> None:
-        """Whatever has happened."""
+        """Release all resources. Can be called in any state."""
         ...
 
 
-class Here:
+class InProcessExecutor:
     def __init__(self, make: Callable[[], RuleSet]) -> None:
         self._rule_set = make()
         self._verdicts: deque[Verdicts] = deque()
@@ -46,18 +46,18 @@ class Here:
     def receive(self) -> Verdicts:
         return self._verdicts.popleft()
 
-    def finish(self) -> Outcome:
+    def finish(self) -> RuleSetResult:
         return self._rule_set.finish()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no resources to release."""
 
 
-class Apart:
-    """A forked process, so that rules need not be copied or loaded twice; it ends with this one, however that ends.
+class SubprocessExecutor:
+    """Executor in a forked process, so that rules need not be copied or loaded twice.
 
-    Lines may fill the pipe: whoever sends them waits. Verdicts are few bytes, and must stay so: if they filled it, too,
-    both sides would wait for ever.
+    The process ends when this one ends, even by a crash. Lines may fill the pipe, which blocks the sender. Verdicts are
+    few bytes and must stay so: if they filled the pipe, too, both processes would deadlock.
     """
 
     def __init__(self, make: Callable[[], RuleSet]) -> None:
@@ -74,9 +74,9 @@ class Apart:
         verdicts: Verdicts = self._receive()
         return verdicts
 
-    def finish(self) -> Outcome:
+    def finish(self) -> RuleSetResult:
         self._send(_END)
-        outcome: Outcome = self._receive()
+        outcome: RuleSetResult = self._receive()
         return outcome
 
     def close(self) -> None:
@@ -98,13 +98,13 @@ class Apart:
 
     def _ended(self) -> RateLimitRlsError:
         self._process.join()
-        return RateLimitRlsError(f"the process that decides ended before its time, with code {self._process.exitcode}")
+        return RateLimitRlsError(f"a simulation process ended unexpectedly, with exit code {self._process.exitcode}")
 
 
 def _serve(make: Callable[[], RuleSet], pipe: Connection, theirs: Connection) -> None:
-    theirs.close()  # so that the pipe ends when they do
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
-    gc.disable()  # nothing here goes round in circles, and walking over all that is kept takes a tenth of the time
+    theirs.close()  # so that the pipe closes when the parent ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the others
+    gc.disable()  # no cycles are created here, and collections would take a tenth of the time
     rule_set = make()
     try:
         while (lines := pipe.recv()) is not _END:

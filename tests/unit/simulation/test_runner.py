@@ -1,14 +1,14 @@
-"""Steps happen at their moments; what differs is told; what was met counts for coverage; JUnit gets it all."""
+"""Running of test cases: order of steps, differences, coverage and JUnit output."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ratelimit_rls.trial.coverage import measure
-from ratelimit_rls.trial.junit import junit_xml
-from ratelimit_rls.trial.play import Outcome, play_suite
-from ratelimit_rls.trial.suite import read_suite
+from ratelimit_rls.simulation.coverage import measure
+from ratelimit_rls.simulation.junit import junit_xml
+from ratelimit_rls.simulation.runner import CaseResult, run_suite
+from ratelimit_rls.simulation.suite import read_suite
 
 RULES = """\
 domain: edge
@@ -29,16 +29,16 @@ descriptors:
 HEAD = 'descriptors: rules.yaml\ndomain: edge\ntests:\n  - name: "<one> & \\x01"\n    steps:\n'
 
 
-async def play(directory: Path, *steps: str) -> Outcome:
+async def run_steps(directory: Path, *steps: str) -> CaseResult:
     (directory / "rules.yaml").write_text(RULES)
     file = directory / "a.test.yaml"
     file.write_text(HEAD + "".join(f"      - {step}\n" for step in steps))
-    (outcome,) = await play_suite(read_suite(file))
+    (outcome,) = await run_suite(read_suite(file))
     return outcome
 
 
-async def test_steps_are_played_in_the_order_of_their_moments(tmp_path: Path) -> None:
-    outcome = await play(
+async def test_steps_run_in_time_order(tmp_path: Path) -> None:
+    outcome = await run_steps(
         tmp_path,
         "{at: 60s, descriptor: {user: a}, expect: ok, remaining: 1}",
         "{at: 1s, descriptor: {user: a}, times: 2, every: 58s, expect: ok}",
@@ -47,8 +47,8 @@ async def test_steps_are_played_in_the_order_of_their_moments(tmp_path: Path) ->
     assert outcome.passed, outcome.differences
 
 
-async def test_a_difference_says_all_that_was_expected_and_all_that_came(tmp_path: Path) -> None:
-    outcome = await play(
+async def test_difference_lists_everything_expected_and_received(tmp_path: Path) -> None:
+    outcome = await run_steps(
         tmp_path,
         "{descriptor: {user: a}, times: 3, expect: ok, remaining: 1, retry_after: 0s, rule: per-user}",
         "{descriptor: {user: b}, expect: ok}",
@@ -69,13 +69,13 @@ async def test_a_difference_says_all_that_was_expected_and_all_that_came(tmp_pat
     assert [descriptor.entries for descriptor, _ in second.told] == [(("user", "a"),), (("path", "/"),)]
 
 
-async def test_what_can_never_pass_is_told_so(tmp_path: Path) -> None:
-    outcome = await play(tmp_path, "{descriptor: {user: a}, hits: 3, expect: over_limit, retry_after: 1m}")
+async def test_retry_after_never_is_reported(tmp_path: Path) -> None:
+    outcome = await run_steps(tmp_path, "{descriptor: {user: a}, hits: 3, expect: over_limit, retry_after: 1m}")
     assert outcome.differences[0].got == ("over_limit", "retry_after never")
 
 
-async def test_what_is_held_passes_and_its_delay_is_compared(tmp_path: Path) -> None:
-    outcome = await play(
+async def test_delayed_call_passes_and_its_delay_is_compared(tmp_path: Path) -> None:
+    outcome = await run_steps(
         tmp_path,
         "{descriptor: {queue: q}, expect: ok, delay: 0s}",
         "{descriptor: {queue: q}, times: 2, expect: ok, delay: 1s, retry_after: 0s}",
@@ -90,7 +90,7 @@ async def test_what_is_held_passes_and_its_delay_is_compared(tmp_path: Path) -> 
 
 
 async def test_states_and_violations_are_compared_for_each_descriptor(tmp_path: Path) -> None:
-    outcome = await play(
+    outcome = await run_steps(
         tmp_path,
         "{descriptor: {watched: a}, times: 3, expect: {ok: 2, over_limit: 1}, state: throttled, violations: 1}",
         "{descriptors: [{watched: a}, {user: a}], expect: over_limit, statuses: [{state: normal, violations: 2}, "
@@ -115,16 +115,16 @@ async def test_states_and_violations_are_compared_for_each_descriptor(tmp_path: 
     )
 
 
-async def test_every_test_starts_with_nothing_counted(tmp_path: Path) -> None:
+async def test_every_case_starts_with_empty_counters(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(RULES)
     case = "  - {name: x, steps: [{descriptor: {user: a}, expect: {ok: 2, over_limit: 1}}]}\n"
     (tmp_path / "a.test.yaml").write_text("descriptors: rules.yaml\ndomain: edge\ntests:\n" + 2 * case)
 
-    assert all(outcome.passed for outcome in await play_suite(read_suite(tmp_path / "a.test.yaml")))
+    assert all(outcome.passed for outcome in await run_suite(read_suite(tmp_path / "a.test.yaml")))
 
 
-async def test_rules_that_no_step_met_are_known_by_their_place(tmp_path: Path) -> None:
-    outcome = await play(tmp_path, "{descriptor: {user: a}, expect: ok}")
+async def test_coverage_lists_unmatched_rules_by_position(tmp_path: Path) -> None:
+    outcome = await run_steps(tmp_path, "{descriptor: {user: a}, expect: ok}")
     suite = read_suite(tmp_path / "a.test.yaml")
 
     part = measure([suite], [], outcome.met)
@@ -137,8 +137,8 @@ async def test_rules_that_no_step_met_are_known_by_their_place(tmp_path: Path) -
     assert (whole.rules, len(whole.missed)) == (8, 7)
 
 
-async def test_junit_is_valid_whatever_the_names(tmp_path: Path) -> None:
-    outcome = await play(tmp_path, "{descriptor: {user: a}, expect: over_limit}")
+async def test_junit_xml_is_valid_for_any_name(tmp_path: Path) -> None:
+    outcome = await run_steps(tmp_path, "{descriptor: {user: a}, expect: over_limit}")
 
     root = ElementTree.fromstring(junit_xml([("a<b>.test.yaml", [(outcome, "text & ]]> \x00 more")])]))
 

@@ -1,4 +1,4 @@
-"""A replay counts what the service would have counted, says what has changed, and can be looked at."""
+"""Replay of traffic: its counts equal the service's, comparisons of rule sets, and the SVG."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ratelimit_rls.api.rls.codec import RlsCodec
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import RateLimitRlsError, RulesError
+from ratelimit_rls.pipeline.limiter import RateLimiter
+from ratelimit_rls.pipeline.throttle_queue import ThrottleQueue
+from ratelimit_rls.protos.messages import RateLimitRequest, RateLimitResponse
+from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.snapshot import Rules
-from ratelimit_rls.service import RateLimiter
+from ratelimit_rls.simulation import rule_set as rule_set_module
+from ratelimit_rls.simulation.clock import DEFAULT_START_US
+from ratelimit_rls.simulation.executor import SubprocessExecutor
+from ratelimit_rls.simulation.field_mapping import FieldMapping
+from ratelimit_rls.simulation.replay import Replay
+from ratelimit_rls.simulation.rule_set import RuleSet
+from ratelimit_rls.simulation.svg import Panel, draw
+from ratelimit_rls.simulation.traffic import MAX_BAD_LINES_SHOWN, BadLines, Line
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
-from ratelimit_rls.transport.grpc.messages import RateLimitRequest, RateLimitResponse
-from ratelimit_rls.transport.grpc.rls import RlsDoor
-from ratelimit_rls.transport.grpc.waiting import WaitingRoom
-from ratelimit_rls.trial import rule_set as rule_set_module
-from ratelimit_rls.trial.decider import Apart
-from ratelimit_rls.trial.mapping import Mapping
-from ratelimit_rls.trial.moments import START_US
-from ratelimit_rls.trial.picture import Panel, draw
-from ratelimit_rls.trial.replay import Replay
-from ratelimit_rls.trial.rule_set import RuleSet
-from ratelimit_rls.trial.traffic import MOST_BAD_TOLD, BadLines, Line
+from tests.support.pipelines import new_pipeline
 
 RULES = """\
 domain: edge
@@ -40,7 +41,7 @@ descriptors:
   - {key: path, value: /a*, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 50}}
   - {key: path, rate_limit: {unit: second, requests_per_unit: 15, algorithm: sliding_window}}
 """
-MAPPING = Mapping("edge", ["user=%user%", "path=%path%"])
+MAPPING = FieldMapping("edge", ["user=%user%", "path=%path%"])
 
 
 def tree(text: str = RULES) -> Tree:
@@ -49,7 +50,7 @@ def tree(text: str = RULES) -> Tree:
 
 def traffic(count: int) -> list[Line]:
     draw_ = random.Random(7)
-    now_us, lines = START_US, []
+    now_us, lines = DEFAULT_START_US, []
     for number in range(1, count + 1):
         now_us += draw_.choice((0, 0, 1_000, 40_000))
         fields = {"user": f"u{draw_.randrange(30)}", "path": draw_.choice(("/a", "/ab", "/b", None))}
@@ -57,38 +58,40 @@ def traffic(count: int) -> list[Line]:
     return lines
 
 
-def replayed(lines: Sequence[Line], *texts: str, bad: BadLines | None = None, apart: bool = False) -> Replay:
+def replayed(lines: Sequence[Line], *texts: str, bad: BadLines | None = None, in_subprocess: bool = False) -> Replay:
     trees = [(f"rules {number}", tree(text)) for number, text in enumerate(texts)]
-    replay = Replay(trees, MAPPING, bad or BadLines("log"), apart=apart)
+    replay = Replay(trees, MAPPING, bad or BadLines("log"), in_subprocess=in_subprocess)
     replay.run(lines[start : start + 700] for start in range(0, len(lines), 700))
     return replay
 
 
 async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
-    """The same requests over the service's own door, each at its moment: how many were refused, and its counters."""
+    """Send the requests through the service's own pipeline at their times. Return the number of denials, and the
+    metrics.
+    """
     now = [0]
-    rules, metrics = Rules(), Metrics()
+    rules, metrics = ActiveRules(), Metrics()
     rules.swap(tree(), digest="", files=1, loaded_at=datetime.now(UTC))
     limiter = RateLimiter(rules, EmbeddedStore(clock=lambda: now[0]), metrics, Policy())
-    door = RlsDoor(limiter, metrics, room=WaitingRoom(0, 0))
+    pipeline = new_pipeline(RlsCodec(limiter), metrics, ThrottleQueue(0, 0))
     refused = 0
     for at_us, _, values in lines:
-        asked = MAPPING.request(values)
-        assert asked is not None
-        message = RateLimitRequest(domain=asked.domain)
-        for descriptor in asked.descriptors:
+        request = MAPPING.request(values)
+        assert request is not None
+        message = RateLimitRequest(domain=request.domain)
+        for descriptor in request.descriptors:
             added = message.descriptors.add()
             for key, value in descriptor.entries:
                 added.entries.add(key=key, value=value)
         now[0] = at_us
-        answer = await door.check(message.SerializeToString())
+        answer = await pipeline.check(message.SerializeToString())
         assert isinstance(answer, bytes)
         refused += RateLimitResponse.FromString(answer).overall_code == RateLimitResponse.OVER_LIMIT
     return refused, metrics
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(30_000, marks=pytest.mark.slow)])
-async def test_the_counts_are_those_of_the_service_fed_the_same_requests(count: int) -> None:
+async def test_replay_counts_equal_the_service_counts(count: int) -> None:
     lines = traffic(count)
     replay = replayed(lines, RULES)
     refused, metrics = await live(lines)
@@ -97,7 +100,7 @@ async def test_the_counts_are_those_of_the_service_fed_the_same_requests(count: 
     assert (tally.calls, tally.refused) == (count, refused)
     assert 0 < refused < count
     for one in tally.rules():
-        if one.path == "edge.user_u2":  # unlimited: nothing is counted in the service
+        if one.path == "edge.user_u2":  # unlimited: the service counts nothing
             assert (one.refused, one.let_pass) == (0, 0)
             continue
         counted = metrics.limit(one.path, "edge", one.path)
@@ -107,7 +110,7 @@ async def test_the_counts_are_those_of_the_service_fed_the_same_requests(count: 
         assert one.refused == over, one.path
 
 
-def test_a_replay_of_one_rule_set_against_itself_has_no_difference() -> None:
+def test_replay_against_itself_has_no_difference() -> None:
     replay = replayed(traffic(2_000), RULES, RULES)
     first, second = replay.outcomes
 
@@ -115,7 +118,7 @@ def test_a_replay_of_one_rule_set_against_itself_has_no_difference() -> None:
     assert (replay.changes.refused_only_by_first, replay.changes.refused_only_by_second) == (0, 0)
 
 
-def test_calls_whose_verdict_changes_are_counted_one_by_one() -> None:
+def test_changed_verdicts_are_counted() -> None:
     looser = RULES.replace("requests_per_unit: 3}", "requests_per_unit: 6}").replace("burst: 5", "burst: 1")
 
     replay = replayed(traffic(2_000), looser, RULES)
@@ -127,76 +130,83 @@ def test_calls_whose_verdict_changes_are_counted_one_by_one() -> None:
     assert changes.refused_only_by_second > 0
 
 
-def test_a_rule_knows_its_first_and_last_refusal_and_its_peak() -> None:
+def test_rule_tally_has_first_and_last_denial_and_peak() -> None:
     moments = [0, 0, 0, 0, 0, 1_000_000, 2_100_000, 2_200_000, 2_300_000, 2_400_000]
     values = MAPPING.values({"user": "u9"})
 
-    replay = replayed([(START_US + at, n, values) for n, at in enumerate(moments)], RULES)
+    replay = replayed([(DEFAULT_START_US + at, n, values) for n, at in enumerate(moments)], RULES)
 
     (one,) = replay.outcomes[0].tally.rules()
-    assert (one.calls, one.refused, one.first_us, one.last_us) == (10, 3, START_US, START_US + 2_400_000)
-    assert (one.peak, one.peak_us) == (5, START_US)
+    assert (one.calls, one.refused, one.first_us, one.last_us) == (
+        10,
+        3,
+        DEFAULT_START_US,
+        DEFAULT_START_US + 2_400_000,
+    )
+    assert (one.peak, one.peak_us) == (5, DEFAULT_START_US)
 
 
-def test_what_no_rule_is_for_and_what_asks_nothing_is_counted() -> None:
-    lines = [(START_US, 1, MAPPING.values({})), (START_US, 2, MAPPING.values({"path": "/b"}))]
+def test_calls_without_rule_and_lines_without_descriptor_are_counted() -> None:
+    lines = [(DEFAULT_START_US, 1, MAPPING.values({})), (DEFAULT_START_US, 2, MAPPING.values({"path": "/b"}))]
     replay = replayed([*lines, *lines], "domain: other")
-    assert (replay.unasked, replay.calls, replay.outcomes[0].tally.without_rule) == (2, 2, 2)
+    assert (replay.without_descriptor, replay.calls, replay.outcomes[0].tally.without_rule) == (2, 2, 2)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_value_that_no_request_can_carry_is_a_bad_line(apart: bool) -> None:
-    lines = [(START_US, number, MAPPING.values({"user": "\ud800"})) for number in range(5, 25)]
+@pytest.mark.parametrize("in_subprocess", [False, True])
+def test_value_that_is_not_unicode_is_a_bad_line(in_subprocess: bool) -> None:
+    lines = [(DEFAULT_START_US, number, MAPPING.values({"user": "\ud800"})) for number in range(5, 25)]
     bad = BadLines("log")
-    replay = replayed(lines, RULES, RULES, bad=bad, apart=apart)
+    replay = replayed(lines, RULES, RULES, bad=bad, in_subprocess=in_subprocess)
     assert (replay.calls, bad.count) == (0, 20)
-    assert bad.first == [(number, "a value is not Unicode text") for number in range(5, 5 + MOST_BAD_TOLD)]
+    assert bad.first == [(number, "a value is not Unicode text") for number in range(5, 5 + MAX_BAD_LINES_SHOWN)]
 
     with pytest.raises(RulesError, match="log:5:1"):
-        replayed(lines, RULES, bad=BadLines("log", strict=True), apart=apart)
+        replayed(lines, RULES, bad=BadLines("log", strict=True), in_subprocess=in_subprocess)
 
 
 @pytest.mark.slow
-def test_what_is_kept_of_requests_is_bounded_and_forgetting_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_cache_is_bounded_without_changing_results(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = traffic(2_000)
     whole = RuleSet("rules", tree(), MAPPING)
     verdicts = whole.decide(lines)
-    monkeypatch.setattr(rule_set_module, "MOST_KNOWN_BYTES", 5_000)
+    monkeypatch.setattr(rule_set_module, "MAX_CACHE_BYTES", 5_000)
 
     small = RuleSet("rules", tree(), MAPPING)
 
     assert small.decide(lines) == verdicts
-    assert len(small._known) < 10 < len(whole._known)
+    assert len(small._cache) < 10 < len(whole._cache)
 
 
-def told(replay: Replay) -> list[object]:
-    """All that is known of the rules, and how it looks."""
+def summary(replay: Replay) -> list[object]:
+    """Return everything that a replay reports about its rules, including the SVG."""
     rules = [replace(rule, series=None) for one in replay.outcomes for rule in one.tally.rules()]
     return [*rules, draw([Panel(one.name, one.tally) for one in replay.outcomes])]
 
 
 @pytest.mark.slow
-def test_processes_of_their_own_change_nothing() -> None:
+def test_subprocesses_give_the_same_results() -> None:
     lines = traffic(5_000)
     looser = RULES.replace("requests_per_unit: 3}", "requests_per_unit: 6}")
 
-    here, apart = (replayed(lines, looser, RULES, apart=apart) for apart in (False, True))
+    in_process, in_subprocess = (
+        replayed(lines, looser, RULES, in_subprocess=in_subprocess) for in_subprocess in (False, True)
+    )
 
-    assert apart.changes == here.changes
-    assert told(apart) == told(here)
+    assert in_subprocess.changes == in_process.changes
+    assert summary(in_subprocess) == summary(in_process)
 
 
-def test_a_process_that_ends_before_its_time_is_told_in_a_sentence() -> None:
-    decider = Apart(lambda: RuleSet("rules", tree(), MAPPING))
+def test_subprocess_that_dies_is_reported() -> None:
+    decider = SubprocessExecutor(lambda: RuleSet("rules", tree(), MAPPING))
     try:
         decider._process.kill()
-        with pytest.raises(RateLimitRlsError, match="ended before its time, with code -9"):
+        with pytest.raises(RateLimitRlsError, match="ended unexpectedly, with exit code -9"):
             decider.receive()
     finally:
         decider.close()
 
 
-def test_who_waits_is_admitted_and_the_waits_of_a_rule_are_told() -> None:
+def test_delayed_calls_are_admitted_and_their_waits_reported() -> None:
     throttled = """\
 domain: edge
 descriptors:
@@ -207,13 +217,13 @@ descriptors:
 """
     values = MAPPING.values({"user": "u1"})
 
-    replay = replayed([(START_US, number, values) for number in range(5)], throttled)
+    replay = replayed([(DEFAULT_START_US, number, values) for number in range(5)], throttled)
 
     (one,) = replay.outcomes[0].tally.rules()
-    assert (one.calls, one.refused, one.waited, one.longest_wait_us) == (5, 2, 2, 200_000)
+    assert (one.calls, one.refused, one.waited, one.max_wait_us) == (5, 2, 2, 200_000)
 
 
-def test_the_picture_is_valid_xml_and_shows_every_call() -> None:
+def test_svg_is_valid_xml_and_shows_every_call() -> None:
     replay = replayed(traffic(3_000), RULES, RULES.replace("sliding_window", "gcra"))
     panels = [Panel(f"<{one.name}> \x02 &", one.tally) for one in replay.outcomes]
 
@@ -221,18 +231,18 @@ def test_the_picture_is_valid_xml_and_shows_every_call() -> None:
 
     texts = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "<rules 0> \ufffd &" in texts
-    shown = Counter[str]()
+    drawn = Counter[str]()
     for title in root.iter("{http://www.w3.org/2000/svg}title"):
         words = (title.text or "").rpartition(": ")[2]
         for part in words.split(", ") if "admitted" in words else ():
             number, what = part.split()
-            shown[what] += int(number.replace(",", ""))
-    assert shown == {
+            drawn[what] += int(number.replace(",", ""))
+    assert drawn == {
         "admitted": sum(one.tally.calls - one.tally.refused for one in replay.outcomes),
         "refused": sum(one.tally.refused for one in replay.outcomes),
     }
 
 
-def test_a_picture_of_nothing_is_a_picture() -> None:
+def test_svg_of_no_traffic_is_valid() -> None:
     replay = replayed([], RULES)
     ElementTree.fromstring(draw([Panel("nothing", replay.outcomes[0].tally)]))

@@ -1,4 +1,4 @@
-"""Admitted and refused over time as an SVG: one panel per rule set, and below it when its rules refused."""
+"""SVG of admitted and denied calls over time: one panel per rule set, and below it the denials of its rules."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from ratelimit_rls.core.span import format_span
-from ratelimit_rls.trial.series import Series
-from ratelimit_rls.trial.tally import RuleTally, Tally
-from ratelimit_rls.trial.xml_text import xml_text
+from ratelimit_rls.core.duration import format_duration_us
+from ratelimit_rls.simulation.histogram import TimeHistogram
+from ratelimit_rls.simulation.tally import RuleTally, Tally
+from ratelimit_rls.simulation.xml_text import xml_text
 
 _WIDTH, _LEFT, _RIGHT = 960, 72, 24
 _PLOT_WIDTH = _WIDTH - _LEFT - _RIGHT
 _PLOT_HEIGHT, _HEAD, _AXIS, _STRIP = 200, 56, 36, 34
-_MOST_STRIPS = 6
-_MOST_TIMES = 7
+_MAX_STRIPS = 6
+_MAX_TIMES = 7
 _SECOND_US = 1_000_000
 _MINUTE_US = 60 * _SECOND_US
 _DAY_US = 86_400 * _SECOND_US
@@ -41,7 +41,7 @@ class Panel:
 
     @property
     def strips(self) -> list[RuleTally]:
-        return [one for one in self.tally.rules() if one.series is not None][:_MOST_STRIPS]
+        return [one for one in self.tally.rules() if one.series is not None][:_MAX_STRIPS]
 
     @property
     def height(self) -> int:
@@ -49,7 +49,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel]) -> str:
-    """All panels have one scale, so that they can be compared."""
+    """Return the SVG of all panels, in one scale for comparison."""
     height = sum(panel.height for panel in panels) + 16
     most = max((sum(bucket) for panel in panels for bucket in panel.tally.series.buckets), default=0)
     label = _escaped("; ".join(panel.title for panel in panels))
@@ -74,7 +74,7 @@ def _panel(panel: Panel, most: int) -> Iterator[str]:
     yield f'<text x="15" y="44">{admitted:,} admitted</text>'
     yield '<rect class="refused" x="150" y="35" width="10" height="10"/>'
     yield f'<text x="165" y="44">{refused:,} refused</text>'
-    yield f'<text x="{_PLOT_WIDTH}" y="44" text-anchor="end">requests per {_each(series.width_us)}</text>'
+    yield f'<text x="{_PLOT_WIDTH}" y="44" text-anchor="end">requests per {_bucket_name(series.width_us)}</text>'
     yield f'<g transform="translate(0 {_HEAD})">'
     scale = _round_up(most)
     for part in range(5):
@@ -89,48 +89,48 @@ def _panel(panel: Panel, most: int) -> Iterator[str]:
     yield "</g>"
 
 
-def _each(width_us: int) -> str:
-    words = {_SECOND_US: "second", _MINUTE_US: "minute", 60 * _MINUTE_US: "hour", _DAY_US: "day"}
-    return words.get(width_us, format_span(width_us))
+def _bucket_name(width_us: int) -> str:
+    names = {_SECOND_US: "second", _MINUTE_US: "minute", 60 * _MINUTE_US: "hour", _DAY_US: "day"}
+    return names.get(width_us, format_duration_us(width_us))
 
 
-def _bars(series: Series, scale: float) -> Iterator[str]:
+def _bars(series: TimeHistogram, scale: float) -> Iterator[str]:
     buckets = series.buckets
     width = _PLOT_WIDTH / max(1, len(buckets))
     for number, (admitted, refused) in enumerate(buckets):
         if not admitted and not refused:
             continue
-        told = f"{_clock(series.start_us + number * series.width_us)}: {admitted:,} admitted, {refused:,} refused"
+        title = f"{_clock(series.start_us + number * series.width_us)}: {admitted:,} admitted, {refused:,} refused"
         low, high = _PLOT_HEIGHT * admitted / scale, _PLOT_HEIGHT * refused / scale
         place = f'x="{number * width:.2f}" width="{max(width * 0.92, 0.5):.2f}"'
-        yield f"<g><title>{told}</title>"
+        yield f"<g><title>{title}</title>"
         yield f'<rect class="admitted" {place} y="{_PLOT_HEIGHT - low:.2f}" height="{low:.2f}"/>'
         yield f'<rect class="refused" {place} y="{_PLOT_HEIGHT - low - high:.2f}" height="{high:.2f}"/></g>'
 
 
-def _times(series: Series) -> Iterator[str]:
-    """Round moments, a few of them."""
+def _times(series: TimeHistogram) -> Iterator[str]:
+    """Draw a time axis with a few round times."""
     span_us = max(1, len(series.buckets)) * series.width_us
-    each_us = next((tick * _SECOND_US for tick in _TICKS_S if span_us <= tick * _SECOND_US * _MOST_TIMES), 0)
+    each_us = next((tick * _SECOND_US for tick in _TICKS_S if span_us <= tick * _SECOND_US * _MAX_TIMES), 0)
     if not each_us:
-        each_us = -(-span_us // (_DAY_US * _MOST_TIMES)) * _DAY_US
+        each_us = -(-span_us // (_DAY_US * _MAX_TIMES)) * _DAY_US
     form = "%Y-%m-%d" if each_us >= _DAY_US else "%H:%M:%S" if each_us % _MINUTE_US else "%H:%M"
     y = _PLOT_HEIGHT
-    shown = -(-series.start_us // each_us) * each_us
+    tick_us = -(-series.start_us // each_us) * each_us
     first = True
-    while series.buckets and shown <= series.start_us + span_us:
-        x = _PLOT_WIDTH * (shown - series.start_us) / span_us
-        at = datetime.fromtimestamp(shown / _SECOND_US, UTC)
+    while series.buckets and tick_us <= series.start_us + span_us:
+        x = _PLOT_WIDTH * (tick_us - series.start_us) / span_us
+        at = datetime.fromtimestamp(tick_us / _SECOND_US, UTC)
         day = f" {at:%Y-%m-%d}" if first and each_us < _DAY_US else ""
         anchor = "start" if x < 40 else "end" if x > _PLOT_WIDTH - 40 else "middle"
         yield f'<line class="axis" x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + 5}"/>'
         yield f'<text x="{x:.2f}" y="{y + 19}" text-anchor="{anchor}">{at:{form}}{day}</text>'
         first = False
-        shown += each_us
+        tick_us += each_us
 
 
-def _strip(one: RuleTally, overall: Series, top: int) -> Iterator[str]:
-    """Darker where more was refused."""
+def _strip(one: RuleTally, overall: TimeHistogram, top: int) -> Iterator[str]:
+    """Draw a rule's denials, darker where there are more."""
     series = one.series
     assert series is not None
     if series.width_us < overall.width_us:
@@ -139,7 +139,7 @@ def _strip(one: RuleTally, overall: Series, top: int) -> Iterator[str]:
     most = max(refused for _, refused in buckets)
     width = _PLOT_WIDTH / max(1, len(overall.buckets))
     shift = (series.start_us - overall.start_us) // overall.width_us
-    spared = f", {one.let_pass:,} over the limit but let pass" if one.let_pass else ""
+    spared = f", {one.let_pass:,} over the limit but admitted" if one.let_pass else ""
     yield f'<text y="{top + 12}">{_escaped(one.path)}: {one.refused:,} refused{spared}</text>'
     yield f'<rect class="strip" y="{top + 16}" width="{_PLOT_WIDTH}" height="10"/>'
     for number, (_, refused) in enumerate(buckets):
@@ -152,7 +152,7 @@ def _strip(one: RuleTally, overall: Series, top: int) -> Iterator[str]:
 
 
 def _round_up(most: int) -> float:
-    """The next number of 1, 2, 4, 6, 8 times a power of ten, so that a quarter of it is easy to read."""
+    """Return the next number of 1, 2, 4, 6, 8 times a power of ten, so that a quarter of it is easy to read."""
     power = 1
     while power * 10 < most:
         power *= 10

@@ -1,4 +1,4 @@
-"""One step of a test, read strictly.
+"""Strict reader of one step of a test case.
 
 {at: 1s, descriptor: {user: alice}, times: 3, every: 1s, hits: 2, expect: ok, remaining: 4, rule: demo.user}
 {descriptors: [{user: alice}, {path: /}], hits: [1, 0], expect: over_limit, statuses: [{expect: ok}, {…}]}
@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from ratelimit_rls.core.model import MAX_HITS, Code, Descriptor, Entry, State
-from ratelimit_rls.core.span import parse_span
+from ratelimit_rls.core.duration import parse_duration_us
+from ratelimit_rls.core.model import MAX_HITS, Code, Descriptor, Entry, WarningState
 from ratelimit_rls.core.tree import Tree
-from ratelimit_rls.rules.fields import Fields, whole
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.node import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
-from ratelimit_rls.trial.attributes import read_descriptors
-from ratelimit_rls.trial.case import NEVER_US, CaseStep, Expected
-from ratelimit_rls.trial.moments import parse_moment
+from ratelimit_rls.rules.strict_mapping import StrictMapping, read_integer
+from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.simulation.case import NEVER_US, CaseStep, Expected
+from ratelimit_rls.simulation.clock import parse_timestamp
+from ratelimit_rls.simulation.request_step import read_descriptors
 
-_TOLD_KEYS = ("remaining", "retry_after", "rule", "state", "violations")
-_STATUS_KEYS = ("expect", *_TOLD_KEYS)
+_EXPECTATION_KEYS = ("remaining", "retry_after", "rule", "state", "violations")
+_STATUS_KEYS = ("expect", *_EXPECTATION_KEYS)
 _STEP_KEYS = (
     "at",
     "descriptor",
@@ -34,29 +34,29 @@ _STEP_KEYS = (
     "refund",
     "expect",
     "delay",
-    *_TOLD_KEYS,
+    *_EXPECTATION_KEYS,
     "statuses",
 )
-MOST_TIMES = 100_000
-"""Of one step: about two seconds."""
+MAX_TIMES = 100_000
+"""Calls per step: about two seconds."""
 
 T = TypeVar("T")
 
 _CODES = {"ok": Code.OK, "over_limit": Code.OVER_LIMIT}
-_STATES = {state.name.lower(): state for state in State}
+_STATES = {state.name.lower(): state for state in WarningState}
 
 
-class Setting(NamedTuple):
-    """What a step has from its test."""
+class CaseContext(NamedTuple):
+    """Values that a step takes from its test case."""
 
     start_us: int
     domain: str
-    tree: Tree | None  # None: it has no rules or no domain, which is reported
+    tree: Tree | None  # None: no rules or no domain, which was reported
 
 
-def read_step(node: YamlNode, setting: Setting, before_us: int, found: Findings) -> CaseStep | None:
-    """None if it cannot be read, which is then reported; `before_us` is the moment of the step above."""
-    fields = Fields(node, _STEP_KEYS, found)
+def read_step(node: YamlNode, setting: CaseContext, before_us: int, found: Findings) -> CaseStep | None:
+    """Read one step; None after an error. `before_us` is the time of the step above."""
+    fields = StrictMapping(node, _STEP_KEYS, found)
     if not isinstance(node, YamlMap):
         return None
     at_us = fields.read("at", lambda text: _at(text, setting.start_us))
@@ -70,45 +70,45 @@ def read_step(node: YamlNode, setting: Setting, before_us: int, found: Findings)
         at_us=before_us if at_us is None else at_us,
         descriptors=descriptors,
         times=times,
-        every_us=fields.read("every", parse_span) or 0,
+        every_us=fields.read("every", parse_duration_us) or 0,
         passes=passes,
         statuses=statuses,
-        delay_us=fields.read("delay", parse_span),
+        delay_us=fields.read("delay", parse_duration_us),
     )
 
 
 def _at(text: str, start_us: int) -> int:
-    """A moment, or how long after the start."""
+    """Parse a timestamp, or a duration since the start."""
     try:
-        return start_us + parse_span(text)
+        return start_us + parse_duration_us(text)
     except ValueError:
         if "T" not in text:
             raise
-    at_us = parse_moment(text)
+    at_us = parse_timestamp(text)
     if at_us < start_us:
         raise ValueError("is before the start of the test")
     return at_us
 
 
-def _expect(fields: Fields, found: Findings) -> tuple[int, int]:
-    """How many pass of how many."""
-    passes, times = _passes_of(fields, fields.whole("times", 1), found)
-    if times > MOST_TIMES:
-        found.error(fields.node, f"{times:,} times; at most {MOST_TIMES:,}, and 'hits' counts as many at once")
+def _expect(fields: StrictMapping, found: Findings) -> tuple[int, int]:
+    """Return how many calls pass, and how many there are."""
+    passes, times = _passes_of(fields, fields.integer("times", 1), found)
+    if times > MAX_TIMES:
+        found.error(fields.node, f"{times:,} times; at most {MAX_TIMES:,}, and 'hits' counts as many at once")
     return passes, times
 
 
-def _passes_of(fields: Fields, times: int | None, found: Findings) -> tuple[int, int]:
+def _passes_of(fields: StrictMapping, times: int | None, found: Findings) -> tuple[int, int]:
     node = fields.required("expect", "expect: ok")
     if isinstance(node, YamlMap):
-        counts = Fields(node, tuple(_CODES), found)
-        passes, refused = counts.whole("ok", 0) or 0, counts.whole("over_limit", 0) or 0
+        counts = StrictMapping(node, tuple(_CODES), found)
+        passes, refused = counts.integer("ok", 0) or 0, counts.integer("over_limit", 0) or 0
         if times is not None and times != passes + refused:
             found.error(
                 node, f"expect: {passes} ok and {refused} over_limit are {passes + refused}, not times: {times}"
             )
         elif passes + refused == 0:
-            found.error(node, "expect: nobody is asked; write how many pass, e.g. {ok: 5, over_limit: 1}")
+            found.error(node, "expect: there are no calls; write how many pass, e.g. {ok: 5, over_limit: 1}")
         return passes, passes + refused
     code = fields.read("expect", _code)
     return (0 if code is Code.OVER_LIMIT else times or 1), times or 1
@@ -118,7 +118,7 @@ def _code(text: str) -> Code:
     return _one_of(_CODES, text)
 
 
-def _state(text: str) -> State:
+def _state(text: str) -> WarningState:
     return _one_of(_STATES, text)
 
 
@@ -129,8 +129,8 @@ def _one_of(known: Mapping[str, T], text: str) -> T:
     return found
 
 
-def _descriptors(fields: Fields, setting: Setting, found: Findings) -> tuple[Descriptor, ...] | None:
-    """None if they cannot be told. None at all (an empty tuple) can only come of a request."""
+def _descriptors(fields: StrictMapping, setting: CaseContext, found: Findings) -> tuple[Descriptor, ...] | None:
+    """Read the descriptors; None after an error. Only a request can result in none (an empty tuple)."""
     written = [key for key in ("descriptor", "descriptors", "request") if fields.has(key)]
     if len(written) != 1:
         found.error(
@@ -144,14 +144,16 @@ def _descriptors(fields: Fields, setting: Setting, found: Findings) -> tuple[Des
         for key in ("hits", "refund"):
             beside = fields.value(key)
             if beside is not None:
-                found.error(beside, f"'{key}' beside 'request'; the mapping, 'ext_authz' in the rules, says the hits")
+                found.error(
+                    beside, f"'{key}' beside 'request'; the mapping, 'ext_authz' in the rules, defines the hits"
+                )
         return read_descriptors(request, setting.domain, setting.tree, found)
     if fields.has("descriptors"):
         fields.required_list("descriptors", "descriptors: [{user: alice}, {path: /}]")
     one = fields.value("descriptor")
     nodes = (one,) if one is not None else fields.items("descriptors")
     hits = _hits(fields, len(nodes), found)
-    refund = fields.truth("refund")
+    refund = fields.boolean("refund")
     descriptors = tuple(
         Descriptor(_entries(node, found), hits=own, is_refund=refund) for node, own in zip(nodes, hits, strict=True)
     )
@@ -159,7 +161,7 @@ def _descriptors(fields: Fields, setting: Setting, found: Findings) -> tuple[Des
 
 
 def _entries(node: YamlNode, found: Findings) -> tuple[Entry, ...]:
-    """In the order written. A descriptor may have one key twice, so that is no mistake here."""
+    """Read the entries in the order written. A descriptor may have a key twice, so that is not an error here."""
     if not isinstance(node, YamlMap) or not node.pairs:
         found.error(node, f"{excerpt(node)} is not a descriptor; write its entries in order, e.g. {{user: alice}}")
         return ()
@@ -172,8 +174,11 @@ def _entries(node: YamlNode, found: Findings) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _hits(fields: Fields, descriptors: int, found: Findings) -> tuple[int | None, ...]:
-    """One number for all descriptors, or one for each. On the descriptor, where 0 looks: on the request it means 1."""
+def _hits(fields: StrictMapping, descriptors: int, found: Findings) -> tuple[int | None, ...]:
+    """Read the hits: one number for all descriptors, or one for each.
+
+    They are set on the descriptor, where 0 is a peek; on the request 0 means 1.
+    """
     node = fields.value("hits")
     if node is None:
         return (None,) * descriptors
@@ -183,20 +188,22 @@ def _hits(fields: Fields, descriptors: int, found: Findings) -> tuple[int | None
             node, f"hits: {len(nodes)} numbers for {descriptors} descriptors; write one for each, or one for all"
         )
         return (None,) * descriptors
-    hits = tuple(whole(item, "hits", 0, found) for item in nodes)
+    hits = tuple(read_integer(item, "hits", 0, found) for item in nodes)
     if any(number is not None and number > MAX_HITS for number in hits):
         found.error(node, f"hits: at most {MAX_HITS}")
     return hits
 
 
-def _statuses(fields: Fields, descriptors: tuple[Descriptor, ...] | None, found: Findings) -> tuple[Expected, ...]:
+def _statuses(
+    fields: StrictMapping, descriptors: tuple[Descriptor, ...] | None, found: Findings
+) -> tuple[Expected, ...]:
     node = fields.value("statuses")
-    here = [key for key in _TOLD_KEYS if fields.has(key)]
-    came = f" ({_shown(descriptors)})" if descriptors is not None and fields.has("request") else ""
+    here = [key for key in _EXPECTATION_KEYS if fields.has(key)]
+    came = f" ({_describe(descriptors)})" if descriptors is not None and fields.has("request") else ""
     if node is None:
         if here and descriptors is not None and len(descriptors) != 1:
             found.error(
-                fields.node, f"'{here[0]}' of which descriptor{came}? Write 'statuses: [{{…}}, {{…}}]', one for each"
+                fields.node, f"'{here[0]}' for which descriptor{came}? Write 'statuses: [{{…}}, {{…}}]', one for each"
             )
         return (_expected(fields),) if here else ()
     nodes = fields.items("statuses")
@@ -209,24 +216,24 @@ def _statuses(fields: Fields, descriptors: tuple[Descriptor, ...] | None, found:
     return tuple(_status(item, found) for item in nodes)
 
 
-def _shown(descriptors: tuple[Descriptor, ...]) -> str:
-    """What came of a request, which the test does not say."""
+def _describe(descriptors: tuple[Descriptor, ...]) -> str:
+    """Describe the descriptors that a request results in, which the test does not show."""
     shown = (", ".join(f"{key}={value}" for key, value in descriptor.entries) for descriptor in descriptors)
-    return "; ".join(shown) or "none comes of this request"
+    return "; ".join(shown) or "this request has none"
 
 
 def _status(node: YamlNode, found: Findings) -> Expected:
-    fields = Fields(node, _STATUS_KEYS, found)
+    fields = StrictMapping(node, _STATUS_KEYS, found)
     return _expected(fields, fields.read("expect", _code))
 
 
-def _expected(fields: Fields, code: Code | None = None) -> Expected:
+def _expected(fields: StrictMapping, code: Code | None = None) -> Expected:
     rule = fields.text("rule")
     return Expected(
         code=code,
-        remaining=fields.whole("remaining", 0),
-        retry_us=fields.read("retry_after", lambda text: NEVER_US if text == "never" else parse_span(text)),
+        remaining=fields.integer("remaining", 0),
+        retry_us=fields.read("retry_after", lambda text: NEVER_US if text == "never" else parse_duration_us(text)),
         rule="" if rule == "none" else rule,
         state=fields.read("state", _state),
-        violations=fields.whole("violations", 0),
+        violations=fields.integer("violations", 0),
     )

@@ -1,4 +1,4 @@
-"""Which rules were met by at least one step of a test, and which by none."""
+"""Test coverage of rules: which rules were matched by at least one test step."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from pathlib import Path
 from ratelimit_rls.core.model import Rule
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.sources.files import RulesFiles
-from ratelimit_rls.trial.case import Suite
+from ratelimit_rls.simulation.case import Suite
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
     rules: int
-    missed: tuple[Rule, ...]  # in the order of their places
+    missed: tuple[Rule, ...]  # in position order
 
     @property
     def percent(self) -> float:
-        """Of no rules, all are met."""
+        """Percentage of matched rules; 100 if there are no rules."""
         return 100 * (self.rules - len(self.missed)) / self.rules if self.rules else 100.0
 
 
 def measure(suites: Iterable[Suite], directories: Sequence[Path], met: Iterable[Rule]) -> Coverage:
-    """Over every rule the test files are about, and every rule in `directories`, also where no test names its file."""
+    """Return the coverage over all rules of the test files and all rules in `directories`.
+
+    Rules in `directories` count even if no test names their file.
+    """
     known: dict[str, Rule] = {}
     named: set[Path] = set()
     for suite in suites:
@@ -39,6 +42,9 @@ def measure(suites: Iterable[Suite], directories: Sequence[Path], met: Iterable[
 
 
 def _identity(rule: Rule) -> str:
-    """Where it is written: one file may be compiled for several tests, and one path stand in two files."""
+    """Return the identity of a rule: its position.
+
+    One file may be compiled for several tests, and two files may contain the same path.
+    """
     at = rule.position
     return f"{Path(at.file).resolve()}:{at.line:08}:{at.column:04} {rule.path}" if at else rule.path

@@ -1,16 +1,16 @@
-"""Outcomes as JUnit XML, the form that build servers read."""
+"""Test results as JUnit XML, for build servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from ratelimit_rls.trial.play import Outcome
-from ratelimit_rls.trial.xml_text import xml_text
+from ratelimit_rls.simulation.runner import CaseResult
+from ratelimit_rls.simulation.xml_text import xml_text
 
 
-def junit_xml(files: Iterable[tuple[str, Iterable[tuple[Outcome, str]]]]) -> bytes:
-    """One suite per test file; with each outcome comes the text that tells its differences."""
+def junit_xml(files: Iterable[tuple[str, Iterable[tuple[CaseResult, str]]]]) -> bytes:
+    """Return JUnit XML with one suite per test file. Each result comes with a text that describes its differences."""
     root = Element("testsuites", name="ratelimit-rls test")
     for file, outcomes in files:
         suite = SubElement(root, "testsuite", name=xml_text(file), errors="0", skipped="0")
@@ -25,7 +25,7 @@ def junit_xml(files: Iterable[tuple[str, Iterable[tuple[Outcome, str]]]]) -> byt
     return written
 
 
-def _add_case(suite: Element, file: str, outcome: Outcome, text: str) -> None:
+def _add_case(suite: Element, file: str, outcome: CaseResult, text: str) -> None:
     case = outcome.case
     file, name = xml_text(file), xml_text(case.name)
     attributes = {"name": name, "classname": file, "file": file, "line": str(case.position.line)}

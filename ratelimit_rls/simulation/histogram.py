@@ -1,13 +1,13 @@
-"""Counts over time, in a bounded number of buckets: when they would be too many, they become wider."""
+"""Counts over time in a bounded number of buckets, which widen when more would be needed."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-MOST_BUCKETS = 240
+MAX_BUCKETS = 240
 
 _SECOND_US = 1_000_000
-# Each divides the next, so that a bucket never has to be split; after a day they double.
+# Each divides the next, so that a bucket is never split; beyond a day they double.
 _WIDTHS_US = tuple(
     width_ms * 1000
     for width_ms in (
@@ -19,15 +19,15 @@ _WIDTHS_US = tuple(
 _NEXT_US = dict(pairwise(_WIDTHS_US))
 
 
-class Series:
-    """Admitted and refused calls by time. Calls are added in the order of their moments."""
+class TimeHistogram:
+    """Admitted and denied calls over time. Calls are added in time order."""
 
     def __init__(self, width_us: int | None = None) -> None:
         self.width_us = width_us or _WIDTHS_US[0]
         self._may_choose = width_us is None
-        self._buckets: dict[int, list[int]] = {}  # by number since 1970: admitted, refused
+        self._buckets: dict[int, list[int]] = {}  # by bucket number since 1970: admitted, denied
         self._first = self._last = 0
-        self._ends_us = -1  # of the bucket that is being filled
+        self._ends_us = -1  # end of the current bucket
         self._filling: list[int] = []
 
     def add(self, at_us: int, refused: bool) -> None:
@@ -39,7 +39,7 @@ class Series:
         number = at_us // self.width_us
         if not self._buckets:
             self._first = number
-        while number - self._first >= MOST_BUCKETS:
+        while number - self._first >= MAX_BUCKETS:
             self.widen(self._wider_us())
             number = at_us // self.width_us
         self._last = number
@@ -50,7 +50,7 @@ class Series:
         return _NEXT_US.get(self.width_us, 2 * self.width_us) if self._may_choose else 2 * self.width_us
 
     def widen(self, width_us: int) -> None:
-        """To a multiple of the present width."""
+        """Widen the buckets to a multiple of the present width."""
         times = width_us // self.width_us
         wider: dict[int, list[int]] = {}
         for number, (admitted, refused) in self._buckets.items():
@@ -66,7 +66,7 @@ class Series:
 
     @property
     def buckets(self) -> list[tuple[int, int]]:
-        """From the first to the last, empty ones included: admitted, refused."""
+        """Buckets from the first to the last, including empty ones: admitted, denied."""
         if not self._buckets:
             return []
         found = (self._buckets.get(number, (0, 0)) for number in range(self._first, self._last + 1))

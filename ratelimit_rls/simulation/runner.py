@@ -1,6 +1,6 @@
-"""Plays the steps of a case on a store and tells where what came differs from what was expected.
+"""Runs the steps of a test case on a store and reports differences from the expected results.
 
-Steps happen at their moments, whatever the order they are written in; at one moment, in the order written.
+Steps run in time order, whatever their order in the file; at equal times, in file order.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Code, Decision, Descriptor, Request, Rule, State, Status
+from ratelimit_rls.core.duration import format_duration_us
+from ratelimit_rls.core.model import Code, Decision, Descriptor, Request, Rule, Status, WarningState
 from ratelimit_rls.core.plan import Policy
-from ratelimit_rls.core.span import format_span
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import StoreError
-from ratelimit_rls.rules.snapshot import Rules
-from ratelimit_rls.service import NO_LIMIT, Call, RateLimiter
+from ratelimit_rls.pipeline.limiter import NO_LIMIT, Call, RateLimiter
+from ratelimit_rls.rules.active_rules import ActiveRules
+from ratelimit_rls.simulation.case import NEVER_US, Case, CaseStep, Expected, Suite
+from ratelimit_rls.simulation.clock import VirtualClock
 from ratelimit_rls.store.base import Store
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
-from ratelimit_rls.trial.case import NEVER_US, Case, CaseStep, Expected, Suite
-from ratelimit_rls.trial.moments import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A step that went otherwise: the same things in the same order, as they should be and as they are."""
+    """A step with an unexpected result: expected and actual values, in the same order."""
 
     step: CaseStep
     expected: tuple[str, ...]
     got: tuple[str, ...]
-    told: tuple[tuple[Descriptor, Status], ...]  # of the call in question, every descriptor
+    told: tuple[tuple[Descriptor, Status], ...]  # all descriptors of the call, with their statuses
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseResult:
     case: Case
     differences: tuple[Difference, ...]
-    met: tuple[Rule, ...]  # every rule that one of the steps met
+    met: tuple[Rule, ...]  # all rules matched by one of the steps
 
     @property
     def passed(self) -> bool:
         return not self.differences
 
 
-class _Turn(NamedTuple):
+class _ScheduledCall(NamedTuple):
     """One call of one step."""
 
     at_us: int
@@ -53,49 +53,51 @@ class _Turn(NamedTuple):
     call: Call
 
 
-class _Told(NamedTuple):
-    """How one step went."""
+class _StepResult(NamedTuple):
+    """Result of one step."""
 
     passes: int
     last: Decision
 
 
-def limiter_on(tree: Tree, store: Store, policy: Policy | None = None) -> RateLimiter:
-    """The service, as it runs, with these rules in force."""
-    rules = Rules()
+def make_limiter(tree: Tree, store: Store, policy: Policy | None = None) -> RateLimiter:
+    """Return the service's own limiter with these rules active."""
+    rules = ActiveRules()
     rules.swap(tree, digest="", files=0, loaded_at=datetime.fromtimestamp(0, UTC))
     return RateLimiter(rules, store, Metrics(), policy or Policy())
 
 
-async def play_suite(suite: Suite, cases: tuple[Case, ...] | None = None) -> list[Outcome]:
-    """The cases (all, unless some are named) on an embedded store of their own."""
+async def run_suite(suite: Suite, cases: tuple[Case, ...] | None = None) -> list[CaseResult]:
+    """Run the cases (default: all of the suite) on an embedded store of their own."""
     clock = VirtualClock()
     store = EmbeddedStore(clock=clock)
-    return [await play(suite.tree, case, store, clock.turn) for case in (suite.cases if cases is None else cases)]
+    return [
+        await run_case(suite.tree, case, store, clock.advance_to) for case in (suite.cases if cases is None else cases)
+    ]
 
 
-async def play(tree: Tree, case: Case, store: Store, turn_clock: Callable[[int], None]) -> Outcome:
-    """Every case counts under a prefix of its own: nothing is left to it from the one before."""
+async def run_case(tree: Tree, case: Case, store: Store, set_clock: Callable[[int], None]) -> CaseResult:
+    """Run one case. Each case has its own key prefix, so it starts with empty counters."""
     place = f"{case.position.line}.{case.position.column}"
-    limiter = limiter_on(tree, store, Policy(key_prefix=f"{case.position.file}:{place}:"))
-    told: dict[int, _Told] = {}
-    for at_us, number, call in sorted(_turns(case, limiter), key=lambda turn: turn.at_us):
-        turn_clock(at_us)
+    limiter = make_limiter(tree, store, Policy(key_prefix=f"{case.position.file}:{place}:"))
+    results: dict[int, _StepResult] = {}
+    for at_us, number, call in sorted(_schedule(case, limiter), key=lambda turn: turn.at_us):
+        set_clock(at_us)
         (decision,) = await limiter.check([call])
         if isinstance(decision, StoreError):
             raise decision
-        before = told[number].passes if number in told else 0
-        told[number] = _Told(before + (decision.code is not Code.OVER_LIMIT), decision)
-    met = {id(rule): rule for one in told.values() for rule in _rules_met(one.last)}
-    differences = [found for number, step in enumerate(case.steps) for found in compare(step, *told[number])]
-    return Outcome(case, tuple(differences), tuple(met.values()))
+        before = results[number].passes if number in results else 0
+        results[number] = _StepResult(before + (decision.code is not Code.OVER_LIMIT), decision)
+    met = {id(rule): rule for one in results.values() for rule in _rules_met(one.last)}
+    differences = [found for number, step in enumerate(case.steps) for found in compare(step, *results[number])]
+    return CaseResult(case, tuple(differences), tuple(met.values()))
 
 
-def _turns(case: Case, limiter: RateLimiter) -> Iterator[_Turn]:
+def _schedule(case: Case, limiter: RateLimiter) -> Iterator[_ScheduledCall]:
     for number, step in enumerate(case.steps):
         call = limiter.prepare(Request(case.domain, step.descriptors)) if step.descriptors else NO_LIMIT
         for i in range(step.times):
-            yield _Turn(step.at_us + i * step.every_us, number, call)
+            yield _ScheduledCall(step.at_us + i * step.every_us, number, call)
 
 
 def _rules_met(decision: Decision) -> Iterator[Rule]:
@@ -103,19 +105,19 @@ def _rules_met(decision: Decision) -> Iterator[Rule]:
 
 
 def compare(step: CaseStep, passes: int, last: Decision) -> Iterator[Difference]:
-    """At most one difference for each step, with everything that was expected of it."""
+    """Yield at most one difference per step, with all of its expectations."""
     expected, got = [_verdicts(step.passes, step.times)], [_verdicts(passes, step.times)]
     if step.delay_us is not None:
-        expected.append(f"delay {format_span(step.delay_us)}")
-        got.append(f"delay {format_span(last.wait_us)}")
+        expected.append(f"delay {format_duration_us(step.delay_us)}")
+        got.append(f"delay {format_duration_us(last.wait_us)}")
     for index, wanted in enumerate(step.statuses):
         label = f"[{index}] " if len(step.statuses) > 1 else ""
-        for should, told in _fields(wanted, last.statuses[index]):
-            expected.append(label + should)
-            got.append(label + told)
+        for expected_text, actual_text in _fields(wanted, last.statuses[index]):
+            expected.append(label + expected_text)
+            got.append(label + actual_text)
     if expected != got:
-        shown = zip(step.descriptors, last.statuses, strict=True)
-        yield Difference(step, tuple(expected), tuple(got), tuple(shown))
+        statuses = zip(step.descriptors, last.statuses, strict=True)
+        yield Difference(step, tuple(expected), tuple(got), tuple(statuses))
 
 
 def _verdicts(passes: int, times: int) -> str:
@@ -126,7 +128,7 @@ def _verdicts(passes: int, times: int) -> str:
 
 
 def _fields(wanted: Expected, status: Status) -> Iterator[tuple[str, str]]:
-    """What was expected of one descriptor, each beside what came."""
+    """Yield each expected value of a descriptor with the actual one."""
     if wanted.code is not None:
         yield wanted.code.name.lower(), status.code.name.lower()
     if wanted.remaining is not None:
@@ -146,9 +148,9 @@ def _fields(wanted: Expected, status: Status) -> Iterator[tuple[str, str]]:
         yield f"rule {wanted.rule or 'none'}", f"rule {met or 'none'}"
 
 
-def _named(state: State | None) -> str:
+def _named(state: WarningState | None) -> str:
     return "none" if state is None else state.name.lower()
 
 
 def _wait(us: int) -> str:
-    return "never" if us == NEVER_US else format_span(us)
+    return "never" if us == NEVER_US else format_duration_us(us)

@@ -1,36 +1,36 @@
-"""A finished replay as plain values, the same for every output."""
+"""Report of a replay as plain values, the same for every output format."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ratelimit_rls.trial.moments import format_moment
-from ratelimit_rls.trial.order import InOrder
-from ratelimit_rls.trial.replay import Replay
-from ratelimit_rls.trial.rule_set import Outcome
-from ratelimit_rls.trial.tally import RuleTally
-from ratelimit_rls.trial.traffic import Traffic
+from ratelimit_rls.simulation.clock import format_timestamp
+from ratelimit_rls.simulation.reorder import ReorderBuffer
+from ratelimit_rls.simulation.replay import Replay
+from ratelimit_rls.simulation.rule_set import RuleSetResult
+from ratelimit_rls.simulation.tally import RuleTally
+from ratelimit_rls.simulation.traffic import Traffic
 
 
-def report(replay: Replay, traffic: Traffic, in_order: InOrder) -> dict[str, Any]:
+def report(replay: Replay, traffic: Traffic, in_order: ReorderBuffer) -> dict[str, Any]:
     bad = traffic.bad
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "calls": replay.calls,
         "first": _moment(replay.outcomes[0].tally.first_us),
         "last": _moment(replay.outcomes[0].tally.last_us),
         "lines": traffic.line_number,
         "lines_bad": bad.count,
         "first_bad_lines": [{"line": line, "why": why} for line, why in bad.first],
-        "lines_without_descriptor": replay.unasked,
+        "lines_without_descriptor": replay.without_descriptor,
         "lines_late": in_order.late,
         "rule_sets": [_rule_set(one) for one in replay.outcomes],
     }
     if len(replay.outcomes) == 2:
-        told["difference"] = _difference(replay)
-    return told
+        result["difference"] = _difference(replay)
+    return result
 
 
-def _rule_set(one: Outcome) -> dict[str, Any]:
+def _rule_set(one: RuleSetResult) -> dict[str, Any]:
     tally, series = one.tally, one.tally.series
     return {
         "rules": one.name,
@@ -57,7 +57,7 @@ def _rule(one: RuleTally) -> dict[str, Any]:
         "refused": one.refused,
         "let_pass": one.let_pass,
         "waited": one.waited,
-        "longest_wait_s": one.longest_wait_us / 1_000_000,
+        "longest_wait_s": one.max_wait_us / 1_000_000,
         "first_over": _moment(one.first_us),
         "last_over": _moment(one.last_us),
         "peak_per_s": one.peak,
@@ -66,7 +66,7 @@ def _rule(one: RuleTally) -> dict[str, Any]:
 
 
 def _difference(replay: Replay) -> dict[str, Any]:
-    """The first rule set as seen from the second, which is what there was before."""
+    """Compare the first rule set with the second, which is the baseline."""
     new, old = ({one.path: one for one in outcome.tally.rules()} for outcome in replay.outcomes)
     paths = sorted({*new, *old})
     rows = [
@@ -80,9 +80,9 @@ def _difference(replay: Replay) -> dict[str, Any]:
 
 
 def _refused(one: RuleTally | None) -> int | None:
-    """None where the rule set has no such rule, or it was never met."""
+    """Return the denials of a rule; None if the rule set has no such rule, or it was never matched."""
     return None if one is None else one.refused
 
 
 def _moment(us: int | None) -> str | None:
-    return None if us is None else format_moment(us)
+    return None if us is None else format_timestamp(us)

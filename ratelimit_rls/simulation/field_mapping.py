@@ -1,9 +1,10 @@
-"""From the fields of a line of traffic to the request that Envoy would have sent for it.
+"""Mapping from the fields of a line of traffic to the request that Envoy would have sent for it.
 
     --domain edge --descriptor 'plan=%plan%,user=%headers.x-user%' --hits '%tokens%'
 
-Text between percent signs is the name of a field (dots go deeper), %% is a percent sign, all else stands for itself. A
-descriptor of which a field is missing is not sent, as with Envoy's actions; without any descriptor there is no request.
+Text between percent signs is the name of a field (dots denote nesting), %% is a percent sign, everything else is
+literal. As with Envoy's actions, a descriptor with a missing field is not sent; without any descriptor there is no
+request.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from ratelimit_rls.core.model import MAX_HITS, Descriptor, Entry, Request
 from ratelimit_rls.errors import SettingsError
 
 Values = tuple[str | None, ...]
-"""What a line says in the fields that matter: lines with the same values ask the same question."""
+"""Values of a line's relevant fields. Lines with equal values make equal requests."""
 
 DEFAULT_DOMAIN = "%domain%"
 DEFAULT_HITS = "%hits%"
 DESCRIPTOR_FIELD = "descriptor"
-"""Where a line has its descriptor as key=value,key=value, if no other is described."""
+"""Field with the line's own descriptor, as key=value,key=value, if no descriptor template is given."""
 
 _FIELD = re.compile(r"%([^%]*)%")
-_ABSENT = "-"  # how Envoy writes that there is nothing to write
+_ABSENT = "-"  # Envoy's notation for a missing value
 
 
 class BadLine(Exception):
-    """A line that cannot be used; the message says why."""
+    """A line that cannot be used; the message has the reason."""
 
 
-class Mapping:
+class FieldMapping:
     def __init__(self, domain: str = DEFAULT_DOMAIN, descriptors: Sequence[str] = (), hits: str = DEFAULT_HITS) -> None:
         self._names: list[str] = []
         self._domain = self._template(domain)
@@ -43,12 +44,12 @@ class Mapping:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields that must be there for any request to come of a line."""
+        """Fields that are required for a line to make a request."""
         optional = {"hits"}
         return tuple(name for name in self._names if name not in optional)
 
     def place(self, name: str) -> int:
-        """Of the field among the values of a line."""
+        """Return the index of a field in the values of a line."""
         return self._names.index(name)
 
     def values(self, fields: Fields[str, Any]) -> Values:
@@ -56,12 +57,12 @@ class Mapping:
         for name, path in self._paths:
             value = fields.get(name)
             if path is not None and value is None:
-                value = _deep(fields, path)
+                value = _nested(fields, path)
             found.append(_text(value) if value.__class__ is not str else None if value == _ABSENT else value)
         return tuple(found)
 
     def request(self, values: Values) -> Request | None:
-        """None where no descriptor can be made; raises BadLine where something is there and makes no sense."""
+        """Build the request; None if there is no descriptor. Raise BadLine if a value is invalid."""
         domain = _fill(self._domain, values)
         if not domain:
             raise BadLine("no domain: name it with --domain, or the field that has it with --domain %field%")
@@ -70,7 +71,9 @@ class Mapping:
             written = values[self._written]
             texts = [] if written is None else [_parse(written)]
         else:
-            texts = [entries for template in self._descriptors if (entries := _filled(template, values)) is not None]
+            texts = [
+                entries for template in self._descriptors if (entries := _fill_entries(template, values)) is not None
+            ]
         return Request(domain, tuple([Descriptor(entries, None, hits) for entries in texts])) if texts else None
 
     def _field(self, name: str) -> int:
@@ -89,7 +92,7 @@ class Mapping:
             else:
                 literals[-1] += "%"
         if "%" in text[at:]:
-            raise SettingsError(f"{text!r} has a % too many: a field is written %name%, a percent sign %%")
+            raise SettingsError(f"{text!r} has an unmatched %: a field is written %name%, a percent sign %%")
         literals[-1] += text[at:]
         if not fields:
             return literals[0]
@@ -106,7 +109,7 @@ class Mapping:
 
 
 _Template = str | int | tuple[tuple[str, ...], tuple[int, ...]]
-"""A text without fields; the number of the field that is all there is; or literals, and between them such numbers."""
+"""A text without fields; the index of the only field; or literals, and the indexes of the fields between them."""
 
 
 def _fill(template: _Template, values: Values) -> str | None:
@@ -124,7 +127,7 @@ def _fill(template: _Template, values: Values) -> str | None:
     return filled
 
 
-def _filled(template: list[tuple[str, _Template]], values: Values) -> tuple[Entry, ...] | None:
+def _fill_entries(template: list[tuple[str, _Template]], values: Values) -> tuple[Entry, ...] | None:
     entries = []
     for key, value in template:
         filled = _fill(value, values)
@@ -152,7 +155,7 @@ def _hits(text: str | None) -> int | None:
     return int(text)
 
 
-def _deep(fields: Fields[str, Any], path: list[str]) -> Any:
+def _nested(fields: Fields[str, Any], path: list[str]) -> Any:
     found: Any = fields
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
@@ -160,11 +163,11 @@ def _deep(fields: Fields[str, Any], path: list[str]) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """As it would stand in a header."""
+    """Convert a JSON value to text, as a header would have it. Raise BadLine for a list or an object."""
     if value is None or isinstance(value, str):
         return None if value == _ABSENT else value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
-    raise BadLine(f"a field is {'a list' if isinstance(value, list) else 'an object'}, and no text or number")
+    raise BadLine(f"a field is {'a list' if isinstance(value, list) else 'an object'}; it must be text or a number")

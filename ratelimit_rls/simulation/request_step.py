@@ -1,9 +1,9 @@
-"""`request` of a step: what Envoy's ext_authz filter would tell of it, and the descriptors the domain makes of that.
+"""Reader of a step's `request`, as Envoy's ext_authz filter would send it, and of the descriptors built from it.
 
 {method: GET, path: "/users/7?page=2", host: api.example.com, scheme: https, peer: 192.0.2.1,
  headers: {x-api: v2}, context: {name: a}, metadata: {envoy.filters.http.jwt_authn: {payload: {sub: alice}}}}
 
-The same mapping that a server would use makes them, so that a step tries the mapping and the limits together.
+The descriptors are built by the same mapping as in the server, so that a step tests mapping and limits together.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ratelimit_rls.core.attributes import Attributes, MetadataPath, metadata_tex
 from ratelimit_rls.core.client_ip import canonical
 from ratelimit_rls.core.model import Descriptor
 from ratelimit_rls.core.tree import Tree
-from ratelimit_rls.rules.fields import Fields
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.headers import TOKEN_CHARACTERS
-from ratelimit_rls.rules.node import YamlMap, YamlNode, YamlScalar, excerpt
-from ratelimit_rls.rules.scalars import Kind
+from ratelimit_rls.rules.responses import TOKEN_CHARACTERS
+from ratelimit_rls.rules.strict_mapping import StrictMapping
+from ratelimit_rls.rules.yaml.nodes import YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.rules.yaml.scalars import ScalarKind
 
 REQUEST_KEYS = ("method", "path", "host", "scheme", "headers", "peer", "context", "metadata")
 
@@ -27,9 +27,9 @@ _HEADER_NAME = re.compile(f":?{TOKEN_CHARACTERS}")
 
 
 def read_descriptors(node: YamlNode, domain: str, tree: Tree | None, found: Findings) -> tuple[Descriptor, ...] | None:
-    """What comes of the request, maybe nothing; None if that cannot be told, which is reported.
+    """Return the descriptors of the request, possibly (); None after an error, which is reported.
 
-    Without a tree the rules are at fault, which was said elsewhere; the request is read for its own mistakes.
+    Without a tree the rules are invalid, which was reported elsewhere; the request is still checked.
     """
     before = len(found.errors)
     mapping = tree.mappings.get(domain) if tree is not None else None
@@ -47,11 +47,11 @@ def read_descriptors(node: YamlNode, domain: str, tree: Tree | None, found: Find
 
 
 def _attributes(node: YamlNode, wanted: Sequence[MetadataPath], found: Findings) -> Attributes:
-    fields = Fields(node, REQUEST_KEYS, found)
+    fields = StrictMapping(node, REQUEST_KEYS, found)
     method, whole_path = fields.text("method") or "GET", fields.read("path", _path) or "/"
     host, scheme = fields.text("host") or "", fields.text("scheme") or ""
     path, _, query = whole_path.partition("?")
-    # Envoy sends these as headers, too, and a mapping may take them from there.
+    # Envoy sends these as headers, too, and a mapping may read them from there.
     own = {":method": method, ":path": whole_path, ":authority": host, ":scheme": scheme}
     return Attributes(
         method=method,
@@ -79,7 +79,7 @@ def _address(text: str) -> str:
 
 
 def _headers(node: YamlNode | None, found: Findings) -> dict[str, str]:
-    """By lower-case name, as Envoy sends them."""
+    """Read the headers by lower-case name, as Envoy sends them."""
     headers: dict[str, str] = {}
     for name, value in _texts(node, "headers", found).items():
         assert node is not None
@@ -120,14 +120,14 @@ def _metadata(node: YamlNode | None, wanted: Sequence[MetadataPath], found: Find
 
 
 def _value(node: YamlNode | None) -> str | None:
-    """As it is read of Envoy's message."""
-    if not isinstance(node, YamlScalar) or node.kind is Kind.NULL:
+    """Convert a value as it would be read from Envoy's message."""
+    if not isinstance(node, YamlScalar) or node.kind is ScalarKind.NULL:
         return None
-    return metadata_text(node.text if node.kind is Kind.STRING or node.value is None else node.value)
+    return metadata_text(node.text if node.kind is ScalarKind.STRING or node.value is None else node.value)
 
 
 def _inside(node: YamlNode | None, what: str, found: Findings) -> Mapping[str, YamlNode]:
-    """The values of a mapping whose keys are anybody's, none of them twice."""
+    """Read the values of a mapping with arbitrary keys, none of them twice."""
     inside: dict[str, YamlNode] = {}
     if node is None:
         return inside

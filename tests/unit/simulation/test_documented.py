@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md, run as they stand there."""
+"""The examples of docs/testing.md produce the documented output."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTA
 COMMANDS = re.findall(r"```console\n\$ ratelimit-rls (.*?)\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command[:40] for command, _ in COMMANDS])
-def test_a_command_prints_what_the_page_shows(
-    command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "output"), COMMANDS, ids=[command[:40] for command, _ in COMMANDS])
+def test_command_prints_the_documented_output(
+    command: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
@@ -26,9 +26,9 @@ def test_a_command_prints_what_the_page_shows(
     main(shlex.split(command))
 
     printed = re.sub(r"replayed in .*", "replayed in …", capsys.readouterr().out)
-    assert printed == shown
+    assert printed == output
 
 
-def test_the_page_has_examples() -> None:
+def test_page_has_all_examples() -> None:
     assert len(FILES) == 8
     assert len(COMMANDS) == 6

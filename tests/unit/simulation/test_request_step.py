@@ -1,4 +1,4 @@
-"""`request` of a step: the domain's own mapping makes the descriptors, and what is written wrongly is told."""
+"""The `request` of a step: descriptors built by the domain's mapping, and errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from ratelimit_rls.cli import main
 from ratelimit_rls.errors import RulesError
-from ratelimit_rls.trial.play import play_suite
-from ratelimit_rls.trial.suite import read_suite
+from ratelimit_rls.simulation.runner import run_suite
+from ratelimit_rls.simulation.suite import read_suite
 
 RULES = """\
 domain: edge
@@ -42,8 +42,8 @@ def write(directory: Path, *steps: str) -> Path:
     return file
 
 
-def made(directory: Path, request: str) -> list[str]:
-    """The descriptors that come of a request."""
+def descriptors_of(directory: Path, request: str) -> list[str]:
+    """Return the descriptors that a request results in."""
     (case,) = read_suite(write(directory, f"{{request: {request}, expect: ok}}")).cases
     return [",".join(f"{key}={value}" for key, value in one.entries) for one in case.steps[0].descriptors]
 
@@ -84,8 +84,8 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_the_mapping_makes_descriptors_of_what_the_request_says(tmp_path: Path, request_: str) -> None:
-    assert made(tmp_path, request_) == REQUESTS[request_]
+def test_mapping_builds_descriptors_from_the_request(tmp_path: Path, request_: str) -> None:
+    assert descriptors_of(tmp_path, request_) == REQUESTS[request_]
 
 
 STEPS = {
@@ -104,8 +104,8 @@ STEPS = {
     "{request: {metadata: {jwt: sub}}, expect: ok}": "6:36 metadata of a namespace: sub is not a mapping",
     "{request: {peer: 192.0.2.1}, hits: 2, expect: ok}": "6:44 'hits' beside 'request'; the mapping",
     "{request: {peer: 192.0.2.1}, refund: true, expect: ok}": "6:46 'refund' beside 'request'",
-    "{request: {}, expect: ok, remaining: 1}": "6:9 'remaining' of which descriptor (none comes of this request)?",
-    "{request: {}, expect: ok, statuses: [{}]}": "6:45 statuses: 1 for 0 descriptors (none comes of this request)",
+    "{request: {}, expect: ok, remaining: 1}": "6:9 'remaining' for which descriptor (this request has none)?",
+    "{request: {}, expect: ok, statuses: [{}]}": "6:45 statuses: 1 for 0 descriptors (this request has none)",
     "{request: {peer: 192.0.2.1, headers: {x-api: a}}, expect: ok, statuses: [{}]}": (
         "6:81 statuses: 1 for 2 descriptors (remote_address=192.0.2.1; api=a); write one for each"
     ),
@@ -113,12 +113,12 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_mistake_in_a_request_is_told_where_it_is(tmp_path: Path, step: str) -> None:
-    (told,) = problems(tmp_path, step)
-    assert told.startswith(STEPS[step])
+def test_request_error_has_its_position(tmp_path: Path, step: str) -> None:
+    (message,) = problems(tmp_path, step)
+    assert message.startswith(STEPS[step])
 
 
-def test_rules_that_are_wrong_are_told_with_what_is_wrong_in_the_tests_and_nothing_that_follows_from_it(
+def test_rules_errors_are_reported_without_follow_up_errors(
     tmp_path: Path,
 ) -> None:
     file = write(tmp_path, "{request: {peer: 192.0.2.1}, expect: ok, remaining: 1}", "{request: {peer: x}, expect: ok}")
@@ -130,7 +130,7 @@ def test_rules_that_are_wrong_are_told_with_what_is_wrong_in_the_tests_and_nothi
     assert [Path(problem.file).name for problem in refused.value.problems] == ["a.test.yaml", "rules.yaml"]
 
 
-async def test_what_comes_of_a_request_is_played_like_any_other_step(tmp_path: Path) -> None:
+async def test_request_step_runs_like_a_descriptor_step(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "{request: {peer: 192.0.2.1}, times: 2, every: 1s, expect: ok, remaining: 0, rule: edge.remote_address}",
@@ -140,17 +140,15 @@ async def test_what_comes_of_a_request_is_played_like_any_other_step(tmp_path: P
         "{request: {}, times: 9, expect: ok}",
     )
 
-    (outcome,) = await play_suite(read_suite(file))
+    (outcome,) = await run_suite(read_suite(file))
 
     assert outcome.differences == ()
     assert {rule.path for rule in outcome.met} == {"edge.remote_address", "edge.api", "edge.authority"}
 
 
-def test_a_request_of_which_nothing_comes_says_so_where_something_else_was_expected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_request_without_descriptors_explains_the_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", str(write(tmp_path, "{request: {}, expect: over_limit}"))]) == 1
 
-    told = capsys.readouterr().out
-    assert "expected  over_limit\n    got       ok\n" in told
-    assert "domain edge · no descriptor comes of this request, so no limit applies" in told
+    message = capsys.readouterr().out
+    assert "expected  over_limit\n    got       ok\n" in message
+    assert "domain edge · no descriptor comes of this request, so no limit applies" in message

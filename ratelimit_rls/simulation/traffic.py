@@ -1,7 +1,7 @@
-"""Where requests come from: a log of JSON lines, a CSV, or a profile of rates. Each is read once, line by line.
+"""Sources of traffic: a log of JSON lines, a CSV file, or a profile of rates. Each is read once, line by line.
 
-A line is a moment and the values of the fields that matter. What cannot be read is counted, with the first few places;
-nothing that a line holds makes memory grow with the number of lines.
+A line is a timestamp and the values of the relevant fields. Lines that cannot be read are counted, and the first few
+recorded. Memory does not grow with the number of lines.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ratelimit_rls.errors import Problem, RulesError, SettingsError
-from ratelimit_rls.trial.mapping import BadLine, Mapping, Values
-from ratelimit_rls.trial.moments import START_US, moment_of, parse_moment
+from ratelimit_rls.simulation.clock import DEFAULT_START_US, parse_timestamp, timestamp_from_number
+from ratelimit_rls.simulation.field_mapping import BadLine, FieldMapping, Values
 
-LONGEST_LINE_BYTES = 64 * 1024
-"""A longer line is bad: Envoy's own limit for headers is 60 KiB."""
+MAX_LINE_BYTES = 64 * 1024
+"""Longer lines are bad: Envoy's own limit for headers is 60 KiB."""
 
-MOST_BAD_TOLD = 5
+MAX_BAD_LINES_SHOWN = 5
 
 _decode = json.JSONDecoder().decode
 
@@ -30,35 +30,38 @@ DEFAULT_TIME_FIELDS = {"json": "start_time", "csv": "time"}
 
 
 Line = tuple[int, int, Values]
-"""Its moment in microseconds, its number in its file from 1, and its values: so lines sort by moment, and at one moment
-as they were written. A plain tuple, since there are millions of them, and they go from process to process."""
+"""One line: its timestamp in microseconds, its line number from 1, and its values. So lines sort by time, and at equal
+times in file order. A plain tuple, since there are millions of them, which are sent between processes.
+"""
 
 
 @dataclass(slots=True)
 class BadLines:
-    """Lines that were left out."""
+    """Lines that were skipped."""
 
     file: str
     strict: bool = False
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, line: int, why: str) -> None:
-        self.add_all(1, [(line, why)])
+    def add(self, line: int, reason: str) -> None:
+        self.add_all(1, [(line, reason)])
 
     def add_all(self, count: int, first: Sequence[tuple[int, str]]) -> None:
-        """So many, of which these come first."""
+        """Add `count` bad lines, of which `first` are the first ones."""
         if self.strict and first:
-            line, why = first[0]
-            raise RulesError([Problem(self.file, line, 1, why)])
+            line, reason = first[0]
+            raise RulesError([Problem(self.file, line, 1, reason)])
         self.count += count
-        self.first += first[: MOST_BAD_TOLD - len(self.first)]
+        self.first += first[: MAX_BAD_LINES_SHOWN - len(self.first)]
 
 
 class LogTraffic:
-    """The lines of a file, gunzipped if its name ends in .gz; CSV if it ends in .csv, else one JSON object a line."""
+    """Lines of a file, one JSON object each, or CSV if its name ends in .csv; decompressed if it ends in .gz."""
 
-    def __init__(self, path: Path, mapping: Mapping, *, time_field: str | None = None, strict: bool = False) -> None:
+    def __init__(
+        self, path: Path, mapping: FieldMapping, *, time_field: str | None = None, strict: bool = False
+    ) -> None:
         name = path.name.removesuffix(".gz")
         self._form = "csv" if name.endswith(".csv") else "json"
         self._is_zipped = path.name.endswith(".gz")
@@ -72,7 +75,7 @@ class LogTraffic:
 
     @property
     def part_read(self) -> float | None:
-        """From 0 to 1; None where nobody can know."""
+        """Fraction of the file read so far, from 0 to 1; None if unknown."""
         return self._raw.tell() / self._size_bytes if self._raw and self._size_bytes else None
 
     def __iter__(self) -> Iterator[Line]:
@@ -81,8 +84,8 @@ class LogTraffic:
                 self._raw, self._size_bytes = raw, self._path.stat().st_size
                 lines = _lines(gzip.GzipFile(fileobj=raw) if self._is_zipped else raw)
                 yield from self._csv(lines) if self._form == "csv" else self._json(lines)
-        except (OSError, EOFError) as fault:  # EOFError: gzip cut short
-            raise SettingsError(f"{self._path} cannot be read: {fault}") from fault
+        except (OSError, EOFError) as error:  # EOFError: truncated gzip
+            raise SettingsError(f"{self._path} cannot be read: {error}") from error
         finally:
             self._raw = None
 
@@ -90,7 +93,7 @@ class LogTraffic:
         for number, text in enumerate(lines, 1):
             self.line_number = number
             if text is None:
-                self.bad.add(number, f"longer than {LONGEST_LINE_BYTES} bytes")
+                self.bad.add(number, f"longer than {MAX_LINE_BYTES} bytes")
                 continue
             try:
                 fields = _decode(text.decode())
@@ -118,20 +121,20 @@ class LogTraffic:
                 row = next(rows)
             except StopIteration:
                 return
-            except csv.Error as fault:
-                self.bad.add(self.line_number, f"not CSV: {fault}")
+            except csv.Error as error:
+                self.bad.add(self.line_number, f"not CSV: {error}")
                 continue
             if len(row) == len(header):
                 if line := self._line({name: value for name, value in zip(header, row, strict=True) if value}):
                     yield line
             elif row:
-                self.bad.add(self.line_number, f"{len(row)} columns in place of {len(header)}")
+                self.bad.add(self.line_number, f"{len(row)} columns instead of {len(header)}")
 
     def _decoded(self, lines: Iterator[bytes | None]) -> Iterator[str]:
         for number, text in enumerate(lines, 1):
             self.line_number = number
             if text is None:
-                self.bad.add(number, f"longer than {LONGEST_LINE_BYTES} bytes")
+                self.bad.add(number, f"longer than {MAX_LINE_BYTES} bytes")
             else:
                 yield text.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
 
@@ -139,45 +142,53 @@ class LogTraffic:
         try:
             at_us = _moment(fields.get(self._time_field), self._time_field)
             return at_us, self.line_number, self._mapping.values(fields)
-        except BadLine as fault:
-            self.bad.add(self.line_number, str(fault))
+        except BadLine as error:
+            self.bad.add(self.line_number, str(error))
             return None
 
 
 def _moment(value: Any, name: str) -> int:
     try:
         if isinstance(value, str):
-            return parse_moment(value)
+            return parse_timestamp(value)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return moment_of(value)
-    except ValueError as fault:
-        raise BadLine(f"{name} {str(value)[:60]!r} {fault}") from None
+            return timestamp_from_number(value)
+    except ValueError as error:
+        raise BadLine(f"{name} {str(value)[:60]!r} {error}") from None
     raise BadLine(f"no moment in {name!r}; --time names the field that has it")
 
 
 def _lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
-    """None in place of a line that is too long to be kept."""
-    while text := stream.readline(LONGEST_LINE_BYTES + 1):
-        if len(text) <= LONGEST_LINE_BYTES or text.endswith(b"\n"):
+    """Yield the lines; None for a line that is too long."""
+    while text := stream.readline(MAX_LINE_BYTES + 1):
+        if len(text) <= MAX_LINE_BYTES or text.endswith(b"\n"):
             yield text
             continue
         while text and not text.endswith(b"\n"):
-            text = stream.readline(LONGEST_LINE_BYTES)
+            text = stream.readline(MAX_LINE_BYTES)
         yield None
 
 
-class Phase(NamedTuple):
-    """So many requests a second, evenly, for so long."""
+class TrafficPhase(NamedTuple):
+    """Evenly spaced requests at a rate, for a duration."""
 
     rate_per_s: Fraction
     length_us: int
 
 
 class ProfileTraffic:
-    """Phases one after another. Fields: `n` numbers the requests, `caller` goes round from 0 to `callers` - 1."""
+    """Generated traffic of consecutive phases.
+
+    Fields: `n` is the request's number, `caller` cycles from 0 to `callers` - 1.
+    """
 
     def __init__(
-        self, phases: Sequence[Phase], mapping: Mapping, *, callers: int = 1, start_us: int = START_US
+        self,
+        phases: Sequence[TrafficPhase],
+        mapping: FieldMapping,
+        *,
+        callers: int = 1,
+        start_us: int = DEFAULT_START_US,
     ) -> None:
         self._phases = phases
         self._mapping = mapping

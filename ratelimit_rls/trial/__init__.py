@@ -1,1 +1,0 @@
-"""Rules tried before they ship: tests of rules and replayed traffic, on a clock that is turned and never waited for."""
