@@ -1,9 +1,9 @@
-"""The Envoy side of a rules file, as the command `envoy-config` writes it.
+"""Generator of Envoy configuration for rules: the implementation of the command `envoy-config`.
 
-    rules ─► shapes ─► descriptors that Envoy can make ─► typed messages ─► documents
-                            ▲
+    rules ─► paths of keys ─► descriptors that Envoy can send ─► typed messages ─► documents
+                                   ▲
     mapping: where the value of each key comes from
 
-Pure from end to end, and free to be slow: nothing here runs in the server. Envoy's API is imported through api.py,
-which takes half a second, so whoever only reads rules and mappings does without.
+Everything is pure, and speed does not matter: nothing here runs in the server. Envoy's API is imported only through
+api.py, which takes half a second, so that reading rules and mappings does not need it.
 """

@@ -1,7 +1,7 @@
-"""Descriptors as Envoy is told to make them: one `rate_limits` entry each, one action for each of its entries.
+"""Envoy's `rate_limits` for descriptors: one element per descriptor, with one action per entry.
 
-Envoy drops the whole descriptor if one of its actions has no value, which is what the rules want: they are met by all
-of their keys or not at all.
+Envoy drops the whole descriptor if one of its actions has no value. The rules rely on that: they match all of their
+keys or nothing.
 """
 
 from __future__ import annotations
@@ -30,77 +30,80 @@ from ratelimit_rls.envoy_config.api import (
     StringMatcher,
     TypedExtensionConfig,
 )
-from ratelimit_rls.envoy_config.descriptors import Made, MadeEntry, Plan
-from ratelimit_rls.envoy_config.host import HOST_METADATA
-from ratelimit_rls.envoy_config.source import (
-    DestinationCluster,
-    Header,
-    Host,
-    MaskedRemoteAddress,
-    Metadata,
-    PathAlone,
-    PathTemplates,
-    Query,
-    RemoteAddress,
-    SourceCluster,
-    Value,
+from ratelimit_rls.envoy_config.descriptors import DomainDescriptors, SentDescriptor, SentEntry
+from ratelimit_rls.envoy_config.host_normalization import HOST_METADATA
+from ratelimit_rls.envoy_config.value_sources import (
+    DestinationClusterAction,
+    FixedValueAction,
+    HeaderAction,
+    HostAction,
+    MaskedAddressAction,
+    MetadataAction,
+    PathAction,
+    PathTemplateAction,
+    QueryAction,
+    RemoteAddressAction,
+    SourceClusterAction,
 )
 
 
-def rate_limits(plan: Plan, stage: int = 0) -> list[RateLimit]:
-    """One for each descriptor. `stage` keeps the descriptors of several domains apart on one virtual host."""
-    return [_rate_limit(made, stage) for made in plan.descriptors]
+def rate_limits(plan: DomainDescriptors, stage: int = 0) -> list[RateLimit]:
+    """Return one rate limit per descriptor. `stage` separates several domains on one virtual host."""
+    return [_rate_limit(descriptor, stage) for descriptor in plan.descriptors]
 
 
-def _rate_limit(made: Made, stage: int) -> RateLimit:
-    actions = [_action(entry) for entry in made]
+def _rate_limit(descriptor: SentDescriptor, stage: int) -> RateLimit:
+    actions = [_action(entry) for entry in descriptor]
     return RateLimit(stage=stage, actions=actions) if stage else RateLimit(actions=actions)
 
 
-def _action(entry: MadeEntry) -> RateLimitAction:
+def _action(entry: SentEntry) -> RateLimitAction:
     key = entry.key
     match entry.source:
-        case Header(name):
+        case HeaderAction(name):
             return RateLimitAction(request_headers=RateLimitActionRequestHeaders(header_name=name, descriptor_key=key))
-        case Host():
+        case HostAction():
             return _metadata(key, HOST_METADATA)
-        case Query(name):
+        case QueryAction(name):
             parameter = RateLimitActionQueryParameters(query_parameter_name=name, descriptor_key=key)
             return RateLimitAction(query_parameters=parameter)
-        case PathAlone():
+        case PathAction():
             return RateLimitAction(extension=_expression(key, "request.url_path"))
-        case PathTemplates(templates):
+        case PathTemplateAction(templates):
             return RateLimitAction(header_value_match=_path_match(key, templates, entry.template))
-        case RemoteAddress():
+        case RemoteAddressAction():
             return RateLimitAction(remote_address=RateLimitActionRemoteAddress())
-        case MaskedRemoteAddress(v4_prefix, v6_prefix):
+        case MaskedAddressAction(v4_prefix, v6_prefix):
             masked = RateLimitActionMaskedRemoteAddress(v4_prefix_mask_len=v4_prefix, v6_prefix_mask_len=v6_prefix)
             return RateLimitAction(masked_remote_address=masked)
-        case Metadata():
+        case MetadataAction():
             return _metadata(key, entry.source)
-        case Value(text):
+        case FixedValueAction(text):
             return RateLimitAction(generic_key=RateLimitActionGenericKey(descriptor_key=key, descriptor_value=text))
-        case SourceCluster():
+        case SourceClusterAction():
             return RateLimitAction(source_cluster=RateLimitActionSourceCluster())
-        case DestinationCluster():
+        case DestinationClusterAction():
             return RateLimitAction(destination_cluster=RateLimitActionDestinationCluster())
 
 
-def _metadata(key: str, source: Metadata) -> RateLimitAction:
+def _metadata(key: str, source: MetadataAction) -> RateLimitAction:
     segments = [MetadataKeyPathSegment(key=segment) for segment in source.path]
     where = MetadataKey(key=source.namespace, path=segments)
     return RateLimitAction(metadata=RateLimitActionMetaData(descriptor_key=key, metadata_key=where))
 
 
 def _expression(key: str, text: str) -> TypedExtensionConfig:
-    """In CEL: no plain action knows the path without its query."""
-    # Type checkers see the class of the same name that its module also imports.
+    """Return a CEL extension: no built-in action provides the path without its query."""
+    # Type checkers find another class of the same name, imported by its module.
     config = Any.pack(Descriptor(descriptor_key=key, text=text))  # type: ignore[arg-type, call-arg]
     return TypedExtensionConfig(name="envoy.rate_limit_descriptors.expr", typed_config=config)
 
 
 def _path_match(key: str, templates: tuple[PathTemplate, ...], number: int) -> RateLimitActionHeaderValueMatch:
-    """An action has one value to give, so each template has its own, which an earlier one that fits must not have."""
+    """Return the action of one template.
+
+    An action has a single value, so it must exclude earlier templates that match the same paths.
+    """
     mine = templates[number]
     earlier = [template for template in templates[:number] if _overlap(template, mine)]
     headers = [_path_matcher(mine, invert=False), *(_path_matcher(template, invert=True) for template in earlier)]
@@ -113,7 +116,7 @@ def _path_matcher(template: PathTemplate, *, invert: bool) -> HeaderMatcher:
 
 
 def path_regex(template: PathTemplate) -> str:
-    """What the header `:path` of a request that fits is, its query included; anchored at both ends by Envoy."""
+    """Return a regex for the header `:path` of matching requests, with its query. Envoy anchors it at both ends."""
     path = "".join("/[^/?]+" if one is None else f"/{re.escape(one)}" for one in template.segments)
     if template.is_open:
         path += "(?:/[^?]*)?" if template.segments else "/[^?]*"
@@ -121,7 +124,7 @@ def path_regex(template: PathTemplate) -> str:
 
 
 def _overlap(one: PathTemplate, other: PathTemplate) -> bool:
-    """Whether some path may fit both."""
+    """Return whether a path may match both templates."""
     short, long = sorted((one, other), key=lambda template: len(template.segments))
     if len(short.segments) < len(long.segments) and not short.is_open:
         return False

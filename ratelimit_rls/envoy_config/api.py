@@ -1,11 +1,11 @@
-"""The classes of Envoy's API that are used here, gathered in one place because importing them takes half a second."""
+"""Classes of Envoy's API, imported in one place because the import takes half a second."""
 
 from __future__ import annotations
 
 import warnings
 
 with warnings.catch_warnings():
-    # The package declares its validators in a way that pydantic wants changed.
+    # The package declares its validators in a way that pydantic warns about.
     warnings.simplefilter("ignore")
     from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
     from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterDiscoveryType
@@ -18,11 +18,13 @@ with warnings.catch_warnings():
         HealthCheck,
         HealthCheckGrpcHealthCheck,
         Http2ProtocolOptions,
+        HttpProtocolOptionsHeadersWithUnderscoresAction,
         Pipe,
         SocketAddress,
         TransportSocket,
         TypedExtensionConfig,
     )
+    from envoy_data_plane.envoy.config.core.v3 import HttpProtocolOptions as CommonHttpProtocolOptions
     from envoy_data_plane.envoy.config.endpoint.v3 import (
         ClusterLoadAssignment,
         Endpoint,
@@ -88,6 +90,7 @@ __all__ = [
     "Cluster",
     "ClusterDiscoveryType",
     "ClusterLoadAssignment",
+    "CommonHttpProtocolOptions",
     "CommonTlsContext",
     "DataSource",
     "Descriptor",
@@ -106,6 +109,7 @@ __all__ = [
     "HttpFilter",
     "HttpProtocolOptions",
     "HttpProtocolOptionsExplicitHttpConfig",
+    "HttpProtocolOptionsHeadersWithUnderscoresAction",
     "LbEndpoint",
     "ListStringMatcher",
     "Listener",

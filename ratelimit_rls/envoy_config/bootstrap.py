@@ -1,4 +1,4 @@
-"""A whole configuration that `envoy -c` runs as it stands: a listener, an example upstream, and us."""
+"""A complete configuration for `envoy -c`: a listener, an example upstream, and the service's cluster."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from ratelimit_rls.envoy_config.api import (
     BootstrapStaticResources,
     Cluster,
     ClusterDiscoveryType,
+    CommonHttpProtocolOptions,
     Filter,
     FilterChain,
     HttpConnectionManager,
     HttpFilter,
+    HttpProtocolOptionsHeadersWithUnderscoresAction,
     Listener,
     Route,
     RouteAction,
@@ -24,34 +26,36 @@ from ratelimit_rls.envoy_config.api import (
     VirtualHost,
 )
 from ratelimit_rls.envoy_config.cluster import assignment, socket_address
-from ratelimit_rls.envoy_config.envoy_side import EnvoySide
 from ratelimit_rls.envoy_config.options import ADMIN_PORT, is_ip
+from ratelimit_rls.envoy_config.resources import EnvoyResources
 
-HostPort = tuple[str, int]
+HostPortPair = tuple[str, int]
 
-ADMIN: HostPort = ("127.0.0.1", ADMIN_PORT)
+ADMIN: HostPortPair = ("127.0.0.1", ADMIN_PORT)
 UPSTREAM = "upstream"
 
 
-def bootstrap(side: EnvoySide, listen: HostPort, upstream: HostPort) -> Bootstrap:
+def bootstrap(resources: EnvoyResources, listen: HostPortPair, upstream: HostPortPair) -> Bootstrap:
     host = VirtualHost(
         name=UPSTREAM,
         domains=["*"],
-        rate_limits=list(side.rate_limits),
-        typed_per_filter_config=dict(side.per_host),
+        rate_limits=list(resources.rate_limits),
+        typed_per_filter_config=dict(resources.per_host),
         routes=[Route(match=RouteMatch(prefix="/"), route=RouteAction(cluster=UPSTREAM))],
     )
     router = HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(Router()))
     manager = HttpConnectionManager(
         stat_prefix="ingress",
-        # An edge: the client is whoever connects, and X-Forwarded-For is hearsay.
+        # An edge proxy: the client is the peer of the connection, and X-Forwarded-For is not trusted.
         use_remote_address=True,
-        # What an upstream takes for the same path or host is made the same before it is counted.
+        # Normalise paths and hosts that an upstream treats as equal before they are counted.
         normalize_path=True,
         merge_slashes=True,
         strip_any_host_port=True,
+        strip_trailing_host_dot=True,
+        common_http_protocol_options=common_http_protocol_options(),
         route_config=RouteConfiguration(virtual_hosts=[host]),
-        http_filters=[*side.filters, router],
+        http_filters=[*resources.filters, router],
     )
     chain = FilterChain(
         filters=[Filter(name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(manager))]
@@ -66,6 +70,17 @@ def bootstrap(side: EnvoySide, listen: HostPort, upstream: HostPort) -> Bootstra
         admin=Admin(address=socket_address(*ADMIN)),
         static_resources=BootstrapStaticResources(
             listeners=[Listener(name="ingress", address=socket_address(*listen), filter_chains=[chain])],
-            clusters=[example, side.cluster] if side.cluster else [example],
+            clusters=[example, resources.cluster] if resources.cluster else [example],
         ),
+    )
+
+
+def common_http_protocol_options() -> CommonHttpProtocolOptions:
+    """Return options that reject requests with an underscore in a header name with 400.
+
+    Servers that follow CGI (WSGI, PHP, Rack) take `x_ratelimit_user` for `x-ratelimit-user`, and `x_user` for the
+    `x-user` that a descriptor is built from: a client could claim an identity, or avoid being counted.
+    """
+    return CommonHttpProtocolOptions(
+        headers_with_underscores_action=HttpProtocolOptionsHeadersWithUnderscoresAction.REJECT_REQUEST
     )

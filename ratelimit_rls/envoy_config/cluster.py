@@ -1,4 +1,4 @@
-"""The cluster by which Envoy reaches the service."""
+"""The cluster through which Envoy reaches the service."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ratelimit_rls.envoy_config.api import (
     TransportSocket,
     UpstreamTlsContext,
 )
-from ratelimit_rls.envoy_config.options import Options, Server, Tls
+from ratelimit_rls.envoy_config.options import EnvoyConfigOptions, ServiceAddress, UpstreamTls
 
 HEALTH_SERVICE = "ratelimit"
 
 
-def service_cluster(options: Options) -> Cluster:
+def service_cluster(options: EnvoyConfigOptions) -> Cluster:
     server = options.server
     where = Pipe(path=server.unix_socket) if server.unix_socket else None
     address = Address(pipe=where) if where else socket_address(server.host, server.port)
@@ -61,8 +61,8 @@ def assignment(cluster: str, address: Address) -> ClusterLoadAssignment:
     return ClusterLoadAssignment(cluster_name=cluster, endpoints=[LocalityLbEndpoints(lb_endpoints=[endpoint])])
 
 
-def _tls(server: Server, tls: Tls) -> TransportSocket:
-    """The certificate must be of the CA and have the name: Envoy alone would take any certificate of anybody."""
+def _tls(server: ServiceAddress, tls: UpstreamTls) -> TransportSocket:
+    """Return a TLS transport socket that verifies CA and name: by default Envoy would accept any certificate."""
     kinds = SubjectAltNameMatcherSanType
     name = tls.server_name or server.host
     by_ip = server.is_ip and not tls.server_name
@@ -83,7 +83,7 @@ def _tls(server: Server, tls: Tls) -> TransportSocket:
 
 
 def _health_check() -> HealthCheck:
-    """A replica that drains says NOT_SERVING at once, so one failed check is enough."""
+    """Return a gRPC health check. A draining replica reports NOT_SERVING at once, so one failed check is enough."""
     return HealthCheck(
         timeout=timedelta(seconds=1),
         interval=timedelta(seconds=2),

@@ -1,9 +1,9 @@
-"""Which descriptors the rules ask for, and which of them Envoy can make by the mapping.
+"""Descriptors that the rules need, and which of them Envoy can send by the mapping.
 
-A rule is met by a descriptor with exactly the keys that lead to it (core/match.py), so the rules of a domain ask for
-one descriptor per chain of keys, whatever values they name: Envoy sends what it finds, and the service compares. A rule
-with a value is out of reach only where its source never has it: it has few to offer (a fixed one, or the templates of a
-path), or all that it has look otherwise (values.py).
+A rule is matched by a descriptor with exactly the keys that lead to it (core/match.py). So the rules of a domain need
+one descriptor per chain of keys, whatever their values: Envoy sends the values it finds, and the service compares them.
+A rule with a value is unreachable only if its source can never have that value: the source has few values (a constant,
+or the templates of a path), or all its values have another form (unreachable_values.py).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import NamedTuple
 from ratelimit_rls.core.model import Position, Rule
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node
 from ratelimit_rls.envoy_config.mapping import KeyMapping
-from ratelimit_rls.envoy_config.source import PathTemplates, Source, Value
-from ratelimit_rls.envoy_config.values import meets, offered, why_never
+from ratelimit_rls.envoy_config.unreachable_values import matches, possible_values, unreachable_reason
+from ratelimit_rls.envoy_config.value_sources import ActionSource, FixedValueAction, PathTemplateAction
 
 
-class MadeEntry(NamedTuple):
+class SentEntry(NamedTuple):
     key: str
-    source: Source
-    template: int = -1  # of a source with templates: which one this entry is for
+    source: ActionSource
+    template: int = -1  # index of the template, for a source with templates
 
 
-Made = tuple[MadeEntry, ...]
-"""A descriptor that Envoy is told to make."""
+SentDescriptor = tuple[SentEntry, ...]
+"""A descriptor that Envoy is configured to send."""
 
 
-class Remark(NamedTuple):
-    """What the writer of the rules or of the mapping may not have meant."""
+class MappingWarning(NamedTuple):
+    """Warning about a probable mistake in the rules or in the mapping."""
 
     place: str
     code: str  # "unproduced" or "unused"
@@ -43,15 +43,15 @@ class Remark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What Envoy is to send for one domain."""
+class DomainDescriptors:
+    """Descriptors that Envoy sends for one domain."""
 
     domain: str
-    descriptors: tuple[Made, ...]
-    longest_wait_us: int  # that `action: throttle` may hold an answer for
+    descriptors: tuple[SentDescriptor, ...]
+    max_wait_us: int  # maximum delay of a response by `action: throttle`
 
 
-class _Shape(NamedTuple):
+class _RulePath(NamedTuple):
     nodes: tuple[Node, ...]
     rule: Rule
 
@@ -59,102 +59,102 @@ class _Shape(NamedTuple):
         return ",".join(f"{node.key}={node.shared_value}" if node.shared_value else node.key for node in self.nodes)
 
 
-def plan(root: Node, mapping: KeyMapping) -> tuple[Plan, list[Remark]]:
-    """The descriptors of the domain `root`, and the rules that none of them can meet."""
-    made: dict[Made, None] = {}
-    remarks: list[Remark] = []
-    for shape in sorted(_shapes(root, ()), key=_place):
-        lacking = [node for node in shape.nodes if not _entries(node, mapping)]
-        if lacking:
-            remarks.append(_unproduced(shape, lacking, mapping))
+def plan_descriptors(root: Node, mapping: KeyMapping) -> tuple[DomainDescriptors, list[MappingWarning]]:
+    """Return the descriptors of the domain `root`, and warnings for rules that none of them can match."""
+    sent: dict[SentDescriptor, None] = {}
+    warnings: list[MappingWarning] = []
+    for shape in sorted(_rule_paths(root, ()), key=_place):
+        missing = [node for node in shape.nodes if not _entries(node, mapping)]
+        if missing:
+            warnings.append(_unproduced(shape, missing, mapping))
             continue
-        made.update(dict.fromkeys(product(*(_entries(node, mapping) for node in shape.nodes))))
-    return Plan(root.key, tuple(made), longest_wait_us(root)), remarks
+        sent.update(dict.fromkeys(product(*(_entries(node, mapping) for node in shape.nodes))))
+    return DomainDescriptors(root.key, tuple(sent), max_wait_us(root)), warnings
 
 
-def longest_wait_us(root: Node) -> int:
-    """That `action: throttle` may hold an answer for."""
-    return max((shape.rule.max_delay_us for shape in _shapes(root, ())), default=0)
+def max_wait_us(root: Node) -> int:
+    """Return the maximum delay of a response by `action: throttle`, in microseconds."""
+    return max((shape.rule.max_delay_us for shape in _rule_paths(root, ())), default=0)
 
 
-def unused(roots: list[Node], mapping: KeyMapping) -> list[Remark]:
-    """What the mapping says of keys that no rule has."""
-    keys = [Glob.of(node.key) for root in roots for shape in _shapes(root, ()) for node in shape.nodes]
+def unused_keys(roots: list[Node], mapping: KeyMapping) -> list[MappingWarning]:
+    """Return warnings for keys of the mapping that no rule uses."""
+    keys = [Glob.of(node.key) for root in roots for shape in _rule_paths(root, ()) for node in shape.nodes]
     return [
-        Remark(mapped.place, "unused", f"no rule has a descriptor with the key '{key}'")
+        MappingWarning(mapped.place, "unused", f"no rule has a descriptor with the key '{key}'")
         for key, mapped in mapping.items()
         if mapped.place and not any(glob.matches(key) for glob in keys)
     ]
 
 
-def _shapes(node: Node, above: tuple[Node, ...]) -> Iterator[_Shape]:
+def _rule_paths(node: Node, above: tuple[Node, ...]) -> Iterator[_RulePath]:
     for child in node.children():
         nodes = (*above, child)
         if child.rule is not None:
-            yield _Shape(nodes, child.rule)
-        yield from _shapes(child, nodes)
+            yield _RulePath(nodes, child.rule)
+        yield from _rule_paths(child, nodes)
 
 
-def _place(shape: _Shape) -> tuple[str, int, int]:
-    """In the order of the files, so that the same rules give the same text."""
+def _place(shape: _RulePath) -> tuple[str, int, int]:
+    """Sort key: file order, so that equal rules give equal output."""
     position = _position(shape)
     return position.file, position.line, position.column
 
 
-def _position(shape: _Shape) -> Position:
+def _position(shape: _RulePath) -> Position:
     position = shape.nodes[-1].position
-    assert position is not None  # every node that was compiled from a file has one
+    assert position is not None  # every node compiled from a file has one
     return position
 
 
-def _entries(node: Node, mapping: KeyMapping) -> list[MadeEntry]:
-    """All that may meet `node`; more than one where its key has a `*`, or where paths have several shapes."""
+def _entries(node: Node, mapping: KeyMapping) -> list[SentEntry]:
+    """Return all entries that may match `node`: several if its key has a `*` or the path has several templates."""
     key = Glob.of(node.key)
     return [
         entry
         for name, mapped in mapping.items()
         if key.matches(name)
         for entry in _entries_of(name, mapped.source)
-        if _meets(node, entry)
+        if _may_match(node, entry)
     ]
 
 
-def _entries_of(key: str, source: Source) -> list[MadeEntry]:
-    if isinstance(source, PathTemplates):
-        return [MadeEntry(key, source, number) for number in range(len(source.templates))]
-    return [MadeEntry(key, source)]
+def _entries_of(key: str, source: ActionSource) -> list[SentEntry]:
+    if isinstance(source, PathTemplateAction):
+        return [SentEntry(key, source, number) for number in range(len(source.templates))]
+    return [SentEntry(key, source)]
 
 
-def _meets(node: Node, entry: MadeEntry) -> bool:
+def _may_match(node: Node, entry: SentEntry) -> bool:
     value = _only_value(entry)
-    return not why_never(node, entry.source) if value is None else meets(node, value)
+    return not unreachable_reason(node, entry.source) if value is None else matches(node, value)
 
 
-def _only_value(entry: MadeEntry) -> str | None:
-    if isinstance(entry.source, Value):
+def _only_value(entry: SentEntry) -> str | None:
+    if isinstance(entry.source, FixedValueAction):
         return entry.source.text
-    return entry.source.templates[entry.template].text if isinstance(entry.source, PathTemplates) else None
+    return entry.source.templates[entry.template].text if isinstance(entry.source, PathTemplateAction) else None
 
 
-def _unproduced(shape: _Shape, lacking: list[Node], mapping: KeyMapping) -> Remark:
-    why = "; ".join(dict.fromkeys(_why(node, mapping) for node in lacking))
-    return Remark(str(_position(shape)), "unproduced", f"no route makes the descriptor {shape}: {why}")
+def _unproduced(shape: _RulePath, missing: list[Node], mapping: KeyMapping) -> MappingWarning:
+    reasons = "; ".join(dict.fromkeys(_missing_reason(node, mapping) for node in missing))
+    return MappingWarning(str(_position(shape)), "unproduced", f"no route makes the descriptor {shape}: {reasons}")
 
 
-def _why(node: Node, mapping: KeyMapping) -> str:
-    if alike := [key for key in mapping if Glob.of(node.key).matches(key)]:
-        return "; ".join(f"'{key}' {_why_not_of(node, key, mapping[key].source)}" for key in alike)
+def _missing_reason(node: Node, mapping: KeyMapping) -> str:
+    if matching := [key for key in mapping if Glob.of(node.key).matches(key)]:
+        return "; ".join(f"'{key}' {_mismatch_reason(node, key, mapping[key].source)}" for key in matching)
     if WILDCARD in node.key:
-        return f"no key of the mapping is like '{node.key}'"
-    return f"nothing says where '{node.key}' comes from; add e.g. --from {node.key}={_likely(node)}"
+        return f"no key of the mapping matches '{node.key}'"
+    return f"nothing says where '{node.key}' comes from; add e.g. --from {node.key}={_suggested_source(node)}"
 
 
-def _why_not_of(node: Node, key: str, source: Source) -> str:
+def _mismatch_reason(node: Node, key: str, source: ActionSource) -> str:
     values = [value for entry in _entries_of(key, source) if (value := _only_value(entry)) is not None]
-    return offered(values) if values else why_never(node, source)
+    return possible_values(values) if values else unreachable_reason(node, source)
 
 
-_LIKELY = {
+_SUGGESTIONS = {
     "method": "method",
     "path": "path",
     "host": "host",
@@ -164,8 +164,8 @@ _LIKELY = {
 }
 
 
-def _likely(node: Node) -> str:
+def _suggested_source(node: Node) -> str:
     if node.key == "generic_key":
         return f"value:{node.value or 'TEXT'}"
     name = re.sub(r"[^a-z0-9-]+", "-", node.key.lower()).strip("-")
-    return _LIKELY.get(node.key, f"header:x-{name}" if name else "header:NAME")
+    return _SUGGESTIONS.get(node.key, f"header:x-{name}" if name else "header:NAME")

@@ -1,10 +1,20 @@
-"""The two filters that ask the service: for rate_limit Envoy makes the descriptors, for ext_authz the rules do."""
+"""The two HTTP filters that call the service.
+
+With rate_limit Envoy builds the descriptors, with ext_authz the rules do.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from ratelimit_rls.core.attributes import AttributeMapping, Client, Header
+from ratelimit_rls.core.attributes import (
+    AnonymousIpSource,
+    AttributeMapping,
+    CallerIdSource,
+    ClientIpSource,
+    HeaderSource,
+)
+from ratelimit_rls.core.identity import IdentityConfig
 from ratelimit_rls.envoy_config.actions import rate_limits
 from ratelimit_rls.envoy_config.api import (
     Any,
@@ -21,20 +31,22 @@ from ratelimit_rls.envoy_config.api import (
     RateLimitXRateLimitHeadersRfcVersion,
     StringMatcher,
 )
-from ratelimit_rls.envoy_config.descriptors import Plan
-from ratelimit_rls.envoy_config.options import DEFAULT_TIMEOUT_US, Options
+from ratelimit_rls.envoy_config.descriptors import DomainDescriptors
+from ratelimit_rls.envoy_config.options import DEFAULT_TIMEOUT_US, EnvoyConfigOptions
 
 ALWAYS_SENT = ("content-type", "x-request-id")
-"""Headers that an answer by ext_authz depends on, whatever the rules read."""
+"""Headers that ext_authz responses depend on, whichever headers the rules read."""
 
 
-def rate_limit_filter(plan: Plan, options: Options, name: str, *, stage: int = 0, holds: bool = False) -> HttpFilter:
-    """`holds`: the descriptors are the filter's own, and routes have no say in them."""
+def rate_limit_filter(
+    plan: DomainDescriptors, options: EnvoyConfigOptions, name: str, *, stage: int = 0, holds: bool = False
+) -> HttpFilter:
+    """Return a rate limit filter. `holds`: the filter contains the descriptors, and routes cannot change them."""
     headers = RateLimitXRateLimitHeadersRfcVersion
     config = RateLimitFilter(
         domain=plan.domain,
         stage=stage,
-        timeout=_timeout(options, plan.longest_wait_us),
+        timeout=_timeout(options, plan.max_wait_us),
         failure_mode_deny=options.deny_on_failure,
         rate_limit_service=RateLimitServiceConfig(
             grpc_service=_grpc_service(options), transport_api_version=ApiVersion.V3
@@ -45,41 +57,54 @@ def rate_limit_filter(plan: Plan, options: Options, name: str, *, stage: int = 0
     return HttpFilter(name=name, typed_config=Any.pack(config))
 
 
-def ext_authz_filter(mapping: AttributeMapping, longest_wait_us: int, options: Options, name: str) -> HttpFilter:
-    """Sends what the mapping reads and no more: neither cookies nor tokens, unless the rules are made of them."""
+def ext_authz_filter(
+    mapping: AttributeMapping, identity: IdentityConfig | None, max_wait_us: int, options: EnvoyConfigOptions, name: str
+) -> HttpFilter:
+    """Return an ext_authz filter that sends only what the mapping reads.
+
+    It sends no cookies or tokens unless the rules use them.
+    """
+    headers = headers_read(mapping, identity)
     config = ExtAuthz(
-        grpc_service=_grpc_service(options, _timeout(options, longest_wait_us)),
+        grpc_service=_grpc_service(options, _timeout(options, max_wait_us)),
         transport_api_version=ApiVersion.V3,
         failure_mode_allow=not options.deny_on_failure,
-        allowed_headers=ListStringMatcher(patterns=[StringMatcher(exact=header) for header in headers_read(mapping)]),
+        allowed_headers=ListStringMatcher(patterns=[StringMatcher(exact=header) for header in headers]),
         metadata_context_namespaces=sorted({namespace for namespace, *_ in mapping.metadata}),
     )
     return HttpFilter(name=name, typed_config=Any.pack(config))
 
 
-def headers_read(mapping: AttributeMapping) -> list[str]:
-    """`:path`, `:method` and the like arrive beside the headers, and need not be allowed."""
+def headers_read(mapping: AttributeMapping, identity: IdentityConfig | None = None) -> list[str]:
+    """Return the headers that the service reads.
+
+    `:path`, `:method` and the like are sent separately and need not be allowed.
+    """
     names = set(ALWAYS_SENT)
-    for descriptor in mapping.descriptors:
-        for entry in descriptor.entries:
-            if isinstance(entry.source, Header):
-                names.add(entry.source.name)
-            elif isinstance(entry.source, Client) and entry.source.client_ip.trusted_proxies:
-                names.add("x-forwarded-for")
+    if identity is not None:
+        names.update(place.header for place in identity.locations if place.header)
+    sources = [entry.source for descriptor in mapping.descriptors for entry in descriptor.entries]
+    names.update(source.name for source in sources if isinstance(source, HeaderSource))
+    # With `identity` the upstream receives the client's address, whatever the descriptors contain.
+    needs_address = identity is not None or any(
+        isinstance(one, ClientIpSource | CallerIdSource | AnonymousIpSource) for one in sources
+    )
+    if needs_address and mapping.client_ip.is_behind_proxies:
+        names.add("x-forwarded-for")
     return sorted(names)
 
 
 def domain_for_ext_authz(domain: str) -> Any:
-    """What a virtual host says so that the service knows which domain decides."""
+    """Return the per-route configuration that tells the service which domain applies."""
     settings = CheckSettings(context_extensions={"ratelimit_domain": domain})
     return Any.pack(ExtAuthzPerRoute(check_settings=settings))
 
 
-def _timeout(options: Options, longest_wait_us: int) -> timedelta:
-    us = options.timeout_us if options.timeout_us is not None else DEFAULT_TIMEOUT_US + longest_wait_us
+def _timeout(options: EnvoyConfigOptions, max_wait_us: int) -> timedelta:
+    us = options.timeout_us if options.timeout_us is not None else DEFAULT_TIMEOUT_US + max_wait_us
     return timedelta(microseconds=us)
 
 
-def _grpc_service(options: Options, timeout: timedelta | None = None) -> GrpcService:
+def _grpc_service(options: EnvoyConfigOptions, timeout: timedelta | None = None) -> GrpcService:
     envoy_grpc = GrpcServiceEnvoyGrpc(cluster_name=options.cluster, authority=options.authority)
     return GrpcService(envoy_grpc=envoy_grpc, timeout=timeout)

@@ -1,4 +1,4 @@
-"""How Envoy is to ask: where the service is, how long to wait for it, and what to do without it."""
+"""Options of the generated configuration: the service's address, timeouts and failure behaviour."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from ratelimit_rls.core.span import parse_span
+from ratelimit_rls.core.duration import parse_duration_us
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
-    """Files as Envoy will see them; they need not exist here."""
+class UpstreamTls:
+    """TLS files as Envoy will see them; they need not exist on this machine."""
 
     cacert: str
-    cert: str = ""  # with its key: mutual TLS
+    cert: str = ""  # with `key`, for mutual TLS
     key: str = ""
-    server_name: str = ""  # that the service's certificate must have
+    server_name: str = ""  # expected in the service's certificate
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """The rate limit service as Envoy reaches it."""
+class ServiceAddress:
+    """Address of the rate limit service as Envoy reaches it."""
 
-    host: str  # empty: on the Unix socket
+    host: str  # "": on the Unix socket
     port: int = 0
     unix_socket: str = ""
-    tls: Tls | None = None
+    tls: UpstreamTls | None = None
     health_check: bool = False
 
     @property
@@ -35,56 +35,58 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    server: Server
-    cluster: str  # its name
-    authority: str = ""  # of the calls; empty: the cluster's name
-    timeout_us: int | None = None  # None: DEFAULT_TIMEOUT_US, and as much more as the rules may hold an answer
+class EnvoyConfigOptions:
+    server: ServiceAddress
+    cluster: str  # name of the service's cluster
+    authority: str = ""  # of the calls; "": the cluster's name
+    timeout_us: int | None = None  # None: DEFAULT_TIMEOUT_US plus the longest delay of the rules
     deny_on_failure: bool = False
     x_ratelimit_headers: bool = True
 
 
 ADMIN_PORT = 9901
 
-SHORTEST_TIMEOUT_US = 1_000
+MIN_TIMEOUT_US = 1_000
 
 _DNS_NAME = re.compile(r"\w(?:[\w.-]*[\w.])?", re.ASCII)
 
 DEFAULT_TIMEOUT_US = 100_000
-"""Envoy's own is 20 ms: so short that a pause anywhere lets requests through uncounted."""
+"""Default timeout. Envoy's own is 20 ms, so short that any pause lets requests pass uncounted."""
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
-    """Raises ValueError with the end of a sentence that starts with the text."""
+    """Parse HOST:PORT. Raise ValueError with a message that completes a sentence starting with the text."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError("is not HOST:PORT")
     if not (is_ip(host) or _DNS_NAME.fullmatch(host)):
-        raise ValueError(f"has the host {host!r}, which is neither a name nor an IP address; use one HOST:PORT")
+        raise ValueError(f"has the host {host!r}, which is neither a DNS name nor an IP address; use one HOST:PORT")
     return host, int(port)
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Likewise, of an address that Envoy can listen on."""
+    """Parse HOST:PORT of an address that Envoy can listen on. Raise ValueError as `parse_host_port` does."""
     host, port = parse_host_port(text)
     if not is_ip(host):
-        raise ValueError(f"has the name {host!r}, and Envoy listens on IP addresses; use e.g. 127.0.0.1:{port}")
+        raise ValueError(
+            f"has the host name {host!r}, but Envoy listens on IP addresses only; use e.g. 127.0.0.1:{port}"
+        )
     if port == ADMIN_PORT:
-        raise ValueError("has the port of Envoy's admin page; use another")
+        raise ValueError("uses the port of Envoy's admin page; use another")
     return host, port
 
 
 def parse_timeout(text: str) -> int:
-    """Likewise, in microseconds."""
-    us = parse_span(text)
-    if us < SHORTEST_TIMEOUT_US:
-        raise ValueError("is less than 1ms, which Envoy takes for no limit at all; use e.g. 100ms")
+    """Parse a timeout to microseconds. Raise ValueError as `parse_host_port` does."""
+    us = parse_duration_us(text)
+    if us < MIN_TIMEOUT_US:
+        raise ValueError("is less than 1ms, which Envoy treats as no timeout; use e.g. 100ms")
     return us
 
 
 def is_ip(host: str) -> bool:
-    """Whether Envoy need not look it up."""
+    """Return whether the host is an IP address, which Envoy need not resolve."""
     try:
         ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`envoy-config`: what it writes, what it says, and how it ends."""
+"""The command `envoy-config`: output, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """In a directory with the files of the page."""
+    """Return a function that runs the command in a directory with the files of the page."""
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
@@ -45,14 +45,14 @@ def written(ended: tuple[int, str, str]) -> Any:
     return yaml.safe_load(out)
 
 
-@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command[:60] for command, _ in COMMANDS])
-def test_a_command_prints_what_the_page_shows(command: str, shown: str, run: Run) -> None:
+@pytest.mark.parametrize(("command", "output"), COMMANDS, ids=[command[:60] for command, _ in COMMANDS])
+def test_command_prints_the_documented_output(command: str, output: str, run: Run) -> None:
     _, *arguments = shlex.split(command)
     _, out, err = run(*arguments)
-    assert (out or err) == shown
+    assert (out or err) == output
 
 
-def test_the_page_has_examples() -> None:
+def test_page_has_all_examples() -> None:
     assert (len(FILES), len(COMMANDS)) == (3, 3)
 
 
@@ -60,7 +60,7 @@ EXAMPLES = re.findall(r"\$ ratelimit-rls envoy-config (.*)", re.sub(r"\\\n *", "
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_of_the_help_works_on_the_rules_of_this_project(
+def test_help_example_works_on_the_project_rules(
     example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -70,19 +70,19 @@ def test_an_example_of_the_help_works_on_the_rules_of_this_project(
     assert (code, err, bool(out)) == (ExitCode.DONE, "", True)
 
 
-def test_the_help_has_examples() -> None:
+def test_help_has_examples() -> None:
     assert len(EXAMPLES) == 3
 
 
-def test_where_nothing_can_be_made_warnings_are_warnings_and_the_error_is_the_error(run: Run) -> None:
+def test_no_producible_descriptor_is_an_error_after_the_warnings(run: Run) -> None:
     code, out, err = run("authz.yaml")
     assert (code, out) == (ExitCode.BAD, "")
     *warnings, error = err.splitlines()
     assert [line.partition(": warning[")[0] for line in warnings] == ["authz.yaml:10:9"]
-    assert error == "Error: Envoy could make no descriptor of the rules at all"
+    assert error == "Error: Envoy cannot create a descriptor for any rule; use --from KEY=SOURCE"
 
 
-def test_the_host_is_found_out_by_a_filter_before_the_ones_that_ask(run: Run) -> None:
+def test_host_filter_comes_before_the_rate_limit_filters(run: Run) -> None:
     Path("a.yaml").write_text(f"domain: a\ndescriptors: [{{key: host, {LIMIT}}}]\n")
     parts = written(run("a.yaml", "--from", "host=host", "--format", "fragments"))
     assert [each["name"] for each in parts["http_filters"]] == ["ratelimit-rls.host", "envoy.filters.http.ratelimit"]
@@ -91,12 +91,12 @@ def test_the_host_is_found_out_by_a_filter_before_the_ones_that_ask(run: Run) ->
     assert action == {"metadata": {"descriptor_key": "host", "metadata_key": where}}
 
 
-def test_several_domains_have_a_filter_each_and_stages_keep_them_apart(run: Run) -> None:
+def test_each_domain_has_its_own_filter_and_stage(run: Run) -> None:
     for name in ("a", "b"):
         Path(f"{name}.yaml").write_text(f"domain: {name}\ndescriptors: [{{key: remote_address, {LIMIT}}}]\n")
     parts = written(run("a.yaml", "b.yaml", "--format", "fragments"))
-    told = [(each["name"], each["typed_config"].get("stage", 0)) for each in parts["http_filters"]]
-    assert told == [("envoy.filters.http.ratelimit.a", 0), ("envoy.filters.http.ratelimit.b", 1)]
+    filters = [(each["name"], each["typed_config"].get("stage", 0)) for each in parts["http_filters"]]
+    assert filters == [("envoy.filters.http.ratelimit.a", 0), ("envoy.filters.http.ratelimit.b", 1)]
     assert [each.get("stage", 0) for each in parts["rate_limits"]] == [0, 1]
 
     parts = written(run("a.yaml", "b.yaml", "--format", "fragments", "--rate-limits-on", "filter"))
@@ -108,20 +108,20 @@ def test_several_domains_have_a_filter_each_and_stages_keep_them_apart(run: Run)
     assert (only["name"], only["typed_config"]["domain"]) == ("envoy.filters.http.ratelimit", "b")
 
 
-def test_more_domains_than_stages_need_a_choice(run: Run) -> None:
+def test_more_domains_than_stages_are_an_error(run: Run) -> None:
     for number in range(12):
         Path(f"{number}.yaml").write_text(f"domain: d{number}\ndescriptors: [{{key: remote_address, {LIMIT}}}]\n")
     files = [f"{number}.yaml" for number in range(12)]
     code, out, err = run(*files)
     assert (code, out) == (ExitCode.BAD, "")
     assert err == (
-        "Error: there are 12 domains, and a virtual host can keep 11 apart; "
-        "choose with --domain, or use --rate-limits-on filter\n"
+        "Error: the rules have 12 domains, but a virtual host can hold 11; "
+        "select some with --domain, or use --rate-limits-on filter\n"
     )
     assert len(written(run(*files, "--rate-limits-on", "filter", "--format", "fragments"))["http_filters"]) == 12
 
 
-def test_the_timeout_leaves_room_for_what_the_rules_hold(run: Run) -> None:
+def test_timeout_includes_the_longest_max_delay(run: Run) -> None:
     Path("held.yaml").write_text(
         f"domain: a\ndescriptors: [{{key: remote_address, action: throttle, max_delay: 2s, {LIMIT}}}]\n"
     )
@@ -134,7 +134,7 @@ def test_the_timeout_leaves_room_for_what_the_rules_hold(run: Run) -> None:
     assert timeout("--timeout", "30ms") == "0.030s"
 
 
-def test_the_cluster_is_as_the_flags_say(run: Run) -> None:
+def test_flags_configure_the_cluster(run: Run) -> None:
     Path("a.yaml").write_text(f"domain: a\ndescriptors: [{{key: remote_address, {LIMIT}}}]\n")
 
     def cluster(*flags: str) -> Any:
@@ -155,7 +155,7 @@ def test_the_cluster_is_as_the_flags_say(run: Run) -> None:
     assert pipe["endpoint"]["address"] == {"pipe": {"path": "/run/rls.sock"}}
 
 
-def test_failures_and_headers_are_as_the_flags_say(run: Run) -> None:
+def test_flags_configure_failure_mode_and_headers(run: Run) -> None:
     Path("a.yaml").write_text(f"domain: a\ndescriptors: [{{key: remote_address, {LIMIT}}}]\n")
     flags = ("--deny-on-failure", "--no-x-ratelimit-headers")
     (one,) = written(run("a.yaml", "--format", "fragments", *flags))["http_filters"]
@@ -165,27 +165,50 @@ def test_failures_and_headers_are_as_the_flags_say(run: Run) -> None:
     assert "failure_mode_allow" not in one["typed_config"]
 
 
-def test_ext_authz_tells_the_domain_only_where_there_are_several(run: Run) -> None:
+def test_ext_authz_sends_the_domain_only_if_there_are_several(run: Run) -> None:
     Path("second.yaml").write_text(FILES["authz.yaml"].replace("domain: web", "domain: api"))
     assert "typed_per_filter_config" not in written(run("authz.yaml", "--ext-authz", "--format", "fragments"))
     parts = written(run("authz.yaml", "second.yaml", "--ext-authz", "--format", "fragments", "--domain", "api"))
-    told = parts["typed_per_filter_config"]["envoy.filters.http.ext_authz"]
-    assert told["check_settings"] == {"context_extensions": {"ratelimit_domain": "api"}}
+    per_host = parts["typed_per_filter_config"]["envoy.filters.http.ext_authz"]
+    assert per_host["check_settings"] == {"context_extensions": {"ratelimit_domain": "api"}}
     assert [each["name"] for each in parts["http_filters"]] == ["envoy.filters.http.ext_authz"]
 
 
-def test_istio_has_a_cluster_of_our_own_where_the_mesh_has_none(run: Run) -> None:
+def test_ext_authz_allows_credential_and_address_headers(run: Run) -> None:
+    Path("known.yaml").write_text(
+        "domain: a\nidentity: {credentials: [{kind: jwt, header: authorization}, {kind: api_key, query: key}]}\n"
+        "ext_authz: {trusted_networks: [10.0.0.0/8], descriptors: [{entries: [{key: ip, from: anonymous_ip}]}]}\n"
+        f"descriptors: [{{key: ip, {LIMIT}}}]\n"
+    )
+    (one,) = written(run("known.yaml", "--ext-authz", "--format", "fragments"))["http_filters"]
+    sent = [pattern["exact"] for pattern in one["typed_config"]["allowed_headers"]["patterns"]]
+    assert sent == ["authorization", "content-type", "x-forwarded-for", "x-request-id"]
+
+
+def test_headers_with_underscores_are_rejected(run: Run) -> None:
+    refuses = {"headers_with_underscores_action": "REJECT_REQUEST"}
+    (listener,) = written(run("authz.yaml", "--ext-authz"))["static_resources"]["listeners"]
+    (manager,) = listener["filter_chains"][0]["filters"]
+    assert manager["typed_config"]["common_http_protocol_options"] == refuses
+    assert manager["typed_config"]["strip_trailing_host_dot"] is True
+    assert written(run("authz.yaml", "--ext-authz", "--format", "fragments"))["common_http_protocol_options"] == refuses
+    resource = written(run("authz.yaml", "--ext-authz", "--format", "istio", "--server", "rls:1"))
+    (merged,) = (each for each in resource["spec"]["configPatches"] if each["applyTo"] == "NETWORK_FILTER")
+    assert merged["patch"]["value"]["typed_config"]["common_http_protocol_options"] == refuses
+
+
+def test_istio_adds_a_cluster_where_the_mesh_has_none(run: Run) -> None:
     Path("a.yaml").write_text(f"domain: a\ndescriptors: [{{key: remote_address, {LIMIT}}}]\n")
     flags = ("--format", "istio", "--context", "sidecar", "--workload", "app=shop", "--namespace", "shop")
     resource = written(run("a.yaml", *flags, "--server", "unix:/run/rls.sock"))
     assert resource["metadata"] == {"name": "ratelimit-rls", "namespace": "shop"}
     assert resource["spec"]["workloadSelector"] == {"labels": {"app": "shop"}}
     patches = resource["spec"]["configPatches"]
-    assert [patch["applyTo"] for patch in patches] == ["HTTP_FILTER", "VIRTUAL_HOST", "CLUSTER"]
+    assert [patch["applyTo"] for patch in patches] == ["HTTP_FILTER", "NETWORK_FILTER", "VIRTUAL_HOST", "CLUSTER"]
     assert {patch["match"]["context"] for patch in patches} == {"SIDECAR_INBOUND"}
 
 
-def test_values_that_look_like_something_else_stay_text(run: Run) -> None:
+def test_values_are_quoted_as_text(run: Run) -> None:
     Path("odd.yaml").write_text(f'domain: "y"\ndescriptors: [{{key: "1e3", value: "0x1", {LIMIT}}}]\n')
     code, out, _ = run("odd.yaml", "--from", "1e3=value:0x1", "--format", "fragments")
     assert code == ExitCode.DONE
@@ -194,7 +217,7 @@ def test_values_that_look_like_something_else_stay_text(run: Run) -> None:
     assert "descriptor_value: '0x1'" in out
 
 
-def test_what_a_file_says_cannot_end_a_comment(run: Run) -> None:
+def test_line_breaks_cannot_end_a_comment(run: Run) -> None:
     Path("odd.yaml").write_text(
         f'domain: a\ndescriptors: [{{key: "k\\nadmin: x", {LIMIT}}}, {{key: remote_address, {LIMIT}}}]\n'
     )
@@ -205,7 +228,7 @@ def test_what_a_file_says_cannot_end_a_comment(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (
             ["rules.yaml", "--from", "user=method", "--format", "fragments"],
@@ -214,47 +237,49 @@ def test_what_a_file_says_cannot_end_a_comment(run: Run) -> None:
         ),
         (["rules.yaml", "--from", "user=method", "--strict"], ExitCode.WARNINGS, "2 warnings: nothing was written"),
         (["rules.yaml"], ExitCode.BAD, "nothing says where 'user' comes from; add e.g. --from user=header:x-user"),
-        (["rules.yaml", "--domain", "web"], ExitCode.BAD, "there is no domain 'web'; there are edge"),
-        (["authz.yaml"], ExitCode.BAD, "Envoy could make no descriptor of the rules at all"),
+        (["rules.yaml", "--domain", "web"], ExitCode.BAD, "unknown domain 'web'; the rules have edge"),
+        (["authz.yaml"], ExitCode.BAD, "Envoy cannot create a descriptor for any rule; use --from KEY=SOURCE"),
         (["rules.yaml", "--ext-authz"], ExitCode.BAD, "no domain of these rules has an 'ext_authz'"),
         (["rules.yaml", "--ext-authz", "--domain", "edge"], ExitCode.BAD, "the domain 'edge' has no 'ext_authz'"),
-        (["authz.yaml", "--ext-authz", "--from", "a=path"], ExitCode.USAGE, "leave the mapping out"),
+        (["authz.yaml", "--ext-authz", "--from", "a=path"], ExitCode.USAGE, "omit --from, --mapping"),
         (["rules.yaml", "--server", "rls"], ExitCode.USAGE, "--server 'rls' is not HOST:PORT"),
         (["rules.yaml", "--server", "http://rls:8081"], ExitCode.USAGE, "has the host 'http://rls', which is neither"),
-        (["rules.yaml", "--server", "a,b:8081"], ExitCode.USAGE, "has the host 'a,b', which is neither a name nor"),
+        (["rules.yaml", "--server", "a,b:8081"], ExitCode.USAGE, "has the host 'a,b', which is neither a DNS name nor"),
         (["rules.yaml", "--upstream", "-:1"], ExitCode.USAGE, "--upstream '-:1' has the host '-'"),
-        (["rules.yaml", "--listen", "localhost:1"], ExitCode.USAGE, "listens on IP addresses; use e.g. 127.0.0.1:1"),
-        (["rules.yaml", "--listen", "0.0.0.0:9901"], ExitCode.USAGE, "has the port of Envoy's admin page"),
+        (
+            ["rules.yaml", "--listen", "localhost:1"],
+            ExitCode.USAGE,
+            "listens on IP addresses only; use e.g. 127.0.0.1:1",
+        ),
+        (["rules.yaml", "--listen", "0.0.0.0:9901"], ExitCode.USAGE, "uses the port of Envoy's admin page"),
         (["rules.yaml", "--timeout", "5"], ExitCode.USAGE, "--timeout '5' is not a duration"),
         (["rules.yaml", "--timeout", "0s"], ExitCode.USAGE, "--timeout '0s' is less than 1ms"),
         (["rules.yaml", "--timeout", "999us"], ExitCode.USAGE, "--timeout '999us' is less than 1ms"),
-        (["rules.yaml", "--cert", "a"], ExitCode.USAGE, "--cert and --key belong together"),
+        (["rules.yaml", "--cert", "a"], ExitCode.USAGE, "--cert and --key must be given together"),
         (["rules.yaml", "--cert", "a", "--key", "b"], ExitCode.USAGE, "need --cacert"),
         (["rules.yaml", "--cacert", "a", "--server", "unix:/a"], ExitCode.USAGE, "needs --server-name"),
-        (["rules.yaml", "--format", "istio"], ExitCode.USAGE, "--server is missing"),
-        (["rules.yaml", "--workload", "a=b"], ExitCode.USAGE, "--workload belongs to --format istio"),
-        (["rules.yaml", "--gateway", "eg"], ExitCode.USAGE, "--gateway belongs to --format envoy-gateway"),
+        (["rules.yaml", "--format", "istio"], ExitCode.USAGE, "--server is required"),
+        (["rules.yaml", "--workload", "a=b"], ExitCode.USAGE, "--workload needs --format istio"),
+        (["rules.yaml", "--gateway", "eg"], ExitCode.USAGE, "--gateway needs --format envoy-gateway"),
         (
             ["authz.yaml", "--ext-authz", "--format", "istio", "--server", "a.b:1", "--workload", "a"],
             ExitCode.USAGE,
-            "--workload is LABEL=VALUE",
+            "--workload must be LABEL=VALUE",
         ),
         (
             ["rules.yaml", "--format", "istio", "--server", "a.b:1", "--health-check"],
             ExitCode.USAGE,
-            "--health-check needs a cluster of its own",
+            "--health-check needs its own cluster",
         ),
         (
             ["rules.yaml", "--format", "envoy-gateway", "--server", "a.b:1", "--rate-limits-on", "virtual-host"],
             ExitCode.USAGE,
-            "the filter has the descriptors",
+            "needs --rate-limits-on filter",
         ),
     ],
 )
-def test_what_cannot_be_written_is_told_with_its_exit_code(
-    arguments: list[str], code: ExitCode, told: str, run: Run
-) -> None:
+def test_error_has_message_and_exit_code(arguments: list[str], code: ExitCode, message: str, run: Run) -> None:
     ended, out, err = run(*arguments)
     assert ended == code
-    assert told in err
+    assert message in err
     assert bool(out) == (code == ExitCode.DONE)

@@ -1,12 +1,12 @@
-"""Which descriptors rules ask for, and which of them a mapping can make."""
+"""Descriptors that rules need, and which of them a mapping can produce."""
 
 from __future__ import annotations
 
 import pytest
 
 from ratelimit_rls.core.tree import Node
-from ratelimit_rls.envoy_config.descriptors import plan, unused
-from ratelimit_rls.envoy_config.mapping import Mapped, from_flags, obvious
+from ratelimit_rls.envoy_config.descriptors import plan_descriptors, unused_keys
+from ratelimit_rls.envoy_config.mapping import MappedKey, default_mapping, from_flags
 from ratelimit_rls.rules.compile import compile_documents
 
 LIMIT = "rate_limit: {unit: minute, requests_per_unit: 1}"
@@ -17,37 +17,46 @@ def domain(descriptors: str) -> Node:
     return compile_documents({"edge.yaml": text.encode()}).tree.domains["edge"]
 
 
-def mapped(*flags: str) -> dict[str, Mapped]:
-    return {**obvious(), **from_flags(flags)}
+def mapped(*flags: str) -> dict[str, MappedKey]:
+    return {**default_mapping(), **from_flags(flags)}
 
 
-def made(root: Node, *flags: str) -> list[list[str]]:
-    planned, remarks = plan(root, mapped(*flags))
-    assert remarks == []
+def descriptors_for(root: Node, *flags: str) -> list[list[str]]:
+    planned, warnings = plan_descriptors(root, mapped(*flags))
+    assert warnings == []
     return [[entry.key for entry in descriptor] for descriptor in planned.descriptors]
 
 
-def test_rules_that_differ_in_values_alone_ask_for_one_descriptor() -> None:
+def test_rules_that_differ_only_in_values_need_one_descriptor() -> None:
     root = domain(
         f"  - {{key: plan, value: free, descriptors: [{{key: user, {LIMIT}}}]}}\n"
         f"  - {{key: plan, value: pro, {LIMIT}, descriptors: [{{key: user, {LIMIT}}}]}}\n"
         f"  - {{key: remote_address, match: {{cidr: 10.0.0.0/8}}, {LIMIT}}}\n"
         f"  - {{key: remote_address, {LIMIT}}}\n"
     )
-    assert made(root, "plan=header:x-plan", "user=header:x-user") == [["plan", "user"], ["plan"], ["remote_address"]]
+    assert descriptors_for(root, "plan=header:x-plan", "user=header:x-user") == [
+        ["plan", "user"],
+        ["plan"],
+        ["remote_address"],
+    ]
 
 
-def test_levels_without_a_rule_ask_for_nothing_of_their_own() -> None:
-    assert made(domain(f"  - {{key: a, descriptors: [{{key: b, {LIMIT}}}]}}\n"), "a=method", "b=host") == [["a", "b"]]
+def test_levels_without_a_rule_need_no_descriptor() -> None:
+    assert descriptors_for(domain(f"  - {{key: a, descriptors: [{{key: b, {LIMIT}}}]}}\n"), "a=method", "b=host") == [
+        ["a", "b"]
+    ]
 
 
-def test_a_key_with_a_star_is_met_by_every_key_of_the_mapping_that_is_like_it() -> None:
-    assert made(domain(f"  - {{key: 'x*', {LIMIT}}}\n"), "x1=method", "y=host", "xx=scheme") == [["x1"], ["xx"]]
+def test_wildcard_key_uses_every_matching_mapping_key() -> None:
+    assert descriptors_for(domain(f"  - {{key: 'x*', {LIMIT}}}\n"), "x1=method", "y=host", "xx=scheme") == [
+        ["x1"],
+        ["xx"],
+    ]
 
 
-def test_each_template_that_a_rule_may_meet_is_a_descriptor() -> None:
+def test_each_matching_template_makes_a_descriptor() -> None:
     root = domain(f"  - {{key: p, value: '/a/*', {LIMIT}}}\n  - {{key: q, {LIMIT}}}\n")
-    planned, _ = plan(root, mapped("p=path:/b,/a/{x},/a/{x}/**", "q=path:/b,/c"))
+    planned, _ = plan_descriptors(root, mapped("p=path:/b,/a/{x},/a/{x}/**", "q=path:/b,/c"))
     assert [[(entry.key, entry.template) for entry in descriptor] for descriptor in planned.descriptors] == [
         [("p", 1)],
         [("p", 2)],
@@ -57,7 +66,7 @@ def test_each_template_that_a_rule_may_meet_is_a_descriptor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "flags", "told"),
+    ("descriptors", "flags", "message"),
     [
         (
             f"  - {{key: user, {LIMIT}}}",
@@ -92,7 +101,7 @@ def test_each_template_that_a_rule_may_meet_is_a_descriptor() -> None:
         (
             f"  - {{key: 'x*', {LIMIT}}}",
             (),
-            "edge.yaml:3:5: warning[unproduced]: no route makes the descriptor x*: no key of the mapping is like 'x*'",
+            "edge.yaml:3:5: warning[unproduced]: no route makes the descriptor x*: no key of the mapping matches 'x*'",
         ),
         (
             f"  - {{key: 'x*', value: a, {LIMIT}}}",
@@ -102,26 +111,24 @@ def test_each_template_that_a_rule_may_meet_is_a_descriptor() -> None:
         ),
     ],
 )
-def test_a_rule_that_no_descriptor_can_meet_is_named_with_what_is_missing(
-    descriptors: str, flags: tuple[str, ...], told: str
-) -> None:
-    planned, remarks = plan(domain(f"{descriptors}\n"), mapped(*flags))
+def test_unproducible_rule_is_reported_with_the_reason(descriptors: str, flags: tuple[str, ...], message: str) -> None:
+    planned, warnings = plan_descriptors(domain(f"{descriptors}\n"), mapped(*flags))
     assert planned.descriptors == ()
-    assert [str(remark) for remark in remarks] == [told]
+    assert [str(warning) for warning in warnings] == [message]
 
 
-def test_a_key_of_the_mapping_that_no_rule_has_is_named_where_it_was_written() -> None:
-    remarks = unused([domain(f"  - {{key: user, {LIMIT}}}\n")], mapped("user=header:x-user", "page=query:page"))
-    assert [str(remark) for remark in remarks] == [
+def test_unused_mapping_key_is_reported_with_its_position() -> None:
+    warnings = unused_keys([domain(f"  - {{key: user, {LIMIT}}}\n")], mapped("user=header:x-user", "page=query:page"))
+    assert [str(warning) for warning in warnings] == [
         "--from page=query:page: warning[unused]: no rule has a descriptor with the key 'page'"
     ]
 
 
-def test_the_longest_wait_of_throttled_rules_is_known() -> None:
-    planned, _ = plan(
+def test_plan_has_the_longest_wait_of_throttled_rules() -> None:
+    planned, _ = plan_descriptors(
         domain(
             f"  - {{key: remote_address, action: throttle, max_delay: 300ms, {LIMIT}}}\n  - {{key: user, {LIMIT}}}\n"
         ),
         mapped("user=header:x-user"),
     )
-    assert planned.longest_wait_us == 300_000
+    assert planned.max_wait_us == 300_000

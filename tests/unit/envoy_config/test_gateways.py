@@ -1,6 +1,6 @@
-"""The manifests of envoy/gateways: current, of the right shape, and with rules that can be used.
+"""The manifests of envoy/gateways: up to date, with known fields only, and with valid rules.
 
-What their resources may contain was compared with the CRDs of each project; the table below keeps it that way.
+Their fields were compared with the CRDs of each project; the table below pins them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HELM = Path(sys.executable).with_name("helm")
 
 SERVER = "ratelimit-rls.ratelimit.svc.cluster.local:8081"
 
-# By apiVersion and kind: the path of every field that is used, lists passed through, `*` for any key or whole message.
+# By apiVersion and kind: the path of every field in use. Lists are transparent; `*` is any key or a whole message.
 KNOWN = {
     ("networking.istio.io/v1alpha3", "EnvoyFilter"): """
         spec.workloadSelector.labels.*
@@ -117,7 +117,7 @@ def fields(node: Any, path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("resource", list(resources()))
-def test_a_resource_has_the_fields_that_its_kind_has(resource: dict[str, Any]) -> None:
+def test_gateway_resource_uses_only_known_fields(resource: dict[str, Any]) -> None:
     kind = resource["apiVersion"], resource["kind"]
     if kind == ("v1", "ConfigMap"):
         kubernetes_validate.validate(resource, "1.37", strict=True)
@@ -131,7 +131,7 @@ def test_a_resource_has_the_fields_that_its_kind_has(resource: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("rules", sorted(GATEWAYS.glob("*/rules.yaml")), ids=lambda path: path.parent.name)
-def test_the_rules_can_be_used_as_they_are(rules: Path) -> None:
+def test_gateway_rules_load(rules: Path) -> None:
     assert compile_documents({rules.name: rules.read_bytes()}).warnings == ()
 
 
@@ -142,7 +142,7 @@ def generated(*arguments: str | Path) -> str:
     return out.getvalue()
 
 
-def test_the_envoy_filter_and_the_patch_are_what_the_command_writes() -> None:
+def test_gateway_manifests_equal_the_command_output() -> None:
     istio, gateway = GATEWAYS / "istio", GATEWAYS / "envoy-gateway"
     written = generated(istio / "rules.yaml", "--from", "path=path", "--format", "istio", "--server", SERVER)
     assert (istio / "envoyfilter.yaml").read_text() == written
@@ -152,8 +152,8 @@ def test_the_envoy_filter_and_the_patch_are_what_the_command_writes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gateway", ["kgateway", "ai-gateway"])
-def test_the_chart_is_installed_as_the_page_says(gateway: str) -> None:
-    """Under the names by which the manifests find it; the others differ in their rules alone."""
+def test_chart_renders_with_the_documented_names(gateway: str) -> None:
+    """The chart renders the names that the manifests refer to; the other gateways differ only in their rules."""
     name, namespace = "ratelimit-rls", "ratelimit"
     flags: list[str | Path] = ["--set-file", f"descriptors.inline.rules\\.yaml={GATEWAYS / gateway / 'rules.yaml'}"]
     if gateway == "ai-gateway":

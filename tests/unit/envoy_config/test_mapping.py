@@ -1,4 +1,4 @@
-"""The mapping: what it says in few words, and what is said about mistakes in it."""
+"""Parsing of the mapping from flags and files, and its errors."""
 
 from __future__ import annotations
 
@@ -7,100 +7,100 @@ import re
 import pytest
 
 from ratelimit_rls.envoy_config.mapping import from_file, from_flags
-from ratelimit_rls.envoy_config.source import (
-    DestinationCluster,
-    Header,
-    Host,
-    MaskedRemoteAddress,
-    Metadata,
-    PathAlone,
-    PathTemplates,
-    Query,
-    RemoteAddress,
-    Source,
-    SourceCluster,
-    Value,
+from ratelimit_rls.envoy_config.value_sources import (
+    ActionSource,
+    DestinationClusterAction,
+    FixedValueAction,
+    HeaderAction,
+    HostAction,
+    MaskedAddressAction,
+    MetadataAction,
+    PathAction,
+    PathTemplateAction,
+    QueryAction,
+    RemoteAddressAction,
+    SourceClusterAction,
     parse_source,
 )
 from ratelimit_rls.errors import RulesError, SettingsError
-from ratelimit_rls.rules.load import Source as File
+from ratelimit_rls.rules.yaml.parser import SourceDocument as File
 
 
 @pytest.mark.parametrize(
     ("text", "source"),
     [
-        ("header:X-User", Header("x-user")),
-        ("header::path", Header(":path")),
-        ("method", Header(":method")),
-        ("host", Host()),
-        ("scheme", Header(":scheme")),
-        ("path", PathAlone()),
-        ("query:page:size", Query("page:size")),
-        ("value:a:b", Value("a:b")),
-        ("remote_address", RemoteAddress()),
-        ("masked_remote_address:24,64", MaskedRemoteAddress(24, 64)),
-        ("metadata:envoy.jwt:payload:sub", Metadata("envoy.jwt", ("payload", "sub"))),
-        ("source_cluster", SourceCluster()),
-        ("destination_cluster", DestinationCluster()),
+        ("header:X-User", HeaderAction("x-user")),
+        ("header::path", HeaderAction(":path")),
+        ("method", HeaderAction(":method")),
+        ("host", HostAction()),
+        ("scheme", HeaderAction(":scheme")),
+        ("path", PathAction()),
+        ("query:page:size", QueryAction("page:size")),
+        ("value:a:b", FixedValueAction("a:b")),
+        ("remote_address", RemoteAddressAction()),
+        ("masked_remote_address:24,64", MaskedAddressAction(24, 64)),
+        ("metadata:envoy.jwt:payload:sub", MetadataAction("envoy.jwt", ("payload", "sub"))),
+        ("source_cluster", SourceClusterAction()),
+        ("destination_cluster", DestinationClusterAction()),
     ],
 )
-def test_a_source_is_a_short_text(text: str, source: Source) -> None:
+def test_source_text_is_parsed(text: str, source: ActionSource) -> None:
     assert parse_source(text) == source
 
 
-def test_templates_stand_in_a_list() -> None:
+def test_path_templates_are_parsed_from_a_list() -> None:
     source = parse_source("path:/users/{id},/users/{id}/orders/**")
-    assert isinstance(source, PathTemplates)
+    assert isinstance(source, PathTemplateAction)
     assert [template.text for template in source.templates] == ["/users/{id}", "/users/{id}/orders/**"]
 
 
 @pytest.mark.parametrize(
-    ("flag", "told"),
+    ("flag", "message"),
     [
         ("user", "is not KEY=SOURCE"),
         ("=method", "is not KEY=SOURCE"),
-        ("user=cookie:a", "is no source; there are destination_cluster, header, "),
-        ("user=header", "does not say which; write e.g. header:x-user"),
-        ("user=header:a b", "is no header's name"),
-        ("user=method:GET", "has something after 'method', which stands alone"),
-        ("masked_remote_address=masked_remote_address", "does not say which"),
+        ("user=cookie:a", "is not a source; use one of destination_cluster, header, "),
+        ("user=header", "has no argument; write e.g. header:x-user"),
+        ("user=header:a b", "is not a header name"),
+        ("user=method:GET", "has text after 'method', which takes no argument"),
+        ("masked_remote_address=masked_remote_address", "has no argument"),
         ("masked_remote_address=masked_remote_address:33,64", "needs the lengths of the prefixes"),
-        ("sub=metadata:envoy.jwt", "names no value"),
+        ("sub=metadata:envoy.jwt", "has no namespace or path"),
         ("p=path:users", "has the template 'users', which does not start with '/'"),
-        ("p=path:/a/**,/a/b", "has '/a/b' after '/a/**', which takes all of its paths"),
-        ("client=remote_address", "Envoy calls that entry 'remote_address' whatever you want"),
+        ("p=path:/a/**,/a/b", "has '/a/b' after '/a/**', which matches all of its paths"),
+        ("client=remote_address", "Envoy always names that entry 'remote_address'"),
     ],
 )
-def test_a_flag_that_cannot_be_used_is_refused_with_the_reason(flag: str, told: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(told)):
+def test_invalid_flag_is_rejected_with_the_reason(flag: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
         from_flags([flag])
 
 
-def test_all_that_is_wrong_with_flags_is_told_at_once() -> None:
+def test_all_flag_errors_are_reported_at_once() -> None:
     with pytest.raises(SettingsError) as refused:
         from_flags(["user=method", "user=host", "page=query"])
     assert str(refused.value).splitlines() == [
-        "--from 'user=host' is the second of 'user'",
-        "--from 'page=query' does not say which; write e.g. query:page",
+        "--from 'user=host' repeats the key 'user'",
+        "--from 'page=query' has no argument; write e.g. query:page",
     ]
 
 
-def test_a_file_says_the_same_and_what_no_short_text_can() -> None:
+def test_mapping_file_accepts_short_and_structured_sources() -> None:
     text = """\
 user: header:x-user
 sub: {metadata: {namespace: envoy.jwt, path: [payload, "https://example.com/sub"]}}
 shape: {path: ["/a,b/{x}"]}
 """
     read = from_file(File("map.yaml", text.encode()))
-    assert read["user"].source == Header("x-user")
+    assert read["user"].source == HeaderAction("x-user")
     assert read["user"].place == "map.yaml:1:1"
-    assert read["sub"].source == Metadata("envoy.jwt", ("payload", "https://example.com/sub"))
+    assert read["sub"].source == MetadataAction("envoy.jwt", ("payload", "https://example.com/sub"))
     shape = read["shape"].source
-    assert isinstance(shape, PathTemplates)
+    assert isinstance(shape, PathTemplateAction)
     assert shape.templates[0].text == "/a,b/{x}"
 
 
-def test_every_mistake_in_a_file_has_its_place() -> None:
+def test_mapping_file_errors_have_positions() -> None:
     text = """\
 user: cookie:a
 client: remote_address
@@ -114,17 +114,17 @@ user: method
     with pytest.raises(RulesError) as refused:
         from_file(File("map.yaml", text.encode()))
     assert [str(problem).partition(";")[0] for problem in refused.value.problems] == [
-        "map.yaml:1:7: error: user: cookie:a is no source",
-        "map.yaml:2:9: error: client cannot be: Envoy calls that entry 'remote_address' whatever you want",
+        "map.yaml:1:7: error: user: cookie:a is not a source",
+        "map.yaml:2:9: error: client cannot be used: Envoy always names that entry 'remote_address'",
         "map.yaml:3:8: error: config error, unknown key 'query'",
         "map.yaml:4:7: error: both: a mapping is either {metadata: {namespace: …, path: […]}} or {path: […]}",
-        "map.yaml:5:6: error: sub: a mapping names no value",
+        "map.yaml:5:6: error: sub: a mapping has no namespace or path",
         "map.yaml:6:7: error: a list is not a mapping",
         "map.yaml:8:1: error: 'user' is written twice",
     ]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "user"])
-def test_a_file_without_a_mapping_is_refused(text: str) -> None:
+def test_file_without_a_mapping_is_rejected(text: str) -> None:
     with pytest.raises(RulesError, match=re.escape("there is no mapping; write e.g. 'user: header:x-user'")):
         from_file(File("map.yaml", text.encode()))

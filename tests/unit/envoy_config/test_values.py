@@ -1,11 +1,11 @@
-"""Values that a source never has are told with what would be right, and nothing is said of those that it may have."""
+"""Values that a source can never have are reported with a remedy, and possible values are not."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.envoy_config.source import parse_source
-from ratelimit_rls.envoy_config.values import why_never
+from ratelimit_rls.envoy_config.unreachable_values import unreachable_reason
+from ratelimit_rls.envoy_config.value_sources import parse_source
 from ratelimit_rls.rules.compile import compile_documents
 
 LIMIT = "rate_limit: {unit: minute, requests_per_unit: 1}"
@@ -13,14 +13,14 @@ MASKED = "masked_remote_address:24,64"
 LENGTHS = "is a network with /24 of IPv4 or /64 of IPv6, as the mapping says"
 
 
-def told(said: str, source: str) -> str:
-    text = f"domain: edge\ndescriptors: [{{key: k, {said}, {LIMIT}}}]\n"
+def reason_for(value: str, source: str) -> str:
+    text = f"domain: edge\ndescriptors: [{{key: k, {value}, {LIMIT}}}]\n"
     (node,) = compile_documents({"edge.yaml": text.encode()}).tree.domains["edge"].children()
-    return why_never(node, parse_source(source))
+    return unreachable_reason(node, parse_source(source))
 
 
 @pytest.mark.parametrize(
-    ("said", "source", "why"),
+    ("value", "source", "reason"),
     [
         ("value: login", "path", "starts with a slash; write /login"),
         ("value: login/*", "path", "starts with a slash; write /login/*"),
@@ -60,12 +60,12 @@ def told(said: str, source: str) -> str:
         ),
     ],
 )
-def test_a_value_that_never_comes_is_told_with_what_would_be_right(said: str, source: str, why: str) -> None:
-    assert told(said, source) == why
+def test_unreachable_value_is_explained(value: str, source: str, reason: str) -> None:
+    assert reason_for(value, source) == reason
 
 
 @pytest.mark.parametrize(
-    ("said", "source"),
+    ("value", "source"),
     [
         ("shadow_mode: false", "path"),
         ("value: /login", "path"),
@@ -98,5 +98,5 @@ def test_a_value_that_never_comes_is_told_with_what_would_be_right(said: str, so
         ("match: {cidr: 10.0.0.0/8}", "header:x-real-ip"),
     ],
 )
-def test_nothing_is_said_of_a_value_that_may_come(said: str, source: str) -> None:
-    assert told(said, source) == ""
+def test_reachable_value_has_no_warning(value: str, source: str) -> None:
+    assert reason_for(value, source) == ""

@@ -1,6 +1,6 @@
-"""Values that a source never has, whatever the request: a rule that names one can never be met.
+"""Detection of values that a source can never have: a rule with such a value can never match.
 
-Only what is certain is told. Of a regular expression nothing is known but what meets the few values of a short list.
+Only certain cases are reported. Regular expressions are only tested against sources with a short list of values.
 """
 
 from __future__ import annotations
@@ -9,59 +9,69 @@ import re
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address, ip_network
 
-from ratelimit_rls.core.pattern import Way, parse_address
+from ratelimit_rls.core.pattern import PatternKind, parse_address
 from ratelimit_rls.core.tree import Glob, Node
-from ratelimit_rls.envoy_config.source import Header, Host, MaskedRemoteAddress, PathAlone, RemoteAddress, Source
+from ratelimit_rls.envoy_config.value_sources import (
+    ActionSource,
+    HeaderAction,
+    HostAction,
+    MaskedAddressAction,
+    PathAction,
+    RemoteAddressAction,
+)
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE")
 SCHEMES = ("http", "https")
 
 
-def meets(node: Node, value: str) -> bool:
-    """Whether an entry with this value meets the node, as the service compares them."""
+def matches(node: Node, value: str) -> bool:
+    """Return whether an entry with this value matches the node, as the service compares them."""
     if node.pattern is not None:
         return node.pattern.matches(value, parse_address(value))
     return not node.value or Glob.of(node.value).matches(value)
 
 
-def why_never(node: Node, source: Source) -> str:
-    """The end of a sentence that starts with the key, with what would be right; empty if a request may have it."""
+def unreachable_reason(node: Node, source: ActionSource) -> str:
+    """Return why the source never has the node's value; "" if it may have it.
+
+    The text completes a sentence that starts with the key, and says what would be right.
+    """
     match source:
-        case Header(":method"):
+        case HeaderAction(":method"):
             return _method(node)
-        case Header(":scheme"):
-            return "" if any(meets(node, scheme) for scheme in SCHEMES) else offered(SCHEMES)
-        case Host():
+        case HeaderAction(":scheme"):
+            return "" if any(matches(node, scheme) for scheme in SCHEMES) else possible_values(SCHEMES)
+        case HostAction():
             return _host(node)
-        case PathAlone():
+        case PathAction():
             return _path(node)
-        case RemoteAddress():
+        case RemoteAddressAction():
             return _address(node)
-        case MaskedRemoteAddress(v4_prefix, v6_prefix):
+        case MaskedAddressAction(v4_prefix, v6_prefix):
             return _network(node, v4_prefix, v6_prefix)
         case _:
             return ""
 
 
-def offered(values: Iterable[str]) -> str:
+def possible_values(values: Iterable[str]) -> str:
     return f"comes as {' or '.join(map(repr, values))} only"
 
 
 def _by_cidr(node: Node) -> bool:
-    return node.pattern is not None and node.pattern.way is Way.CIDR
+    return node.pattern is not None and node.pattern.way is PatternKind.CIDR
 
 
 def _parts(node: Node) -> tuple[str, ...]:
-    """What the value has for certain, from its beginning to its end, with anything between two of them."""
+    """Return the literal parts of the value, from its beginning to its end, with anything between two of them."""
     if node.pattern is None:
         return Glob.of(node.value).parts if node.value else ()
-    return (node.pattern.text, "") if node.pattern.way is Way.PREFIX else ()
+    return (node.pattern.text, "") if node.pattern.way is PatternKind.PREFIX else ()
 
 
 def _method(node: Node) -> str:
-    """Methods that are none of the common ones may be written in any way."""
-    meant = [method for method in METHODS if meets(node, method.lower())]
-    if not meant or any(meets(node, method) for method in METHODS):
+    """Check a method. Uncommon methods may have any spelling."""
+    meant = [method for method in METHODS if matches(node, method.lower())]
+    if not meant or any(matches(node, method) for method in METHODS):
         return ""
     return f"comes in capitals; write {meant[0]}"
 
@@ -96,7 +106,7 @@ def _address(node: Node) -> str:
         if "/" not in node.value:
             return "is an IP address"
         return f"is one IP address and never a network; write match: {{cidr: {node.value}}}"
-    return _spelled(node.value, address)
+    return _canonical_spelling(node.value, address)
 
 
 def _network(node: Node, v4_prefix: int, v6_prefix: int) -> str:
@@ -117,8 +127,8 @@ def _network(node: Node, v4_prefix: int, v6_prefix: int) -> str:
     return "" if str(network) == node.value else f"comes as Envoy writes it; write {network}"
 
 
-def _spelled(value: str, address: object) -> str:
-    """IPv6 has many spellings, of which Envoy sends one."""
+def _canonical_spelling(value: str, address: object) -> str:
+    """Check the spelling of an address: of the many for IPv6, Envoy sends one."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped:
         return ""
     return "" if str(address) == value else f"comes as Envoy writes it; write {address}"
@@ -129,5 +139,5 @@ def _may_be_of_addresses(part: str) -> bool:
 
 
 def _text(node: Node) -> str:
-    """As it was written."""
+    """Return the value or pattern as written."""
     return node.pattern.text if node.pattern else node.value

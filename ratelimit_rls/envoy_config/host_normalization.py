@@ -1,15 +1,15 @@
-"""The host of a request as one name: what is the same host to an upstream must not have a counter for each spelling.
+"""Normalisation of the request's host: all spellings of one host must share a counter.
 
-No action of Envoy's can change a text, and CEL has no functions on texts where rate limits use it. So a filter of our
-own, a few lines of Lua, leaves the name where the `metadata` action finds it. No client can put anything there.
+No action of Envoy can transform text, and CEL has no string functions where rate limits use it. So a Lua filter of a
+few lines writes the name to dynamic metadata, where the `metadata` action finds it. Clients cannot write there.
 """
 
 from __future__ import annotations
 
 from ratelimit_rls.envoy_config.api import Any, DataSource, HttpFilter, Lua
-from ratelimit_rls.envoy_config.source import Metadata
+from ratelimit_rls.envoy_config.value_sources import MetadataAction
 
-HOST_METADATA = Metadata("ratelimit-rls", ("host",))
+HOST_METADATA = MetadataAction("ratelimit-rls", ("host",))
 
 NAME = "ratelimit-rls.host"
 
@@ -22,7 +22,7 @@ function envoy_on_request(handle)
   end
 end
 """
-"""In lower case; without a user's name, a port, and the dot that a full name may end with."""
+"""Lower-cases the host, and removes user info, port and trailing dot."""
 
 
 def host_filter() -> HttpFilter:
