@@ -1,9 +1,9 @@
-"""A middleware for ASGI applications: every HTTP request is checked before the application sees it.
+"""ASGI middleware that checks every HTTP request before it reaches the application.
 
     app = RateLimitMiddleware(app, client, identify=lambda scope: ("ip", scope["client"][0]))
 
-Refusals are answered here, in JSON; the answers of the application are told how its caller stands. What becomes of
-requests when the service gives no answer is the client's `on_error`.
+Denied requests get a JSON response from the middleware; responses of the application get X-RateLimit-* headers. If the
+service does not respond, `on_error` of the client decides.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
-from ratelimit_rls.client.answers import Answer
-from ratelimit_rls.client.asynchronous import AsyncRateLimiterClient
-from ratelimit_rls.client.calls import Dimension
+from ratelimit_rls.client.aio import AsyncRateLimiterClient
+from ratelimit_rls.client.methods import Dimension
+from ratelimit_rls.client.results import CheckResult
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -29,13 +29,13 @@ Identify = Callable[[Scope], tuple[Dimension, str] | None]
 Headers = list[tuple[bytes, bytes]]
 
 
-def path_of(scope: Scope) -> str:
-    """As the application is told it, without escapes: one path in many spellings is counted as one."""
+def request_path(scope: Scope) -> str:
+    """Return the decoded path, so that all percent-encoded spellings of a path share a counter."""
     return str(scope["path"])
 
 
 class RateLimitMiddleware:
-    """Lifespans and WebSockets pass untouched."""
+    """Rate limits the HTTP requests of an ASGI application. Lifespan and WebSocket scopes are passed through."""
 
     def __init__(
         self,
@@ -43,13 +43,17 @@ class RateLimitMiddleware:
         client: AsyncRateLimiterClient,
         identify: Identify,
         *,
-        endpoint: Callable[[Scope], str] = path_of,
+        endpoint: Callable[[Scope], str] = request_path,
         cost: int | Callable[[Scope], int] = 1,
         exempt: Callable[[Scope], bool] | None = None,
         domain: str = "",
     ) -> None:
-        """`identify` says who is calling; None, or an empty identifier: nobody to count it for, so that it passes. It
-        must go by what a caller proves, not by what it claims. Neither is whoever `exempt` knows counted."""
+        """Wrap `app`.
+
+        `identify` returns the dimension and identifier of the caller. If it returns None or an empty identifier, the
+        request is passed through without counting. It must rely on authenticated properties, not on claims of the
+        caller. Requests for which `exempt` returns True are not counted either.
+        """
         self._app = app
         self._client = client
         self._identify = identify
@@ -62,85 +66,85 @@ class RateLimitMiddleware:
         if scope["type"] != "http" or (self._exempt is not None and self._exempt(scope)):
             await self._app(scope, receive, send)
             return
-        who = self._identify(scope)
-        if who is None or not who[1]:
+        identity = self._identify(scope)
+        if identity is None or not identity[1]:
             await self._app(scope, receive, send)
             return
-        dimension, identifier = who
-        answer = await self._client.check(
+        dimension, identifier = identity
+        result = await self._client.check(
             identifier,
             dimension,
             endpoint=self._endpoint(scope),
             cost=self._cost(scope) if callable(self._cost) else self._cost,
             domain=self._domain,
         )
-        if answer.allowed:
-            await self._app(scope, receive, _telling(send, _standing(answer)))
+        if result.allowed:
+            await self._app(scope, receive, _with_headers(send, _ratelimit_headers(result)))
         else:
-            await _refuse(answer, send)
+            await _send_denial(result, send)
 
 
-def _telling(send: Send, standing: Headers) -> Send:
-    """`send`, with these headers in every answer; they take the place of the application's own of the same name."""
-    if not standing:
+def _with_headers(send: Send, headers: Headers) -> Send:
+    """Wrap `send` to add headers to the response; they replace headers of the same name set by the application."""
+    if not headers:
         return send
-    names = {name for name, _ in standing}
+    names = {name for name, _ in headers}
 
-    async def told(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             kept = [header for header in message.get("headers", ()) if header[0].lower() not in names]
-            message["headers"] = [*kept, *standing]
+            message["headers"] = [*kept, *headers]
         await send(message)
 
-    return told
+    return send_with_headers
 
 
-def _standing(answer: Answer) -> Headers:
-    if not answer.is_limited:
+def _ratelimit_headers(result: CheckResult) -> Headers:
+    if not result.is_limited:
         return []
-    # Those who read these headers take it for granted that no more than the limit is left; a burst may be.
-    numbers = (answer.limit, min(answer.remaining, answer.limit), answer.reset_at)
+    # Clients assume that remaining ≤ limit, but with a burst it can be more.
+    numbers = (result.limit, min(result.remaining, result.limit), result.reset_at)
     names = (b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset")
     return [(name, b"%d" % number) for name, number in zip(names, numbers, strict=True)]
 
 
-async def _refuse(answer: Answer, send: Send) -> None:
-    status = answer.http_status or HTTPStatus.TOO_MANY_REQUESTS
-    body = json.dumps(_body(answer), separators=(",", ":")).encode()
+async def _send_denial(result: CheckResult, send: Send) -> None:
+    status = result.http_status or HTTPStatus.TOO_MANY_REQUESTS
+    body = json.dumps(_body(result), separators=(",", ":")).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         (b"cache-control", b"no-store"),
-        *_standing(answer),
+        *_ratelimit_headers(result),
     ]
-    if answer.retry_after:
-        headers.append((b"retry-after", b"%d" % answer.retry_after))
+    if result.retry_after:
+        headers.append((b"retry-after", b"%d" % result.retry_after))
     if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
-    with suppress(OSError):  # how servers say that the client has left
+    with suppress(OSError):  # ASGI servers raise it when the client has disconnected
         await send({"type": "http.response.start", "status": int(status), "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
 _MESSAGES = {
-    "blocked": "this caller is blocked",
-    "unauthorized": "the API key is not valid, or not any more",
-    "no_answer": "the rate limiter does not answer",
-    "not_understood": "the rate limiter does not understand who is calling",
+    "blocked": "the caller is blocked",
+    "unauthorized": "the API key is invalid, expired or revoked",
+    "no_answer": "the rate limiter does not respond",
+    "not_understood": "the rate limiter rejected the identity of the caller",
 }
 
 
-def _body(answer: Answer) -> dict[str, Any]:
+def _body(result: CheckResult) -> dict[str, Any]:
     error: dict[str, Any] = {
-        "reason": answer.reason,
-        "message": _MESSAGES.get(answer.reason, "too many requests"),
+        "reason": result.reason,
+        "message": _MESSAGES.get(result.reason, "too many requests"),
     }
-    if answer.rule:
-        error["rule"] = answer.rule
-    if answer.is_limited:
-        error["limit"] = answer.limit
-    if answer.reset_at:
-        error["reset_at"] = answer.reset_at
-    if answer.retry_after:
-        error["retry_after"] = answer.retry_after
+    if result.rule:
+        error["rule"] = result.rule
+    if result.is_limited:
+        error["limit"] = result.limit
+    if result.reset_at:
+        error["reset_at"] = result.reset_at
+    if result.retry_after:
+        error["retry_after"] = result.retry_after
     return {"error": error}

@@ -1,4 +1,4 @@
-"""How a connection to the service is made."""
+"""Connection options of the clients."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 import grpc
 
 OPTIONS: tuple[tuple[str, int | str], ...] = (
-    # A service that comes back is found within a second; gRPC alone would wait for up to two minutes.
+    # Reconnect within a second; the default back-off of gRPC is up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # What was sent may have been counted, so only what never left is sent again.
+    # No retries: a request that was sent may have been counted.
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),
 )
 
 DEFAULT_TIMEOUT_S = 0.25
-"""For an answer: long for a service nearby, and short for whoever waits behind it."""
+"""Default deadline of a call: long for a service nearby, short for a client that waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM, as bytes. Without `ca`, the machine's own authorities are believed."""
+    """TLS credentials in PEM. Without `ca`, the CAs of the system are trusted."""
 
     ca: bytes | None = None
-    certificate: bytes | None = None  # ours, where the service asks for one
+    certificate: bytes | None = None  # client certificate, if the service requires one
     key: bytes | None = field(default=None, repr=False)
-    server_name: str = ""  # in the service's certificate, if it is not the target's host
+    server_name: str = ""  # name in the service's certificate, if it is not the host of the target
 
 
 def credentials(tls: Tls) -> grpc.ChannelCredentials:
     if (tls.certificate is None) != (tls.key is None):
-        raise ValueError("tls has a certificate without its key, or a key without its certificate; give both")
+        raise ValueError("tls.certificate and tls.key must be given together")
     return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
 
 

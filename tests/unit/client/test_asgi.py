@@ -1,4 +1,4 @@
-"""The middleware by itself: what it asks, and what it does with each answer."""
+"""The ASGI middleware with a fake client: requests it sends and responses it makes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from ratelimit_rls.client import Answer, AsyncRateLimiterClient, RateLimiterError
+from ratelimit_rls.client import AsyncRateLimiterClient, CheckResult, RateLimiterError
 from ratelimit_rls.client.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 
-PASSES = Answer(True, current_count=1, limit=5, remaining=4, reset_at=1_800_000_000, rule="edge.user")
-OVER = Answer(
+PASSES = CheckResult(True, current_count=1, limit=5, remaining=4, reset_at=1_800_000_000, rule="edge.user")
+OVER = CheckResult(
     False,
     current_count=5,
     limit=5,
@@ -26,14 +26,14 @@ OVER = Answer(
 
 
 class Told(AsyncRateLimiterClient):
-    """A client that has its answer already."""
+    """A client with a prepared result."""
 
-    def __init__(self, answer: Answer | BaseException) -> None:
+    def __init__(self, answer: CheckResult | BaseException) -> None:
         super().__init__("127.0.0.1:1")
         self.answer = answer
         self.asked: list[tuple[Any, ...]] = []
 
-    async def check(self, identifier: str, dimension: Any = "user", **more: Any) -> Answer:
+    async def check(self, identifier: str, dimension: Any = "user", **more: Any) -> CheckResult:
         self.asked.append((identifier, dimension, more))
         if isinstance(self.answer, BaseException):
             raise self.answer
@@ -56,7 +56,7 @@ async def unheard() -> Message:
 
 
 async def get(app: Any, path: str = "/a", kind: str = "http", **headers: str) -> list[Message]:
-    """What is sent for a request."""
+    """Return the ASGI messages sent for a request."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -67,7 +67,7 @@ async def get(app: Any, path: str = "/a", kind: str = "http", **headers: str) ->
     return sent
 
 
-async def test_who_passes_is_told_how_it_stands_and_nobody_else_can_say_it() -> None:
+async def test_allowed_response_gets_ratelimit_headers_and_app_cannot_override() -> None:
     client = Told(PASSES)
     start, body = await get(RateLimitMiddleware(hello, client, by_user), x_user="ann")
     assert client.asked == [("ann", "user", {"endpoint": "/a", "cost": 1, "domain": ""})]
@@ -80,7 +80,7 @@ async def test_who_passes_is_told_how_it_stands_and_nobody_else_can_say_it() -> 
     ]
 
 
-async def test_who_is_over_its_limit_is_answered_here() -> None:
+async def test_over_limit_request_does_not_reach_the_app() -> None:
     start, body = await get(RateLimitMiddleware(hello, Told(OVER), by_user), x_user="ann")
     headers = dict(start["headers"])
     assert (start["status"], headers[b"retry-after"], headers[b"x-ratelimit-remaining"]) == (429, b"7", b"0")
@@ -101,30 +101,40 @@ async def test_who_is_over_its_limit_is_answered_here() -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "headers", "reason"),
     [
-        (Answer(False, reason="blocked", http_status=403, rule="edge.user"), 403, {}, "blocked"),
-        (Answer(False, reason="unauthorized", http_status=401), 401, {b"www-authenticate": b"Bearer"}, "unauthorized"),
-        (Answer(False, reason="no_answer", http_status=503, retry_after=1), 503, {b"retry-after": b"1"}, "no_answer"),
-        (Answer(False, reason="new in a later version"), 429, {}, "new in a later version"),
+        (CheckResult(False, reason="blocked", http_status=403, rule="edge.user"), 403, {}, "blocked"),
+        (
+            CheckResult(False, reason="unauthorized", http_status=401),
+            401,
+            {b"www-authenticate": b"Bearer"},
+            "unauthorized",
+        ),
+        (
+            CheckResult(False, reason="no_answer", http_status=503, retry_after=1),
+            503,
+            {b"retry-after": b"1"},
+            "no_answer",
+        ),
+        (CheckResult(False, reason="new in a later version"), 429, {}, "new in a later version"),
     ],
 )
-async def test_other_refusals_say_what_they_are(
-    answer: Answer, status: int, headers: dict[bytes, bytes], reason: str
+async def test_other_denials_have_their_own_status_and_reason(
+    answer: CheckResult, status: int, headers: dict[bytes, bytes], reason: str
 ) -> None:
     start, body = await get(RateLimitMiddleware(hello, Told(answer), by_user), x_user="ann")
-    told = dict(start["headers"])
+    result = dict(start["headers"])
     assert start["status"] == status
-    assert {name: told.get(name) for name in (b"www-authenticate", b"retry-after") if name in told} == headers
+    assert {name: result.get(name) for name in (b"www-authenticate", b"retry-after") if name in result} == headers
     assert json.loads(body["body"])["error"]["reason"] == reason
-    assert b"x-ratelimit-limit" not in told
+    assert b"x-ratelimit-limit" not in result
 
 
-async def test_where_no_limit_applied_the_application_s_answer_is_left_alone() -> None:
-    start, _ = await get(RateLimitMiddleware(hello, Told(Answer(True)), by_user), x_user="ann")
+async def test_response_is_unchanged_if_no_limit_applied() -> None:
+    start, _ = await get(RateLimitMiddleware(hello, Told(CheckResult(True)), by_user), x_user="ann")
     assert (b"X-RateLimit-Limit", b"forged") in start["headers"]
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "websocket"])
-async def test_what_is_no_http_request_passes_untouched(kind: str) -> None:
+async def test_lifespan_and_websocket_scopes_pass_through(kind: str) -> None:
     client, seen = Told(OVER), []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +144,7 @@ async def test_what_is_no_http_request_passes_untouched(kind: str) -> None:
     assert (seen, client.asked) == ([(True, kind)], [])
 
 
-async def test_whoever_is_nobody_or_exempt_is_not_asked_about() -> None:
+async def test_unidentified_and_exempt_requests_are_not_checked() -> None:
     client = Told(OVER)
     app = RateLimitMiddleware(hello, client, by_user, exempt=lambda scope: scope["path"] == "/healthz")
     for path, headers in (("/a", {}), ("/a", {"x_user": ""}), ("/healthz", {"x_user": "ann"})):
@@ -142,7 +152,7 @@ async def test_whoever_is_nobody_or_exempt_is_not_asked_about() -> None:
     assert client.asked == []
 
 
-async def test_endpoint_cost_and_domain_are_the_application_s_choice() -> None:
+async def test_endpoint_cost_and_domain_are_configurable() -> None:
     client = Told(PASSES)
     app = RateLimitMiddleware(
         hello,
@@ -157,12 +167,12 @@ async def test_endpoint_cost_and_domain_are_the_application_s_choice() -> None:
 
 
 @pytest.mark.parametrize("fault", [RateLimiterError(grpc.StatusCode.UNAVAILABLE, "away"), asyncio.CancelledError()])
-async def test_what_the_client_raises_is_the_server_s_to_answer(fault: BaseException) -> None:
+async def test_client_errors_propagate_to_the_server(fault: BaseException) -> None:
     with pytest.raises(type(fault)):
         await get(RateLimitMiddleware(hello, Told(fault), by_user), x_user="ann")
 
 
-async def test_a_client_that_left_before_its_refusal_is_no_error() -> None:
+async def test_disconnect_before_the_denial_is_ignored() -> None:
     async def gone(message: Message) -> None:
         raise OSError("the client has left")
 

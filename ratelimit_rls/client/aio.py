@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""Client for asyncio."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
-from ratelimit_rls.client.answers import Answer, Instead, OnError, Remaining, answer_of, error_of, remaining_of
-from ratelimit_rls.client.calls import (
+from ratelimit_rls.client.channel import DEFAULT_TIMEOUT_S, Tls, credentials, options
+from ratelimit_rls.client.methods import (
     CHECK,
     QUOTA,
     RESET,
     Dimension,
     Metadata,
     Method,
-    authorized,
-    check_request,
-    idempotent,
-    request_of,
+    authorization_metadata,
+    build_check_request,
+    build_request,
+    idempotency_metadata,
 )
-from ratelimit_rls.client.channel import DEFAULT_TIMEOUT_S, Tls, credentials, options
+from ratelimit_rls.client.results import (
+    CheckResult,
+    ErrorPolicy,
+    OnError,
+    Remaining,
+    parse_check,
+    parse_remaining,
+    to_error,
+)
 
 
 class AsyncRateLimiterClient:
-    """As RateLimiterClient, for the tasks of one loop. It connects with the first call, so that it can be made before
-    there is a loop. To be closed, or used in an `async with`."""
+    """Client for the tasks of one event loop, with the interface of RateLimiterClient.
+
+    It connects on the first call, so that it can be constructed before the loop runs. Close it, or use `async with`.
+    """
 
     def __init__(
         self,
@@ -38,11 +48,11 @@ class AsyncRateLimiterClient:
         tls: Tls | None = None,
         token: str = "",
     ) -> None:
-        """As RateLimiterClient's."""
+        """Take the arguments of RateLimiterClient."""
         self._target = target
         self._domain = domain
         self._timeout_s = timeout_s
-        self._instead = Instead(on_error)
+        self._error_policy = ErrorPolicy(on_error)
         self._token = token
         self._options = options(tls)
         self._credentials = credentials(tls) if tls is not None else None
@@ -59,13 +69,13 @@ class AsyncRateLimiterClient:
         domain: str = "",
         idempotency_key: str = "",
         timeout_s: float | None = None,
-    ) -> Answer:
-        """As RateLimiterClient.check."""
-        request = check_request(identifier, dimension, endpoint, cost, domain or self._domain)
+    ) -> CheckResult:
+        """Check and count a call; see RateLimiterClient.check."""
+        request = build_check_request(identifier, dimension, endpoint, cost, domain or self._domain)
         try:
-            return answer_of(await self._call(CHECK, request, timeout_s, idempotent(idempotency_key)))
+            return parse_check(await self._call(CHECK, request, timeout_s, idempotency_metadata(idempotency_key)))
         except grpc.RpcError as fault:
-            return self._instead.of(error_of(fault))
+            return self._error_policy.of(to_error(fault))
 
     async def remaining(
         self,
@@ -76,12 +86,12 @@ class AsyncRateLimiterClient:
         domain: str = "",
         timeout_s: float | None = None,
     ) -> Remaining:
-        """As RateLimiterClient.remaining."""
-        request = request_of(QUOTA, identifier, dimension, endpoint, domain or self._domain)
+        """Return the remaining quota; see RateLimiterClient.remaining."""
+        request = build_request(QUOTA, identifier, dimension, endpoint, domain or self._domain)
         try:
-            return remaining_of(await self._call(QUOTA, request, timeout_s))
+            return parse_remaining(await self._call(QUOTA, request, timeout_s))
         except grpc.RpcError as fault:
-            raise error_of(fault) from fault
+            raise to_error(fault) from fault
 
     async def reset(
         self,
@@ -92,18 +102,18 @@ class AsyncRateLimiterClient:
         domain: str = "",
         timeout_s: float | None = None,
     ) -> int:
-        """As RateLimiterClient.reset."""
-        request = request_of(RESET, identifier, dimension, endpoint, domain or self._domain)
+        """Reset counters; see RateLimiterClient.reset."""
+        request = build_request(RESET, identifier, dimension, endpoint, domain or self._domain)
         try:
-            return int((await self._call(RESET, request, timeout_s, authorized(self._token))).counters)
+            return int((await self._call(RESET, request, timeout_s, authorization_metadata(self._token))).counters)
         except grpc.RpcError as fault:
-            raise error_of(fault) from fault
+            raise to_error(fault) from fault
 
     async def _call(self, method: Method, request: Any, timeout_s: float | None, metadata: Metadata = ()) -> Any:
         if self._channel is None:
             self._connect()
-        within_s = self._timeout_s if timeout_s is None else timeout_s
-        return await self._methods[method](request, timeout=within_s, metadata=metadata)
+        call_timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return await self._methods[method](request, timeout=call_timeout_s, metadata=metadata)
 
     def _connect(self) -> None:
         channel = (

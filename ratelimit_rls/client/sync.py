@@ -1,4 +1,4 @@
-"""The client for code that waits."""
+"""Blocking client."""
 
 from __future__ import annotations
 
@@ -6,24 +6,32 @@ from typing import Any, Self
 
 import grpc
 
-from ratelimit_rls.client.answers import Answer, Instead, OnError, Remaining, answer_of, error_of, remaining_of
-from ratelimit_rls.client.calls import (
+from ratelimit_rls.client.channel import DEFAULT_TIMEOUT_S, Tls, credentials, options
+from ratelimit_rls.client.methods import (
     CHECK,
     QUOTA,
     RESET,
     Dimension,
     Metadata,
     Method,
-    authorized,
-    check_request,
-    idempotent,
-    request_of,
+    authorization_metadata,
+    build_check_request,
+    build_request,
+    idempotency_metadata,
 )
-from ratelimit_rls.client.channel import DEFAULT_TIMEOUT_S, Tls, credentials, options
+from ratelimit_rls.client.results import (
+    CheckResult,
+    ErrorPolicy,
+    OnError,
+    Remaining,
+    parse_check,
+    parse_remaining,
+    to_error,
+)
 
 
 class RateLimiterClient:
-    """One connection, for as many threads as like. To be closed, or used in a `with`."""
+    """Blocking client with one connection; it is thread-safe. Close it, or use `with`."""
 
     def __init__(
         self,
@@ -35,11 +43,14 @@ class RateLimiterClient:
         tls: Tls | None = None,
         token: str = "",
     ) -> None:
-        """`target` is host:port or unix:/path. `domain` is whose rules decide; empty: the service's default. `token`
-        is an administrator's, for `reset`."""
+        """Create a client.
+
+        `target` is host:port or unix:/path. `domain` selects the rules; empty means the service's default. `token` is
+        an admin token, needed for `reset`.
+        """
         self._domain = domain
         self._timeout_s = timeout_s
-        self._instead = Instead(on_error)
+        self._error_policy = ErrorPolicy(on_error)
         self._token = token
         if tls is None:
             self._channel = grpc.insecure_channel(target, options(None))
@@ -64,14 +75,17 @@ class RateLimiterClient:
         domain: str = "",
         idempotency_key: str = "",
         timeout_s: float | None = None,
-    ) -> Answer:
-        """Whether a call may pass, and count it. With a cost of 0 it only looks. Where there is no answer, `on_error`
-        says what becomes of it. A retry under the same `idempotency_key` is counted once, if the service is set so."""
-        request = check_request(identifier, dimension, endpoint, cost, domain or self._domain)
+    ) -> CheckResult:
+        """Decide whether a call is allowed, and count it.
+
+        A cost of 0 counts nothing. If the service does not respond, `on_error` determines the result. Retries with the
+        same `idempotency_key` are counted once, if the service is configured to read it.
+        """
+        request = build_check_request(identifier, dimension, endpoint, cost, domain or self._domain)
         try:
-            return answer_of(self._call(CHECK, request, timeout_s, idempotent(idempotency_key)))
+            return parse_check(self._call(CHECK, request, timeout_s, idempotency_metadata(idempotency_key)))
         except grpc.RpcError as fault:
-            return self._instead.of(error_of(fault))
+            return self._error_policy.of(to_error(fault))
 
     def remaining(
         self,
@@ -82,12 +96,12 @@ class RateLimiterClient:
         domain: str = "",
         timeout_s: float | None = None,
     ) -> Remaining:
-        """Every limit that a check would meet. Nothing is counted. Raises RateLimiterError."""
-        request = request_of(QUOTA, identifier, dimension, endpoint, domain or self._domain)
+        """Return every limit that a check would apply, without counting. Raises RateLimiterError."""
+        request = build_request(QUOTA, identifier, dimension, endpoint, domain or self._domain)
         try:
-            return remaining_of(self._call(QUOTA, request, timeout_s))
+            return parse_remaining(self._call(QUOTA, request, timeout_s))
         except grpc.RpcError as fault:
-            raise error_of(fault) from fault
+            raise to_error(fault) from fault
 
     def reset(
         self,
@@ -98,16 +112,16 @@ class RateLimiterClient:
         domain: str = "",
         timeout_s: float | None = None,
     ) -> int:
-        """Forget what was counted; returns how many counters that were. Raises RateLimiterError."""
-        request = request_of(RESET, identifier, dimension, endpoint, domain or self._domain)
+        """Reset the counters and return how many had been used. Raises RateLimiterError."""
+        request = build_request(RESET, identifier, dimension, endpoint, domain or self._domain)
         try:
-            return int(self._call(RESET, request, timeout_s, authorized(self._token)).counters)
+            return int(self._call(RESET, request, timeout_s, authorization_metadata(self._token)).counters)
         except grpc.RpcError as fault:
-            raise error_of(fault) from fault
+            raise to_error(fault) from fault
 
     def _call(self, method: Method, request: Any, timeout_s: float | None, metadata: Metadata = ()) -> Any:
-        within_s = self._timeout_s if timeout_s is None else timeout_s
-        return self._methods[method](request, timeout=within_s, metadata=metadata)
+        call_timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return self._methods[method](request, timeout=call_timeout_s, metadata=metadata)
 
     def close(self) -> None:
         self._channel.close()
