@@ -1,4 +1,4 @@
-"""The process: which parts there are, in which order they start and stop, and how many processes there are."""
+"""The server process: its components, the order in which they start and stop, and its worker processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["run"]
 
 
 def run(settings: Settings) -> int:
-    """Serve until told to stop; returns the exit code. Raises SettingsError if it cannot start as it is set."""
+    """Serve until a stop signal and return the exit code. Raises SettingsError if the settings are unusable."""
     logs.configure(settings.log_level, settings.log_format)
     if settings.rls_workers > 1:
         return supervise(settings)

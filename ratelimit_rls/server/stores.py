@@ -1,7 +1,7 @@
-"""The store of a process, in layers: the counters, and before them what the process knows of them by itself.
+"""Construction of the store of a process: the counters, and in front of them leases and the denial cache.
 
-service ─► leases ─► remembered refusals ─► Redis        with REDIS_URL
-service ─► embedded store                                without
+limiter ─► leases ─► denial cache ─► Redis        with REDIS_URL
+limiter ─► embedded store                         without
 """
 
 from __future__ import annotations
@@ -11,60 +11,60 @@ from dataclasses import dataclass
 
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.store.base import Store
-from ratelimit_rls.store.denials import Denials
+from ratelimit_rls.store.denial_cache import DenialCache
 from ratelimit_rls.store.embedded import EmbeddedStore
-from ratelimit_rls.store.leases import Leases
-from ratelimit_rls.store.observed import Observed
-from ratelimit_rls.store.redis.new import InRedis, new_redis_store
-from ratelimit_rls.store.redis.news import News
-from ratelimit_rls.telemetry.collected import Series
+from ratelimit_rls.store.instrumented import InstrumentedStore
+from ratelimit_rls.store.leases import LeasingStore
+from ratelimit_rls.store.redis.factory import AnyRedisStore, new_redis_store
+from ratelimit_rls.store.redis.pubsub import InvalidationListener
 from ratelimit_rls.telemetry.instruments import STORE_AVAILABLE
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.telemetry.series import Series
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    counters: EmbeddedStore | InRedis
-    store: Store  # what the service asks
-    denials: Denials | None = None
-    news: News | None = None
+    counters: EmbeddedStore | AnyRedisStore
+    store: Store  # outermost layer, used by the limiter
+    denials: DenialCache | None = None
+    invalidation_listener: InvalidationListener | None = None
 
     def rules_changed(self) -> None:
-        """What was remembered under the rules before will not be asked for again."""
+        """Clear the denial cache: entries of the previous rules are never looked up again."""
         if self.denials is not None:
             self.denials.forget_all()
 
     async def close(self) -> None:
-        """The store gives back what it holds while it can still be told where."""
-        if self.news is not None:
-            await self.news.close()
+        """Close the layers. Leased hits are returned while the connection is still open."""
+        if self.invalidation_listener is not None:
+            await self.invalidation_listener.close()
         await self.store.close()
 
 
 def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bool], None]) -> Stores:
-    """Nothing is connected yet. `on_connection` hears of Redis coming and going."""
+    """Construct without connecting. `on_connection` is called when Redis is connected (True) or lost (False)."""
     if settings.redis is None:
         once_s = settings.request_id_s
-        embedded = EmbeddedStore(settings.rls_embedded_memory_bytes, once_s=once_s)
+        embedded = EmbeddedStore(settings.rls_embedded_memory_bytes, idempotency_s=once_s)
         metrics.watch(embedded.gauges)
         metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), 1)])
-        return Stores(embedded, Observed(embedded, "embedded", metrics))
-    news: News | None = None
+        return Stores(embedded, InstrumentedStore(embedded, "embedded", metrics))
+    invalidation_listener: InvalidationListener | None = None
 
     def connection(up: bool) -> None:
         on_connection(up)
-        if news is not None:
-            news.store_connection(up)
+        if invalidation_listener is not None:
+            invalidation_listener.on_store_connection(up)
 
     counters = new_redis_store(settings, connection)
     metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), int(counters.connected))])
-    store: Store = Observed(counters, "redis", metrics)
+    store: Store = InstrumentedStore(counters, "redis", metrics)
     denials = None
-    if most_bytes := settings.local_cache_size_in_bytes or settings.rls_denial_cache_bytes:
-        store = denials = Denials(store, most_bytes, as_the_reference=settings.local_cache_size_in_bytes > 0)
+    if max_bytes := settings.local_cache_size_in_bytes or settings.rls_denial_cache_bytes:
+        store = denials = DenialCache(store, max_bytes, skip_over_limit_charges=settings.local_cache_size_in_bytes > 0)
         metrics.watch(denials.gauges)
         main = counters.realms[0]
-        news = News(str(settings.redis), main.connect_to_listen(), main.channel, denials)
-    leases = Leases(store)
+        invalidation_listener = InvalidationListener(str(settings.redis), main.pubsub_connect(), main.channel, denials)
+    leases = LeasingStore(store)
     metrics.watch(leases.gauges)
-    return Stores(counters, leases, denials, news)
+    return Stores(counters, leases, denials, invalidation_listener)

@@ -1,4 +1,4 @@
-"""Rules on disk, for tests of the whole process."""
+"""Fixtures for tests of the whole process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.launched import ROOMY
+from tests.support.service_process import UNRESTRICTIVE_RULES
 
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
-    """A file with rules under which nothing is refused."""
+    """A rules file under which nothing is denied."""
     path = tmp_path / "rules" / "roomy.yaml"
     path.parent.mkdir()
-    path.write_text(ROOMY)
+    path.write_text(UNRESTRICTIVE_RULES)
     return path

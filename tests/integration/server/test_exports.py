@@ -1,4 +1,4 @@
-"""What a process sends of itself: by statsd and OTLP while it serves and when it ends, and never at its own cost."""
+"""Pushed metrics: statsd and OTLP while serving and on exit, without affecting calls."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from signal import SIGTERM
 import grpc
 import pytest
 
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
-from tests.launched import HIT, Watched
-from tests.otlp_collector import OtlpCollector
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT
+from tests.support.otlp_collector import OtlpCollector
+from tests.support.service_process import HIT, ServiceProcess
 
 pytestmark = pytest.mark.slow
 
 CALLS = 7
 
 
-def ask(service: Watched) -> None:
+def ask(service: ServiceProcess) -> None:
     with grpc.insecure_channel(service.grpc_address) as channel:
         for _ in range(CALLS):
-            channel.unary_unary(SHOULD_RATE_LIMIT)(HIT, timeout=5)
+            channel.unary_unary(SHOULD_RATE_LIMIT)(HIT, timeout=5)  # type: ignore[arg-type]
 
 
 def received(listener: socket.socket) -> list[str]:
@@ -34,7 +34,7 @@ def received(listener: socket.socket) -> list[str]:
         return lines
 
 
-def test_what_was_counted_is_sent_at_the_latest_when_the_process_ends(rules: Path) -> None:
+def test_pending_metrics_are_flushed_on_exit(rules: Path) -> None:
     with OtlpCollector() as collector, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
         variables = {
@@ -46,21 +46,21 @@ def test_what_was_counted_is_sent_at_the_latest_when_the_process_ends(rules: Pat
             "RLS_OTLP_METRICS": "http",
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http_url,
         }
-        with Watched({"RLS_RULES": rules, **variables}) as service:
+        with ServiceProcess({"RLS_RULES": rules, **variables}) as service:
             ask(service)
-            assert not received(statsd)  # the hour is not over
+            assert not received(statsd)  # the interval of an hour has not elapsed
             service.signal(SIGTERM)
             assert service.ended() == 0
         assert f"ratelimit_server.ShouldRateLimit.total_requests:{CALLS}|c" in received(statsd)
         (decisions,) = collector.wait_for_metrics(1, "ratelimit.decisions")
         rule = {"ratelimit.domain": "roomy", "ratelimit.rule": "roomy.all"}
-        told = {key: point.as_int for key, point in decisions.by_attributes().items()}
+        result = {key: point.as_int for key, point in decisions.by_attributes().items()}
         outcome = {**rule, "ratelimit.outcome": "ok", "ratelimit.source": "store"}
-        assert told[tuple(sorted(outcome.items()))] == CALLS
+        assert result[tuple(sorted(outcome.items()))] == CALLS
         assert decisions.resource["service.name"] == "RateLimit"
 
 
-def test_a_collector_that_hangs_costs_no_call_and_does_not_keep_the_process(rules: Path) -> None:
+def test_hanging_collector_delays_neither_calls_nor_exit(rules: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         variables = {
             "TRACING_ENABLED": "true",
@@ -69,7 +69,7 @@ def test_a_collector_that_hangs_costs_no_call_and_does_not_keep_the_process(rule
             "OTEL_BSP_SCHEDULE_DELAY": "50",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
         }
-        with Watched({"RLS_RULES": rules, **variables}) as service:
+        with ServiceProcess({"RLS_RULES": rules, **variables}) as service:
             ask(service)
             service.signal(SIGTERM)
             assert service.ended(timeout_s=20) == 0

@@ -1,4 +1,4 @@
-"""Hot keys of a running server: in its log, in /stats, and in `top`, piped, on a terminal and while it is away."""
+"""Hot keys of a running server: in the log, /stats and `top` (piped, on a terminal, and while unreachable)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import grpc
 import pytest
 
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
-from tests.client import rate_limit_request
-from tests.launched import Watched
-from tests.process import free_port
-from tests.servers import RedisServer
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT
+from tests.support.grpc_client import rate_limit_request
+from tests.support.process import free_port
+from tests.support.servers import RedisServer
+from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
 
@@ -41,34 +41,34 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def hit(service: Watched, times: int) -> None:
-    """tenant=acme for four in five calls, on connections that both workers have some of."""
+def hit(service: ServiceProcess, times: int) -> None:
+    """Send calls, four of five for tenant=acme, on connections that reach both workers."""
     hot, cold = (bytes(rate_limit_request("edge", one)) for one in ({"tenant": "acme"}, {"user": "mallory"}))
     with ExitStack() as stack:
         own_pool = [("grpc.use_local_subchannel_pool", 1)]
         for _ in range(12):
             channel = stack.enter_context(grpc.insecure_channel(service.grpc_address, own_pool))
-            ask = channel.unary_unary(SHOULD_RATE_LIMIT)
+            ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT)
             waiting = [ask.future(cold if n % 5 == 0 else hot, timeout=5) for n in range(times // 12)]
             for one in waiting:
                 one.result()
 
 
-def test_one_worker_tells_of_all_and_the_log_names_the_hottest(rules: Path, any_redis: RedisServer) -> None:
+def test_hot_reports_all_workers_and_log_names_the_hottest(rules: Path, any_redis: RedisServer) -> None:
     settings = {"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2, "RLS_HOT_KEY_RATE": 20}
-    with Watched(settings) as service:
+    with ServiceProcess({**settings, "RLS_HOT_KEY_VALUES": "true"}) as service:
         service.wait_for_log("msg=serving", times=2)
         hit(service, 2400)
-        for _ in range(4):  # whichever answers
-            told = json.loads(service.debug("/hot?limit=3").body)
-            calls = told["calls_per_second"] * told["seconds"]
-            assert calls == pytest.approx(2400, rel=0.2)  # seconds are of the elder worker
-            assert [row["descriptor"] for row in told["hottest"]] == ["tenant=acme", "user=mallory"]
-            assert told["hottest"][0]["share"] == pytest.approx(0.8, abs=0.01)
-            assert [row["descriptor"] for row in told["refused"]] == ["user=mallory"]
+        for _ in range(4):  # from any worker
+            reported = json.loads(service.debug("/hot?limit=3").body)
+            calls = reported["calls_per_second"] * reported["seconds"]
+            assert calls == pytest.approx(2400, rel=0.2)  # `seconds` is that of the older worker
+            assert [row["descriptor"] for row in reported["hottest"]] == ["tenant=acme", "user=mallory"]
+            assert reported["hottest"][0]["share"] == pytest.approx(0.8, abs=0.01)
+            assert [row["descriptor"] for row in reported["refused"]] == ["user=mallory"]
         assert service.stat("ratelimit.hot_keys.hottest_per_second") > 20
         service.wait_until(lambda: _hit_and_look(service), "warns", 30)
-        line = next(line for line in service.log().splitlines() if 'msg="hot key"' in line)
+        line = next(line for line in service.log().splitlines() if "msg=hot_key" in line)
         assert "rl:{edge/tenant=acme}:fixed_window:3600" in line
         assert f"{rules}:4:5" in line
 
@@ -77,9 +77,20 @@ def test_one_worker_tells_of_all_and_the_log_names_the_hottest(rules: Path, any_
         assert "edge  tenant=acme" in once.stdout.decode()
 
 
-def _hit_and_look(service: Watched) -> bool:
+def test_values_are_masked_equally_by_all_workers_unless_enabled(rules: Path, any_redis: RedisServer) -> None:
+    with ServiceProcess({"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2}) as service:
+        service.wait_for_log("msg=serving", times=2)
+        hit(service, 1200)
+        observed = [service.debug("/hot").body for _ in range(8)]  # from any worker
+        assert not any("acme" in text or "mallory" in text for text in observed)
+        hottest = {json.loads(text)["hottest"][0]["descriptor"] for text in observed}
+        assert len(hottest) == 1
+        assert hottest.pop().startswith("tenant=#")
+
+
+def _hit_and_look(service: ServiceProcess) -> bool:
     hit(service, 600)
-    return 'msg="hot key"' in service.log()
+    return "msg=hot_key" in service.log()
 
 
 @contextmanager
@@ -95,28 +106,28 @@ def on_a_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes],
 
 
 def read_until(terminal: int, words: str, timeout_s: float = 20.0) -> str:
-    seen, ends = "", time.monotonic() + timeout_s
-    while words not in seen:
-        assert time.monotonic() < ends, seen
-        seen += os.read(terminal, 65536).decode()
-    return seen
+    observed, ends = "", time.monotonic() + timeout_s
+    while words not in observed:
+        assert time.monotonic() < ends, observed
+        observed += os.read(terminal, 65536).decode()
+    return observed
 
 
-def test_a_server_that_is_away_is_waited_for_and_ctrl_c_ends_it(rules: Path) -> None:
+def test_top_retries_unreachable_server_and_ends_with_ctrl_c(rules: Path) -> None:
     port = free_port()
     with on_a_terminal([*TOP, "--server", f"127.0.0.1:{port}"]) as (process, terminal):
-        assert "Connection refused" in read_until(terminal, "trying again")
-        with Watched({"RLS_RULES": rules, "DEBUG_PORT": port}) as service:
+        assert "Connection refused" in read_until(terminal, "retrying")
+        with ServiceProcess({"RLS_RULES": rules, "RLS_HOT_KEY_VALUES": "true", "DEBUG_PORT": port}) as service:
             hit(service, 120)
             read_until(terminal, "tenant=acme")
-            assert "\x1b[J" in read_until(terminal, "MOST LIMITED")  # drawn over the view before
-        assert "Connection refused" in read_until(terminal, "trying again")
+            assert "\x1b[J" in read_until(terminal, "MOST LIMITED")  # redrawn in place
+        assert "Connection refused" in read_until(terminal, "retrying")
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == ExitCode.DONE
 
 
-def test_piped_it_prints_view_after_view(rules: Path) -> None:
-    with Watched({"RLS_RULES": rules}) as service:
+def test_piped_top_prints_every_refresh(rules: Path) -> None:
+    with ServiceProcess({"RLS_RULES": rules, "RLS_HOT_KEY_VALUES": "true"}) as service:
         hit(service, 120)
         command = [*TOP, "--server", f"127.0.0.1:{service.debug_port}", "--format", "json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""Metrics as a scrape sees them: read by Prometheus's own parser, of all workers together, and bounded."""
+"""Scraped metrics: parsed by the Prometheus parser, merged over all workers, and bounded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.series_soak import soak
-from ratelimit_rls.server.workers import SHORTEST_LIFE_S
-from ratelimit_rls.telemetry.instruments import INSTRUMENTS, Kind
-from ratelimit_rls.telemetry.metrics import MOST_PATHS
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT
-from tests.client import get, rate_limit_request
-from tests.launched import HIT, Watched
-from tests.servers import RedisServer, free_port
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT
+from ratelimit_rls.server.workers import MIN_LIFETIME_S
+from ratelimit_rls.telemetry.instruments import INSTRUMENTS, InstrumentKind
+from ratelimit_rls.telemetry.metrics import MAX_PATHS
+from tests.support.grpc_client import get, rate_limit_request
+from tests.support.servers import RedisServer, free_port
+from tests.support.service_process import HIT, ServiceProcess
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ CALLS = 300
 OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]
 
 
-class Scraped(Watched):
+class Scraped(ServiceProcess):
     def __init__(self, **variables: object) -> None:
         self.metrics_port = free_port()
         super().__init__({"USE_PROMETHEUS": "true", "PROMETHEUS_ADDR": f"127.0.0.1:{self.metrics_port}", **variables})
@@ -43,11 +43,11 @@ class Scraped(Watched):
         return value(self.scrape(), name, **labels)
 
     def send(self, messages: list[bytes], connections: int = 8) -> None:
-        """Over several connections, so that every worker has some."""
+        """Send calls over several connections, so that every worker has some."""
 
         def send(mine: list[bytes]) -> None:
             with grpc.insecure_channel(self.grpc_address, OWN_POOL) as channel:
-                call = channel.unary_unary(SHOULD_RATE_LIMIT)
+                call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT)
                 for begun in [call.future(message, timeout=20) for message in mine]:
                     begun.result()
 
@@ -59,7 +59,7 @@ class Scraped(Watched):
 
 
 def value(families: dict[str, Metric], name: str, **labels: str) -> float:
-    """The sum of a metric's samples with these labels. The parser adds _total to counters that do not have it."""
+    """Return the sum of a metric's samples with these labels. The parser adds _total to counters without it."""
     return sum(
         sample.value
         for family in families.values()
@@ -75,14 +75,14 @@ def two(rules: Path, any_redis: RedisServer) -> Iterator[Scraped]:
         yield service
 
 
-def test_two_workers_are_one_scrape_which_no_death_of_one_sets_back(two: Scraped) -> None:
+def test_scrape_sums_workers_and_never_decreases_when_one_dies(two: Scraped) -> None:
     two.send([HIT] * CALLS)
     names = ("ratelimit_service_total_requests", "ratelimit_decisions_total", "rpc_server_call_duration_seconds_count")
     for name in names:
-        assert {two.value(name) for _ in range(6)} == {CALLS}, name  # whichever of them is asked
+        assert {two.value(name) for _ in range(6)} == {CALLS}, name  # from any worker
     assert two.value("ratelimit_workers") == 2
 
-    time.sleep(SHORTEST_LIFE_S)  # one that ends sooner than this is not replaced at once
+    time.sleep(MIN_LIFETIME_S)  # a worker that exits sooner stops the supervisor
     os.kill(two.workers()[0], SIGKILL)
     two.wait_for_log("msg=serving", times=3)
     assert two.value("ratelimit_workers") == 2
@@ -91,18 +91,18 @@ def test_two_workers_are_one_scrape_which_no_death_of_one_sets_back(two: Scraped
         assert {two.value(name) for _ in range(6)} == {2 * CALLS}, name
 
 
-def test_every_metric_is_declared_with_its_kind_and_the_reference_s_are_there(tmp_path: Path) -> None:
+def test_metrics_have_declared_types_and_include_compatible_names(tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(
         "domain: edge\ndescriptors:\n"
-        "  - {key: user, rate_limit: {unit: day, requests_per_unit: 5}}\n"
-        "  - {key: path, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}\n"
+        "  - {key: user, rate_limit: {unit: year, requests_per_unit: 5}}\n"
+        "  - {key: path, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 5}}\n"
     )
     with Scraped(RLS_RULES=rules) as service:
         service.send([bytes(rate_limit_request("edge", {"user": "a"}))] * 7, connections=1)
         service.send([bytes(rate_limit_request("elsewhere", {"user": "a"}))], connections=1)
         with pytest.raises(grpc.RpcError), grpc.insecure_channel(service.grpc_address) as channel:
-            channel.unary_unary(SHOULD_RATE_LIMIT)(b"", timeout=5)
+            channel.unary_unary(SHOULD_RATE_LIMIT)(b"", timeout=5)  # type: ignore[arg-type]
         families = service.scrape()
         declared = {one.prometheus.removesuffix("_total"): one for one in INSTRUMENTS}
         for name, family in families.items():
@@ -110,7 +110,9 @@ def test_every_metric_is_declared_with_its_kind_and_the_reference_s_are_there(tm
             assert family.type == one.kind.value, name
             labels = {attribute.replace(".", "_") for attribute in one.attributes}
             for sample in family.samples:
-                assert set(sample.labels) <= labels | ({"le"} if one.kind is Kind.HISTOGRAM else set()), sample
+                assert set(sample.labels) <= labels | ({"le"} if one.kind is InstrumentKind.HISTOGRAM else set()), (
+                    sample
+                )
 
         rule = {"ratelimit_domain": "edge", "ratelimit_rule": "edge.user", "ratelimit_source": "store"}
         assert value(families, "ratelimit_decisions_total", **rule, ratelimit_outcome="ok") == 5
@@ -129,8 +131,8 @@ def test_every_metric_is_declared_with_its_kind_and_the_reference_s_are_there(tm
         assert 0 < value(families, "process_memory_usage_bytes") < 1e9
 
 
-def test_labels_stay_bounded_whatever_values_descriptors_have() -> None:
-    """`python -m bench.series_soak`, a part of `make soak`, sends a million."""
-    (scrape,) = soak(MOST_PATHS + 2_000, steps=1)
-    assert scrape.most_samples <= MOST_PATHS + 2
-    assert scrape.hits >= MOST_PATHS + 2_000  # and none is missing
+def test_label_values_are_bounded() -> None:
+    """Short run of `python -m bench.series_soak`; `make soak` sends a million values."""
+    (scrape,) = soak(MAX_PATHS + 2_000, steps=1)
+    assert scrape.max_samples <= MAX_PATHS + 2
+    assert scrape.hits >= MAX_PATHS + 2_000  # none is missing

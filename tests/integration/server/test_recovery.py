@@ -1,4 +1,4 @@
-"""The database is brought back as it was, as docs/records.md says, while a service runs on and decides."""
+"""Restoring the database as described in docs/records.md, while a service keeps serving."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.admin import Recorded, upgraded
-from tests.databases import PostgresServer
+from tests.support.admin import ServiceWithDatabase, upgrade_schema
+from tests.support.databases import PostgresServer
 
 pytestmark = pytest.mark.slow
 
 
-def users(service: Recorded) -> list[str]:
+def users(service: ServiceWithDatabase) -> list[str]:
     return [user["user_id"] for user in service.admin.do("GET", "/users")["items"]]
 
 
-def limit_of(service: Recorded, user: str) -> int:
-    """That the service itself decides by, from memory."""
+def limit_of(service: ServiceWithDatabase, user: str) -> int:
+    """Return the limit that the service applies, from memory."""
     (limit,) = service.admin.do("GET", f"/users/{user}/limits")["limits"]
     return int(limit["requests_per_unit"])
 
@@ -46,10 +46,10 @@ def archiving_postgres(tmp_path: Path) -> Iterator[PostgresServer]:
         yield server
 
 
-def test_postgresql_goes_back_to_a_moment_and_services_follow(archiving_postgres: PostgresServer, rules: Path) -> None:
+def test_postgresql_point_in_time_recovery_is_followed(archiving_postgres: PostgresServer, rules: Path) -> None:
     server = archiving_postgres
     data, base = server.directory / "data", server.directory / "base"
-    with Recorded(upgraded(server.url()), {"RLS_RULES": rules}) as service:
+    with ServiceWithDatabase(upgrade_schema(server.url()), {"RLS_RULES": rules}) as service:
         service.admin.put_user("alice", limits=[{"unit": "day", "requests_per_unit": 7}])
         server.run(
             "pg_basebackup",
@@ -85,13 +85,11 @@ def test_postgresql_goes_back_to_a_moment_and_services_follow(archiving_postgres
         assert users(service) == ["alice", "bob", "carol"]
 
 
-def test_postgresql_takes_the_place_of_what_was_lost_from_a_dump(
-    archiving_postgres: PostgresServer, rules: Path
-) -> None:
+def test_postgresql_is_restored_from_a_dump(archiving_postgres: PostgresServer, rules: Path) -> None:
     server = archiving_postgres
     dump = server.directory / "rls.dump"
     server.sql("CREATE DATABASE rls")
-    with Recorded(upgraded(server.url("rls")), {"RLS_RULES": rules}) as service:
+    with ServiceWithDatabase(upgrade_schema(server.url("rls")), {"RLS_RULES": rules}) as service:
         service.admin.put_user("alice", limits=[{"unit": "day", "requests_per_unit": 7}])
         server.run("pg_dump", "--format=custom", f"--file={dump}", server.url("rls"))
         service.admin.do("DELETE", "/users/alice")
@@ -114,10 +112,10 @@ SWAP = (
 )
 
 
-def test_a_copy_of_sqlite_is_whole_while_a_service_writes(tmp_path: Path, rules: Path) -> None:
-    """By what the command `.backup` does."""
+def test_sqlite_backup_is_consistent_during_writes(tmp_path: Path, rules: Path) -> None:
+    """Uses the same API as the command `.backup`."""
     path, copy = tmp_path / "records.db", tmp_path / "copy.db"
-    with Recorded(f"sqlite:///{path}", {"RLS_RULES": rules}) as service:
+    with ServiceWithDatabase(f"sqlite:///{path}", {"RLS_RULES": rules}) as service:
         service.admin.put_user("alice")
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)

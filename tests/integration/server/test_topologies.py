@@ -1,4 +1,4 @@
-"""The whole service on every kind of Redis, by nothing but its variables."""
+"""The whole service on every kind of Redis deployment, configured by environment variables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.certificates import Authority
-from tests.client import ask, rate_limit_request
-from tests.launched import Watched
-from tests.redis_servers import RedisCluster, RedisSentinels
-from tests.relays import TlsRelay
-from tests.servers import RedisServer
+from tests.support.certificates import Authority
+from tests.support.grpc_client import ask, rate_limit_request
+from tests.support.redis_servers import RedisCluster, RedisSentinels
+from tests.support.servers import RedisServer
+from tests.support.service_process import ServiceProcess
+from tests.support.tcp_proxy import TlsProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -22,7 +22,7 @@ RULES = """\
 domain: d
 charge: admitted
 descriptors:
-  - {key: user, rate_limit: {unit: hour, requests_per_unit: 3}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 3}}
   - {key: burst, rate_limit: {unit: second, requests_per_unit: 1000}}
 """
 
@@ -63,7 +63,7 @@ def mutual_tls(stack: ExitStack, directory: Path) -> Mapping[str, object]:
     authority = Authority(directory)
     server_cert, client_cert = authority.issue("localhost"), authority.issue("client")
     server = stack.enter_context(RedisServer(password=SECRET))
-    relay = stack.enter_context(TlsRelay(server, *server_cert, client_ca=authority.ca_path))
+    relay = stack.enter_context(TlsProxy(server, *server_cert, client_ca=authority.ca_path))
     return {
         "REDIS_URL": f"rediss://localhost:{relay.port}",
         "REDIS_AUTH": f":{SECRET}",
@@ -84,9 +84,9 @@ def cluster(stack: ExitStack, _: Path) -> Mapping[str, object]:
 @pytest.mark.parametrize(
     "topology", [single, unix_socket, acl_user_from_a_file, mutual_tls, sentinel, cluster], ids=lambda one: one.__name__
 )
-def test_it_serves(topology: object, stack: ExitStack, rules: Path, tmp_path: Path) -> None:
+def test_service_works_on_every_redis_topology(topology: object, stack: ExitStack, rules: Path, tmp_path: Path) -> None:
     variables = topology(stack, tmp_path)  # type: ignore[operator]
-    service = stack.enter_context(Watched({"RLS_RULES": rules, **variables}))
+    service = stack.enter_context(ServiceProcess({"RLS_RULES": rules, **variables}))
 
     codes = [ask(service.grpc_address, BOTH).overall_code for _ in range(4)]
 
@@ -94,10 +94,10 @@ def test_it_serves(topology: object, stack: ExitStack, rules: Path, tmp_path: Pa
     assert "s3cret" not in service.log()
 
 
-def test_limits_per_second_go_to_the_redis_of_their_own(stack: ExitStack, rules: Path) -> None:
+def test_limits_per_second_use_the_per_second_redis(stack: ExitStack, rules: Path) -> None:
     main, seconds = stack.enter_context(RedisServer()), stack.enter_context(RedisServer(password=SECRET))
     service = stack.enter_context(
-        Watched(
+        ServiceProcess(
             {
                 "RLS_RULES": rules,
                 "REDIS_URL": main.address,
@@ -111,6 +111,7 @@ def test_limits_per_second_go_to_the_redis_of_their_own(stack: ExitStack, rules:
     codes = [ask(service.grpc_address, BOTH).overall_code for _ in range(4)]
 
     assert codes == [Code.OK] * 3 + [Code.OVER_LIMIT]
-    assert main.cli("KEYS", "*") == [b"rl:{d/user=alice}:fixed_window:3600"]
+    assert main.cli("KEYS", "*") == [b"rl:{d/user=alice}:fixed_window:31536000"]
     assert seconds.cli("KEYS", "*") == [b"rl:{d/burst=b}:fixed_window:1"]
-    assert int(seconds.cli("GET", "rl:{d/burst=b}:fixed_window:1")) >> 16 in (1, 2, 3)  # of one second or two, not 4
+    # Hits of one or two seconds, not all 4.
+    assert int(seconds.cli("GET", "rl:{d/burst=b}:fixed_window:1")) >> 16 in (1, 2, 3)

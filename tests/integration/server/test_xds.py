@@ -1,4 +1,4 @@
-"""The whole process with rules over xDS: what it does before they come, and with several workers."""
+"""The whole process with rules over xDS: before the first rules, and with several workers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.ads_server import AdsServer, config
-from tests.client import ask, rate_limit_request
-from tests.launched import Launched, Watched
-from tests.servers import RedisServer, http_status
+from tests.support.grpc_client import ask, rate_limit_request
+from tests.support.servers import RedisServer, http_status
+from tests.support.service_process import ServiceProcess, StartingService
+from tests.support.xds_server import AdsServer, config
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +33,15 @@ def environment(server: AdsServer, **more: object) -> dict[str, object]:
     }
 
 
-def test_nothing_listens_until_the_first_configuration_and_then_all_is_as_with_files() -> None:
+def test_ports_open_after_first_xds_rules_and_service_works() -> None:
     server = AdsServer()
-    with Launched(environment(server, CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL="100ms")) as service:
+    with StartingService(environment(server, CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL="100ms")) as service:
         service.wait_for_log("Connection refused")
         server.start()
         server.wait_for_streams(1)
         service.signal(SIGHUP)
-        service.wait_for_log("no rules have come yet", times=2)
-        assert "waiting for the first rules; nothing is served before" in service.log()
+        service.wait_for_log("rules_not_available_yet", times=2)
+        assert "waiting_for_rules" in service.log()
         assert http_status(f"http://127.0.0.1:{service.http_port}/healthcheck") is None
 
         server.answer_to(server.send("1", RULES))
@@ -57,10 +57,10 @@ def test_nothing_listens_until_the_first_configuration_and_then_all_is_as_with_f
         assert "unit=DAY" in refused.body
         assert refused.headers["x-ratelimit-rules-failures"] == "1"
         assert "(in roomy.all)" in refused.headers["x-ratelimit-rules-last-error"]
-        assert "config: 1 update(s) refused: n:2:" in service.healthcheck().headers["x-ratelimit-detail"]
+        assert "config: 1 update(s) rejected: n:2:" in service.healthcheck().headers["x-ratelimit-detail"]
         assert service.stat("ratelimit.service.config_load_error") == 1
         service.signal(SIGHUP)
-        service.wait_for_log("rules are as they were")
+        service.wait_for_log("rules_unchanged")
         assert service.debug("/rlconfig").headers["x-ratelimit-rules-failures"] == "1"
 
         server.stop()
@@ -77,8 +77,8 @@ def test_nothing_listens_until_the_first_configuration_and_then_all_is_as_with_f
     server.stop()
 
 
-def test_a_first_configuration_that_is_refused_ends_the_waiting_as_a_bad_file_does() -> None:
-    with AdsServer() as server, Launched(environment(server)) as service:
+def test_rejected_first_xds_rules_end_the_wait() -> None:
+    with AdsServer() as server, StartingService(environment(server)) as service:
         server.answer_to(server.send("1", BAD))
         service.wait_until_serving()
         with pytest.raises(grpc.RpcError) as refused:
@@ -87,15 +87,15 @@ def test_a_first_configuration_that_is_refused_ends_the_waiting_as_a_bad_file_do
         assert service.stop() == 0
 
 
-def test_it_ends_at_once_though_large_rules_are_being_compiled() -> None:
+def test_stop_does_not_wait_for_compilation_of_large_rules() -> None:
     many = [{"key": "k", "value": str(at), "rate_limit": {"unit": "DAY"}} for at in range(80_000)]
     large = config("{name: n, domain: large}", descriptors=many)
     with AdsServer() as server:
         answered = server.send("1", RULES)
-        with Watched(environment(server, RLS_DRAIN_DELAY="0s")) as service:
+        with ServiceProcess(environment(server, RLS_DRAIN_DELAY="0s")) as service:
             server.answer_to(answered)
             nonce = server.send("2", large)
-            time.sleep(0.7)  # it is received by then, and takes seconds from there
+            time.sleep(0.7)  # received by now; compiling takes seconds
             begun = time.monotonic()
             assert service.stop() == 0
             assert time.monotonic() - begun < 4
@@ -103,10 +103,10 @@ def test_it_ends_at_once_though_large_rules_are_being_compiled() -> None:
             assert "Traceback" not in service.log()
 
 
-def test_each_worker_has_a_stream_of_its_own(any_redis: RedisServer) -> None:
+def test_each_worker_has_its_own_xds_stream(any_redis: RedisServer) -> None:
     with AdsServer() as server:
         server.send("1", RULES)
-        with Watched(environment(server, RLS_WORKERS=2, REDIS_URL=any_redis.address)) as service:
+        with ServiceProcess(environment(server, RLS_WORKERS=2, REDIS_URL=any_redis.address)) as service:
             server.wait_for_streams(2)
             service.wait_for_log("msg=serving", times=2)
             assert int(ask(service.grpc_address, REQUEST).overall_code) == Code.OK

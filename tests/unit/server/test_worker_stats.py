@@ -1,4 +1,4 @@
-"""What several workers know, put together by whichever is asked."""
+"""Merged statistics of several workers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,29 @@ import pytest
 from structlog.testing import capture_logs
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Charge, Limit, Outline, Reading, Rule, Slot, Step, Unit
-from ratelimit_rls.server import siblings as module
-from ratelimit_rls.server.siblings import Siblings
-from ratelimit_rls.telemetry.collect import series
+from ratelimit_rls.core.model import (
+    Charge,
+    CounterOp,
+    DescriptorPlan,
+    Limit,
+    LimitState,
+    PlanTemplate,
+    Rule,
+    StoreResult,
+    Unit,
+)
+from ratelimit_rls.server import worker_stats as module
+from ratelimit_rls.server.worker_stats import WorkerStats
+from ratelimit_rls.telemetry.collector import series
 from ratelimit_rls.telemetry.hot_keys import HOTTEST, HotKeys
 from ratelimit_rls.telemetry.instruments import REFERENCE_REQUESTS, WORKERS
 from ratelimit_rls.telemetry.metrics import CallTimes, Metrics
 
-STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
-OUTLINE = Outline("edge", True, (STEP,), (Slot(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),))
-REFUSED = decide(OUTLINE, Answer(True, 0, (Reading(0, 5, 1),)))
+STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+OUTLINE = PlanTemplate(
+    "edge", True, (STEP,), (DescriptorPlan(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),)
+)
+REFUSED = decide(OUTLINE, StoreResult(True, 0, (LimitState(0, 5, 1),)))
 TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
 REQUESTS = series(REFERENCE_REQUESTS, "ShouldRateLimit")
 WORKERS_THERE = series(WORKERS)
@@ -33,14 +45,14 @@ class Keyed(NamedTuple):
 
 
 class Call(NamedTuple):
-    outline: Outline
+    template: PlanTemplate
     prepared: Keyed
 
 
 class Worker(NamedTuple):
     metrics: Metrics
     hot_keys: HotKeys
-    siblings: Siblings
+    stats: WorkerStats
 
     def ask(self, times: int, key: bytes) -> None:
         self.metrics.calls.setdefault("/service/ShouldRateLimit", CallTimes()).answered(0.001, times)
@@ -50,43 +62,43 @@ class Worker(NamedTuple):
 def new_worker(directory: Path | None = None) -> Worker:
     metrics, hot_keys = Metrics(), HotKeys(clock=lambda: 0.0)
     metrics.watch(hot_keys.gauges)
-    return Worker(metrics, hot_keys, Siblings(metrics, hot_keys, directory))
+    return Worker(metrics, hot_keys, WorkerStats(metrics, hot_keys, directory))
 
 
 @pytest.fixture
 async def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Worker]]:
     workers = []
     for number in range(3):
-        monkeypatch.setattr(module.os, "getpid", lambda number=number: number)
+        monkeypatch.setattr("os.getpid", lambda number=number: number)
         workers.append(new_worker(tmp_path))
-        await workers[-1].siblings.start()
+        await workers[-1].stats.start()
     yield workers
     for worker in workers:
-        await worker.siblings.close()
+        await worker.stats.close()
     assert {path.suffix for path in tmp_path.iterdir()} == {".left"}
 
 
-async def test_counters_are_added_and_whoever_is_asked_says_the_same(workers: list[Worker]) -> None:
+async def test_every_worker_reports_the_sum_of_counters(workers: list[Worker]) -> None:
     for worker, times in zip(workers, (1, 20, 300), strict=True):
         worker.ask(times, b"rl:{edge/user=%d}:gcra:60" % (times % 2))
     for worker in workers:
-        assert dict(await worker.siblings.stats())[TOTAL] == 321
+        assert dict(await worker.stats.stats())[TOTAL] == 321
 
 
-async def test_hot_keys_are_added_and_the_gauges_of_one_process_are_not(workers: list[Worker]) -> None:
+async def test_hot_keys_are_summed_but_process_gauges_are_not(workers: list[Worker]) -> None:
     for worker, times in zip(workers, (1, 20, 300), strict=True):
         worker.ask(times, b"rl:{edge/user=%d}:gcra:60" % (times % 2))
     for worker in workers:
-        report = await worker.siblings.hot()
+        report = await worker.stats.hot()
         assert report.calls_per_second == 321
         assert [(row.key, row.per_second, row.refused_per_second, row.rule) for row in report.hottest(5)] == [
             ("rl:{edge/user=0}:gcra:60", 320, 320, "edge.user"),
             ("rl:{edge/user=1}:gcra:60", 1, 1, "edge.user"),
         ]
-        assert dict(await worker.siblings.stats())[HOTTEST] == 300
+        assert dict(await worker.stats.stats())[HOTTEST] == 300
 
 
-async def test_a_worker_that_does_not_answer_is_left_out(
+async def test_worker_without_response_is_left_out(
     workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,53 +109,51 @@ async def test_a_worker_that_does_not_answer_is_left_out(
         writer.write(b"[1, 2")
         writer.close()
 
-    monkeypatch.setattr(module, "ANSWER_S", 0.05)
+    monkeypatch.setattr(module, "RESPONSE_TIMEOUT_S", 0.05)
     (tmp_path / "gone.stats").touch()
     silent = await asyncio.start_unix_server(say_nothing, tmp_path / "silent.stats")
     ended = await asyncio.start_unix_server(say_half, tmp_path / "ended.stats")
     workers[1].ask(7, b"rl:{edge/user=a}:gcra:60")
-    assert dict(await workers[0].siblings.stats())[TOTAL] == 7
-    assert (await workers[0].siblings.hot()).calls_per_second == 7
+    assert dict(await workers[0].stats.stats())[TOTAL] == 7
+    assert (await workers[0].stats.hot()).calls_per_second == 7
     silent.close()
     ended.close()
     for name in ("gone.stats", "silent.stats", "ended.stats"):
         (tmp_path / name).unlink()
 
 
-async def test_metrics_are_added_and_whoever_is_asked_says_the_same(workers: list[Worker]) -> None:
+async def test_every_worker_reports_the_sum_of_metrics(workers: list[Worker]) -> None:
     for worker, times in zip(workers, (1, 20, 300), strict=True):
         worker.ask(times, b"rl:{edge/user=a}:gcra:60")
     for worker in workers:
-        told = (await worker.siblings.told()).series
-        assert (told[REQUESTS], told[WORKERS_THERE]) == (321, 3)
+        result = (await worker.stats.collect_all()).series
+        assert (result[REQUESTS], result[WORKERS_THERE]) == (321, 3)
 
 
-async def test_what_a_worker_counted_outlives_it_and_how_it_stood_does_not(
+async def test_counters_of_ended_workers_are_kept_but_gauges_are_not(
     workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for worker in workers:
         worker.ask(10, b"rl:{edge/user=a}:gcra:60")
     stopped, killed, left = workers
-    assert (await left.siblings.told()).series[REQUESTS] == 30
+    assert (await left.stats.collect_all()).series[REQUESTS] == 30
     stopped.ask(5, b"rl:{edge/user=a}:gcra:60")
-    await stopped.siblings.close()
-    assert killed.siblings._server is not None
-    killed.siblings._server.close()  # without a word more: what it told last was 10
+    await stopped.stats.close()
+    assert killed.stats._server is not None
+    killed.stats._server.close()  # without a final save: the last saved value is 10
     for _ in range(2):
-        told = await left.siblings.told()
-        assert (told.series[REQUESTS], told.series[WORKERS_THERE]) == (35, 1)
-        assert (told.names[TOTAL], told.names[HOTTEST]) == (35, 10)
-    monkeypatch.setattr(module.os, "getpid", lambda: 0)  # a pid comes again
+        result = await left.stats.collect_all()
+        assert (result.series[REQUESTS], result.series[WORKERS_THERE]) == (35, 1)
+        assert (result.names[TOTAL], result.names[HOTTEST]) == (35, 10)
+    monkeypatch.setattr("os.getpid", lambda: 0)  # process ids are reused
     another = new_worker(tmp_path)
-    await another.siblings.start()
+    await another.stats.start()
     another.ask(2, b"rl:{edge/user=a}:gcra:60")
-    assert (await left.siblings.told()).series[REQUESTS] == 37
-    await another.siblings.close()
+    assert (await left.stats.collect_all()).series[REQUESTS] == 37
+    await another.stats.close()
 
 
-async def test_a_directory_that_is_gone_costs_the_others_figures_and_nothing_else(
-    workers: list[Worker], tmp_path: Path
-) -> None:
+async def test_missing_directory_loses_only_the_other_workers_figures(workers: list[Worker], tmp_path: Path) -> None:
     workers[0].ask(3, b"rl:{edge/user=a}:gcra:60")
     for path in tmp_path.iterdir():
         path.unlink()
@@ -151,17 +161,17 @@ async def test_a_directory_that_is_gone_costs_the_others_figures_and_nothing_els
     try:
         with capture_logs() as lines:
             for _ in range(2):
-                assert (await workers[0].siblings.told()).series[REQUESTS] == 3
+                assert (await workers[0].stats.collect_all()).series[REQUESTS] == 3
         if os.geteuid():  # root may write anywhere
             assert [line["log_level"] for line in lines] == ["warning"]
     finally:
         os.chmod(tmp_path, 0o700)
 
 
-async def test_whoever_is_alone_tells_of_itself() -> None:
+async def test_single_process_reports_itself() -> None:
     worker = new_worker()
-    await worker.siblings.start()
+    await worker.stats.start()
     worker.ask(3, b"rl:{edge/user=a}:gcra:60")
-    assert dict(await worker.siblings.stats())[TOTAL] == 3
-    assert (await worker.siblings.hot()).calls_per_second == 3
-    await worker.siblings.close()
+    assert dict(await worker.stats.stats())[TOTAL] == 3
+    assert (await worker.stats.hot()).calls_per_second == 3
+    await worker.stats.close()
