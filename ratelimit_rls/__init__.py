@@ -1,3 +1,3 @@
-"""The rate limit service that Envoy asks before it lets a request through."""
+"""Rate limit service for Envoy, compatible with envoyproxy/ratelimit."""
 
 __version__ = "0.1.0"

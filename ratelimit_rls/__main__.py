@@ -1,4 +1,4 @@
-"""`python -m ratelimit_rls` is `ratelimit-rls`."""
+"""Entry point of `python -m ratelimit_rls`, the same command as `ratelimit-rls`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`db`: the schema of the database, brought up to date by hand, and how it stands."""
+"""`db`: upgrade the database schema and print its status."""
 
 from __future__ import annotations
 
@@ -7,96 +7,96 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_rls.cli.desk import database_option, with_records
+from ratelimit_rls.cli.database_options import database_option, with_database
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.retain import retain
 
 if TYPE_CHECKING:
-    from ratelimit_rls.records.database import Database
+    from ratelimit_rls.database.database import Database
 
 _UPGRADE_EXAMPLES = """\b
 Examples:
-  # before the first start, and before servers of a newer version
+  # before the first start, and before starting servers of a newer version
   $ RLS_DATABASE_URL=postgresql://rls:secret@db/rls ratelimit-rls db upgrade"""
 
 _STATUS_EXAMPLES = """\b
 Examples:
-  # in a pipeline: does this version's schema wait to be applied?
+  # in a pipeline: upgrade only if the schema is not current
   $ ratelimit-rls db status || ratelimit-rls db upgrade"""
 
 
 @click.group()
 def db() -> None:
-    """Look after the database's schema.
+    """Manage the database schema and archive old records.
 
-    A SQLite file is brought up to date by the server itself; PostgreSQL is not, since others may be using it.
+    The server upgrades a SQLite file by itself. It does not upgrade PostgreSQL, since other servers may be using it.
     """
 
 
 @db.command(epilog=_UPGRADE_EXAMPLES)
 @database_option
 def upgrade(database: str) -> ExitCode:
-    """Bring the schema to this version's, keeping all data.
+    """Upgrade the schema to this version's revision, keeping all data.
 
-    All of it in one transaction, or nothing. Two at once wait for each other. Servers of the version before go on
-    working meanwhile.
+    The upgrade is one transaction: it applies completely or not at all. Concurrent upgrades wait for each other.
+    Servers of the previous version keep working during the upgrade.
     """
 
-    async def work(records: Database) -> None:
-        before = await records.revision()
-        if _standing(before) == "newer":
-            await records.require_current()  # says so
-        await records.upgrade()
-        after = await records.revision()
-        was = "at" if before == after else f"{f'from {before}' if before else 'from nothing'} to"
-        click.echo(f"{records.shown}: {was} revision {after}")
+    async def work(opened: Database) -> None:
+        before = await opened.revision()
+        if _schema_state(before) == "newer":
+            await opened.require_current()  # raises the error that says so
+        await opened.upgrade()
+        after = await opened.revision()
+        was = "at" if before == after else f"{f'from {before}' if before else 'from an empty database'} to"
+        click.echo(f"{opened.display_name}: {was} revision {after}")
 
-    with_records(database, work, of_any_revision=True)
+    with_database(database, work, of_any_revision=True)
     return ExitCode.DONE
 
 
 @db.command(epilog=_STATUS_EXAMPLES)
 @database_option
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def status(database: str, form: str) -> ExitCode:
-    """Tell where the schema stands. Exits with 1 unless it is this version's."""
+    """Print the revision of the schema. Exits with 1 unless it is the one this version needs."""
 
-    async def work(records: Database) -> tuple[str, str | None]:
-        return records.shown, await records.revision()
+    async def work(opened: Database) -> tuple[str, str | None]:
+        return opened.display_name, await opened.revision()
 
-    shown, revision = with_records(database, work, of_any_revision=True)
-    standing, needed = _standing(revision), _newest()
+    name, revision = with_database(database, work, of_any_revision=True)
+    state, needed = _schema_state(revision), _head_revision()
     if form == "json":
-        told = {"database": shown, "revision": revision, "needed": needed, "standing": standing}
-        click.echo(json.dumps(told, indent=2))
+        fields = {"database": name, "revision": revision, "needed": needed, "standing": state}
+        click.echo(json.dumps(fields, indent=2))
     else:
-        click.echo(f"{shown}: {_words(standing, revision, needed)}")
-    return ExitCode.DONE if standing == "current" else ExitCode.BAD
+        click.echo(f"{name}: {_format_status(state, revision, needed)}")
+    return ExitCode.DONE if state == "current" else ExitCode.BAD
 
 
 db.add_command(retain)
 
 
-def _words(standing: str, revision: str | None, needed: str) -> str:
+def _format_status(state: str, revision: str | None, needed: str) -> str:
     return {
         "current": f"at revision {revision}, which this version needs",
         "empty": f"empty; this version needs revision {needed}: run `ratelimit-rls db upgrade`",
         "behind": f"at revision {revision}; this version needs {needed}: run `ratelimit-rls db upgrade`",
         "newer": f"at revision {revision}, which is newer than this version's {needed}",
-    }[standing]
+    }[state]
 
 
-def _standing(revision: str | None) -> str:
-    from ratelimit_rls.records import migrations
+def _schema_state(revision: str | None) -> str:
+    from ratelimit_rls.database import migrations
 
     if revision is None:
         return "empty"
-    if revision == migrations.newest():
+    if revision == migrations.latest_revision():
         return "current"
-    return "behind" if revision in migrations.known() else "newer"
+    return "behind" if revision in migrations.revisions() else "newer"
 
 
-def _newest() -> str:
-    from ratelimit_rls.records import migrations
+def _head_revision() -> str:
+    from ratelimit_rls.database import migrations
 
-    return migrations.newest()
+    return migrations.latest_revision()

@@ -1,4 +1,4 @@
-"""`envoy-config`: the Envoy side of rules, in the form that an Envoy, Istio or Envoy Gateway takes."""
+"""`envoy-config`: generate the Envoy configuration for rules, for plain Envoy, Istio or Envoy Gateway."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.rules import load, read, rules_arguments
-from ratelimit_rls.cli.words import counted, printable
+from ratelimit_rls.cli.formatting import escape_unprintable, format_count
+from ratelimit_rls.cli.rules_arguments import load_rules, read_sources, rules_arguments
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
     from ratelimit_rls.core.tree import Node, Tree
-    from ratelimit_rls.envoy_config.descriptors import Plan, Remark
-    from ratelimit_rls.envoy_config.envoy_side import EnvoySide
-    from ratelimit_rls.envoy_config.mapping import Mapped
-    from ratelimit_rls.envoy_config.options import Options, Server
+    from ratelimit_rls.envoy_config.descriptors import DomainDescriptors, MappingWarning
+    from ratelimit_rls.envoy_config.mapping import MappedKey
+    from ratelimit_rls.envoy_config.options import EnvoyConfigOptions, ServiceAddress
+    from ratelimit_rls.envoy_config.resources import EnvoyResources
 
 FORMS = ("bootstrap", "fragments", "istio", "envoy-gateway")
 
@@ -26,61 +26,88 @@ CLUSTER = "ratelimit-rls"
 
 _EXAMPLES = """\b
 Examples:
-  # an Envoy on port 10000 that limits users before the upstream on port 8000
+  # an Envoy on port 10000 that rate limits users in front of the upstream on port 8000
   $ ratelimit-rls envoy-config descriptors/per_user.yaml --from user=header:x-user > envoy.yaml
   $ envoy -c envoy.yaml
-  # the parts of it, for an Envoy that is there already, over mutual TLS
+  # configuration fragments for an existing Envoy, over mutual TLS
   $ ratelimit-rls envoy-config descriptors/nested.yaml --from tenant=header:x-tenant --from user=header:x-user \\
       --format fragments --server rls.internal:8081 --cacert ca.pem --cert envoy.pem --key envoy.key
-  # for Istio's ingress gateway; fail if a rule can never be met
+  # for Istio's ingress gateway; fail if a rule can never match
   $ ratelimit-rls envoy-config descriptors/wildcard_path.yaml --from path=path --strict \\
       --format istio --server ratelimit-rls.limits.svc.cluster.local:8081 | kubectl apply -f -"""
 
 
 @click.command("envoy-config", epilog=_EXAMPLES)
 @rules_arguments
-@click.option("--domain", "domains", multiple=True, help="Only this domain; may be repeated. Default: every one.")
-@click.option("--from", "sources", metavar="KEY=SOURCE", multiple=True, help="Where the value of a key comes from.")
+@click.option("--domain", "domains", multiple=True, help="Only this domain; may be repeated.  [default: all domains]")
 @click.option(
-    "--mapping", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A YAML file of KEY: SOURCE."
+    "--from",
+    "sources",
+    metavar="KEY=SOURCE",
+    multiple=True,
+    help="Source of the value of a descriptor key; may be repeated.",
 )
-@click.option("--strict", is_flag=True, help="Write nothing and exit with 3 if there are warnings.")
-@click.option("--ext-authz", is_flag=True, help="The ext_authz filter in place of the rate limit filter.")
-@click.option("--format", "form", type=click.Choice(FORMS), default="bootstrap", show_default=True)
+@click.option(
+    "--mapping", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML file with KEY: SOURCE pairs."
+)
+@click.option("--strict", is_flag=True, help="Exit with 3 and write nothing if there are warnings.")
+@click.option("--ext-authz", is_flag=True, help="Configure the ext_authz filter instead of the rate limit filter.")
+@click.option(
+    "--format", "form", type=click.Choice(FORMS), default="bootstrap", show_default=True, help="Kind of output."
+)
 @click.option(
     "--rate-limits-on",
     "place",
     type=click.Choice(["virtual-host", "filter"]),
-    help="Where descriptors are described; the filter takes them from Envoy 1.36 on. [default: virtual-host; "
-    "filter with envoy-gateway]",
+    help="Where the rate limit actions are configured; filter needs Envoy 1.36 or later. [default: virtual-host; "
+    "filter with --format envoy-gateway]",
 )
 @click.option(
     "--server",
     metavar="HOST:PORT|unix:PATH",
-    help="The service as Envoy reaches it. [default: 127.0.0.1:8081; none with istio and envoy-gateway]",
+    help="Address of the service as seen by Envoy. [default: 127.0.0.1:8081; required with istio and envoy-gateway]",
 )
-@click.option("--cacert", help="Use TLS: the CA of the service's certificate, a file as Envoy sees it.")
-@click.option("--cert", help="Envoy's own certificate, likewise: mutual TLS.")
-@click.option("--key", help="Its private key, likewise.")
-@click.option("--server-name", help="Name in the service's certificate. [default: the host of --server]")
-@click.option("--health-check", is_flag=True, help="Ask the service's health by gRPC, and leave replicas that drain.")
+@click.option("--cacert", help="Use TLS: path on Envoy's host of the CA of the service's certificate.")
+@click.option("--cert", help="Use mutual TLS: path on Envoy's host of Envoy's client certificate.")
+@click.option("--key", help="Path on Envoy's host of the private key of --cert.")
+@click.option("--server-name", help="Name expected in the service's certificate. [default: the host of --server]")
+@click.option(
+    "--health-check", is_flag=True, help="Configure gRPC health checks, so that Envoy leaves draining replicas."
+)
 @click.option(
     "--timeout",
     metavar="DURATION",
-    help="For each answer. [default: 100ms, and the longest max_delay of the rules on top]",
+    help="Timeout of each call. [default: 100ms plus the longest max_delay of the rules]",
 )
-@click.option("--deny-on-failure", is_flag=True, help="Refuse what the service did not answer. [default: let it pass]")
-@click.option("--no-x-ratelimit-headers", is_flag=True, help="Do not have Envoy add X-RateLimit-* to answers.")
-@click.option("--listen", metavar="IP:PORT", help="bootstrap: where Envoy listens. [default: 127.0.0.1:10000]")
-@click.option("--upstream", metavar="HOST:PORT", help="bootstrap: what stands behind it. [default: 127.0.0.1:8000]")
-@click.option("--name", help="istio, envoy-gateway: of the resource. [default: ratelimit-rls]")
-@click.option("--namespace", help="istio, envoy-gateway: of the resource. [default: istio-system; default]")
 @click.option(
-    "--workload", "workloads", metavar="LABEL=VALUE", multiple=True, help="istio: pods. [default: istio=ingressgateway]"
+    "--deny-on-failure", is_flag=True, help="Deny requests when the service does not respond. [default: allow them]"
 )
-@click.option("--context", type=click.Choice(["gateway", "sidecar"]), help="istio: what the pods run.")
-@click.option("--gateway", help="envoy-gateway: the Gateway. [default: eg]")
-@click.option("--listener", help="envoy-gateway: its listener in Envoy, e.g. tcp-80. [default: NAMESPACE/GATEWAY/http]")
+@click.option("--no-x-ratelimit-headers", is_flag=True, help="Do not let Envoy add X-RateLimit-* headers to responses.")
+@click.option(
+    "--listen", metavar="IP:PORT", help="With bootstrap: address Envoy listens on. [default: 127.0.0.1:10000]"
+)
+@click.option(
+    "--upstream", metavar="HOST:PORT", help="With bootstrap: address of the upstream. [default: 127.0.0.1:8000]"
+)
+@click.option("--name", help="With istio, envoy-gateway: name of the resource. [default: ratelimit-rls]")
+@click.option(
+    "--namespace", help="With istio, envoy-gateway: namespace of the resource. [default: istio-system; default]"
+)
+@click.option(
+    "--workload",
+    "workloads",
+    metavar="LABEL=VALUE",
+    multiple=True,
+    help="With istio: label of the pods to configure; may be repeated. [default: istio=ingressgateway]",
+)
+@click.option(
+    "--context", type=click.Choice(["gateway", "sidecar"]), help="With istio: role of the pods. [default: gateway]"
+)
+@click.option("--gateway", help="With envoy-gateway: name of the Gateway. [default: eg]")
+@click.option(
+    "--listener",
+    help="With envoy-gateway: name of the listener in Envoy, e.g. tcp-80. [default: NAMESPACE/GATEWAY/http]",
+)
 def envoy_config(
     paths: tuple[Path, ...],
     merge_domains: bool,
@@ -94,12 +121,12 @@ def envoy_config(
     timeout: str | None,
     deny_on_failure: bool,
     no_x_ratelimit_headers: bool,
-    **of_form: Any,
+    **format_options: Any,
 ) -> ExitCode:
-    """Write the Envoy side of rules: filter, cluster, and the actions that make the descriptors.
+    """Generate the Envoy configuration for rules: filter, cluster, and the actions that create the descriptors.
 
-    PATHS are rules files, or directories of them. Each KEY of their descriptors needs a SOURCE, but for remote_address,
-    source_cluster and destination_cluster, which are what they are called:
+    PATHS are rules files, or directories of rules files. Each KEY of their descriptors needs a SOURCE. The keys
+    remote_address, source_cluster and destination_cluster need none: each is its own source.
 
     \b
       header:x-user     query:page     method     host     scheme     value:free
@@ -107,25 +134,25 @@ def envoy_config(
       remote_address    masked_remote_address:24,64
       metadata:envoy.filters.http.jwt_authn:payload:sub
 
-    Rules that no descriptor can meet, and keys of the mapping that no rule has, are told on stderr and at the top of
-    what is written. With --ext-authz the rules make the descriptors themselves, and there is no mapping.
+    Rules that no descriptor can match, and keys of the mapping that no rule uses, are reported on stderr and at the top
+    of the output. With --ext-authz the descriptors come from `ext_authz` of the rules, and no mapping is needed.
     """
-    tree = load(paths, merge_domains).tree
-    _check_flags(form, place, ext_authz, bool(sources or mapping), of_form)
-    options = _options(form, timeout, deny_on_failure, not no_x_ratelimit_headers, of_form)
-    remarks: list[Remark] = []
+    tree = load_rules(paths, merge_domains).tree
+    _check_flags(form, place, ext_authz, bool(sources or mapping), format_options)
+    options = _options(form, timeout, deny_on_failure, not no_x_ratelimit_headers, format_options)
+    remarks: list[MappingWarning] = []
     if ext_authz:
-        side = _by_ext_authz(tree, domains, form, options)
+        side = _ext_authz_resources(tree, domains, form, options)
     else:
-        roots = _chosen(tree, domains)
+        roots = _selected_domains(tree, domains)
         plans, remarks = _plans(roots, _mapping(sources, mapping))
         for remark in remarks:
-            click.echo(printable(str(remark)), err=True)
-        side = _by_rate_limits(plans, form, place, options)
+            click.echo(escape_unprintable(str(remark)), err=True)
+        side = _rate_limit_resources(plans, form, place, options)
     if strict and remarks:
-        click.echo(f"{counted(len(remarks), 'warning')}: nothing was written", err=True)
+        click.echo(f"{format_count(len(remarks), 'warning')}: nothing was written", err=True)
         return ExitCode.WARNINGS
-    click.echo(_text(side, form, remarks, of_form), nl=False)
+    click.echo(_text(side, form, remarks, format_options), nl=False)
     return ExitCode.DONE
 
 
@@ -141,196 +168,216 @@ _ONLY_WITH = {
 }
 
 
-def _check_flags(form: str, place: str | None, ext_authz: bool, mapped: bool, of_form: Mapping[str, Any]) -> None:
+def _check_flags(
+    form: str, place: str | None, ext_authz: bool, mapped: bool, format_options: Mapping[str, Any]
+) -> None:
     for name, forms in _ONLY_WITH.items():
-        if of_form[name] and form not in forms:
+        if format_options[name] and form not in forms:
             flag = "--" + name.removesuffix("s")
-            raise click.UsageError(f"{flag} belongs to --format {' or '.join(forms)}")
+            raise click.UsageError(f"{flag} needs --format {' or '.join(forms)}")
     if form == "envoy-gateway" and place == "virtual-host":
-        raise click.UsageError("with --format envoy-gateway the filter has the descriptors: no patch names every host")
+        raise click.UsageError(
+            "--format envoy-gateway needs --rate-limits-on filter: a patch cannot name every virtual host"
+        )
     if ext_authz and (mapped or place):
         raise click.UsageError(
-            "with --ext-authz the rules' own 'ext_authz' makes the descriptors: leave the mapping out"
+            "--ext-authz uses the descriptors of 'ext_authz' in the rules: omit --from, --mapping and --rate-limits-on"
         )
-    _listen_and_upstream(of_form)
+    _listen_and_upstream(format_options)
 
 
-# ── what is written ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── selection ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _chosen(tree: Tree, domains: tuple[str, ...]) -> list[Node]:
+def _selected_domains(tree: Tree, domains: tuple[str, ...]) -> list[Node]:
     unknown = [domain for domain in domains if domain not in tree.domains]
     if unknown:
-        raise SettingsError(f"there is no domain {unknown[0]!r}; there are {', '.join(tree.domains)}")
+        raise SettingsError(f"unknown domain {unknown[0]!r}; the rules have {', '.join(tree.domains)}")
     return [root for name, root in tree.domains.items() if not domains or name in domains]
 
 
-def _mapping(sources: tuple[str, ...], file: Path | None) -> dict[str, Mapped]:
-    from ratelimit_rls.envoy_config.mapping import from_file, from_flags, obvious
+def _mapping(sources: tuple[str, ...], file: Path | None) -> dict[str, MappedKey]:
+    from ratelimit_rls.envoy_config.mapping import default_mapping, from_file, from_flags
 
-    (written,) = read((file,)) if file else (None,)
-    return {**obvious(), **(from_file(written) if written else {}), **from_flags(sources)}
+    (written,) = read_sources((file,)) if file else (None,)
+    return {**default_mapping(), **(from_file(written) if written else {}), **from_flags(sources)}
 
 
-def _plans(roots: list[Node], mapping: Mapping[str, Mapped]) -> tuple[list[Plan], list[Remark]]:
-    from ratelimit_rls.envoy_config.descriptors import plan, unused
+def _plans(roots: list[Node], mapping: Mapping[str, MappedKey]) -> tuple[list[DomainDescriptors], list[MappingWarning]]:
+    from ratelimit_rls.envoy_config.descriptors import plan_descriptors, unused_keys
 
-    planned = [plan(root, mapping) for root in roots]
-    remarks = [remark for _, told in planned for remark in told] + unused(roots, mapping)
+    planned = [plan_descriptors(root, mapping) for root in roots]
+    remarks = [remark for _, found in planned for remark in found] + unused_keys(roots, mapping)
     return [one for one, _ in planned if one.descriptors], remarks
 
 
-def _by_rate_limits(plans: list[Plan], form: str, place: str | None, options: Options) -> EnvoySide:
+def _rate_limit_resources(
+    plans: list[DomainDescriptors], form: str, place: str | None, options: EnvoyConfigOptions
+) -> EnvoyResources:
     if not plans:
-        raise SettingsError("Envoy could make no descriptor of the rules at all")
+        raise SettingsError("Envoy cannot create a descriptor for any rule; use --from KEY=SOURCE")
     on_filter = form == "envoy-gateway" or place == "filter"
 
-    from ratelimit_rls.envoy_config.envoy_side import MOST_STAGES, of_rate_limits
+    from ratelimit_rls.envoy_config.resources import MAX_STAGES, rate_limit_resources
 
-    if len(plans) > MOST_STAGES and not on_filter:
+    if len(plans) > MAX_STAGES and not on_filter:
         raise SettingsError(
-            f"there are {len(plans)} domains, and a virtual host can keep {MOST_STAGES} apart; "
-            "choose with --domain, or use --rate-limits-on filter"
+            f"the rules have {len(plans)} domains, but a virtual host can hold {MAX_STAGES}; "
+            "select some with --domain, or use --rate-limits-on filter"
         )
-    return of_rate_limits(plans, options, on_filter=on_filter, own_cluster=not options.authority, **_filter_name(form))
+    return rate_limit_resources(
+        plans, options, on_filter=on_filter, with_cluster=not options.authority, **_filter_name(form)
+    )
 
 
-def _by_ext_authz(tree: Tree, domains: tuple[str, ...], form: str, options: Options) -> EnvoySide:
-    roots = [root for root in _chosen(tree, domains) if root.key in tree.mappings or domains]
+def _ext_authz_resources(
+    tree: Tree, domains: tuple[str, ...], form: str, options: EnvoyConfigOptions
+) -> EnvoyResources:
+    roots = [root for root in _selected_domains(tree, domains) if root.key in tree.mappings or domains]
     lacking = [root.key for root in roots if root.key not in tree.mappings]
     if lacking or not roots:
         which = f"the domain {lacking[0]!r}" if lacking else "no domain of these rules"
-        raise SettingsError(f"{which} has {'no' if lacking else 'an'} 'ext_authz', which would make the descriptors")
+        raise SettingsError(f"{which} has {'no' if lacking else 'an'} 'ext_authz', which defines the descriptors")
 
-    from ratelimit_rls.envoy_config.descriptors import longest_wait_us
-    from ratelimit_rls.envoy_config.envoy_side import of_ext_authz
+    from ratelimit_rls.envoy_config.descriptors import max_wait_us
+    from ratelimit_rls.envoy_config.resources import ext_authz_resources
 
     tell_domain = len(tree.mappings) > 1
     if tell_domain and form == "envoy-gateway":
         raise SettingsError(
-            "several domains have 'ext_authz', and no patch could tell every virtual host which one is meant; "
-            "give this command the rules of one, and the service RLS_EXT_AUTHZ_DOMAIN"
+            "several domains have 'ext_authz', and a patch cannot set the domain of every virtual host; "
+            "pass the rules of one domain only, and set RLS_EXT_AUTHZ_DOMAIN in the service"
         )
     mappings = {root.key: tree.mappings[root.key] for root in roots}
-    waits_us = {root.key: longest_wait_us(root) for root in roots}
+    waits_us = {root.key: max_wait_us(root) for root in roots}
     own_cluster, named = not options.authority, _filter_name(form)
-    return of_ext_authz(mappings, waits_us, options, tell_domain=tell_domain, own_cluster=own_cluster, **named)
+    return ext_authz_resources(
+        mappings, tree.identities, waits_us, options, send_domain=tell_domain, with_cluster=own_cluster, **named
+    )
 
 
 def _filter_name(form: str) -> dict[str, str]:
-    """Envoy Gateway has filters under the usual names, and tells its routes what they are to do there."""
+    """Return a filter name of our own for Envoy Gateway, whose routes configure the filters of the usual names."""
     return {"name": CLUSTER} if form == "envoy-gateway" else {}
 
 
-# ── how Envoy asks ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── connection ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _options(
-    form: str, timeout: str | None, deny_on_failure: bool, x_ratelimit_headers: bool, of_form: Mapping[str, Any]
-) -> Options:
-    from ratelimit_rls.envoy_config.options import Options, parse_timeout
+    form: str, timeout: str | None, deny_on_failure: bool, x_ratelimit_headers: bool, format_options: Mapping[str, Any]
+) -> EnvoyConfigOptions:
+    from ratelimit_rls.envoy_config.options import EnvoyConfigOptions, parse_timeout
 
-    server = _server(form, of_form)
-    # Istio has a cluster for every service of the mesh, and speaks the mesh's own TLS on it.
+    server = _server(form, format_options)
+    # Istio has a cluster for every service of the mesh and uses the mesh's own mTLS on it.
     in_mesh = form == "istio" and bool(server.host) and not server.is_ip and not server.tls
     if in_mesh and server.health_check:
-        raise click.UsageError("--health-check needs a cluster of its own, and Istio has one for this service already")
-    return Options(
+        raise click.UsageError(
+            "--health-check needs its own cluster, but Istio already has one for this service; omit --health-check"
+        )
+    return EnvoyConfigOptions(
         server,
         cluster=f"outbound|{server.port}||{server.host}" if in_mesh else CLUSTER,
         authority=server.host if in_mesh else "",
-        timeout_us=None if timeout is None else _parsed("--timeout", timeout, parse_timeout),
+        timeout_us=None if timeout is None else _parse_option("--timeout", timeout, parse_timeout),
         deny_on_failure=deny_on_failure,
         x_ratelimit_headers=x_ratelimit_headers,
     )
 
 
-def _server(form: str, of_form: Mapping[str, Any]) -> Server:
-    from ratelimit_rls.envoy_config.options import Server, Tls, parse_host_port
+def _server(form: str, format_options: Mapping[str, Any]) -> ServiceAddress:
+    from ratelimit_rls.envoy_config.options import ServiceAddress, UpstreamTls, parse_host_port
 
-    text = of_form["server"]
+    text = format_options["server"]
     if text is None:
         if form in ("istio", "envoy-gateway"):
-            raise click.UsageError("--server is missing; use e.g. ratelimit-rls.default.svc.cluster.local:8081")
+            raise click.UsageError("--server is required, e.g. ratelimit-rls.default.svc.cluster.local:8081")
         text = "127.0.0.1:8081"
-    cacert, cert, key, name = (of_form[name] for name in ("cacert", "cert", "key", "server_name"))
+    cacert, cert, key, name = (format_options[name] for name in ("cacert", "cert", "key", "server_name"))
     if (cert is None) != (key is None):
-        raise click.UsageError("--cert and --key belong together")
+        raise click.UsageError("--cert and --key must be given together")
     if cacert is None and (cert or name):
-        raise click.UsageError("--cert and --server-name need --cacert: without it Envoy would believe any certificate")
+        raise click.UsageError("--cert and --server-name need --cacert: without it Envoy would trust any certificate")
     unix_socket = text.removeprefix("unix:").removeprefix("//") if text.startswith("unix:") else ""
     if unix_socket and cacert and not name:
-        raise click.UsageError("--cacert on a Unix socket needs --server-name: there is no host to compare with")
-    host, port = ("", 0) if unix_socket else _parsed("--server", text, parse_host_port)
-    tls = Tls(cacert, cert or "", key or "", name or "") if cacert else None
-    return Server(host, port, unix_socket, tls, of_form["health_check"])
+        raise click.UsageError("--cacert with a Unix socket needs --server-name: there is no host name to verify")
+    host, port = ("", 0) if unix_socket else _parse_option("--server", text, parse_host_port)
+    tls = UpstreamTls(cacert, cert or "", key or "", name or "") if cacert else None
+    return ServiceAddress(host, port, unix_socket, tls, format_options["health_check"])
 
 
-def _parsed(flag: str, text: str, parse: Any) -> Any:
+def _parse_option(flag: str, text: str, parse: Any) -> Any:
     try:
         return parse(text)
-    except ValueError as fault:
-        raise click.UsageError(f"{flag} {text!r} {fault}") from None
+    except ValueError as error:
+        raise click.UsageError(f"{flag} {text!r} {error}") from None
 
 
-# ── in which form ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── output ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _text(side: EnvoySide, form: str, remarks: Iterable[Remark], of_form: Mapping[str, Any]) -> str:
+def _text(side: EnvoyResources, form: str, remarks: Iterable[MappingWarning], format_options: Mapping[str, Any]) -> str:
     from ratelimit_rls.cli.yaml_text import yaml_text
 
     comments = ["Written by `ratelimit-rls envoy-config`.", *(str(remark) for remark in remarks)]
-    header = "".join(f"# {printable(comment)}\n" for comment in comments)
+    header = "".join(f"# {escape_unprintable(comment)}\n" for comment in comments)
     return header + "".join(
         (f"\n# {comment}\n" if comment else "") + yaml_text([document])
-        for comment, document in _documents(side, form, of_form)
+        for comment, document in _documents(side, form, format_options)
     )
 
 
-def _documents(side: EnvoySide, form: str, of_form: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Each with a comment of its own."""
+def _documents(side: EnvoyResources, form: str, format_options: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return each document with the comment that precedes it."""
+    from ratelimit_rls.envoy_config.bootstrap import common_http_protocol_options
     from ratelimit_rls.envoy_config.kubernetes import GatewayTarget, IstioTarget, envoy_filter, envoy_patch_policy
-    from ratelimit_rls.envoy_config.written import written
+    from ratelimit_rls.envoy_config.serialize import to_json_dict
 
-    name, namespace = of_form["name"] or CLUSTER, of_form["namespace"]
+    name, namespace = format_options["name"] or CLUSTER, format_options["namespace"]
     if form == "istio":
-        context = "SIDECAR_INBOUND" if of_form["context"] == "sidecar" else "GATEWAY"
-        target = IstioTarget(name, namespace or "istio-system", _labels(of_form["workloads"]), context)
+        context = "SIDECAR_INBOUND" if format_options["context"] == "sidecar" else "GATEWAY"
+        target = IstioTarget(name, namespace or "istio-system", _labels(format_options["workloads"]), context)
         return [("", envoy_filter(side, target))]
     if form == "envoy-gateway":
-        namespace, gateway = namespace or "default", of_form["gateway"] or "eg"
-        listener = of_form["listener"] or f"{namespace}/{gateway}/http"
+        namespace, gateway = namespace or "default", format_options["gateway"] or "eg"
+        listener = format_options["listener"] or f"{namespace}/{gateway}/http"
         return [("", envoy_patch_policy(side, GatewayTarget(name, namespace, gateway, listener)))]
     if form == "bootstrap":
-        return [("", written(_bootstrap(side, of_form)))]
+        return [("", to_json_dict(_bootstrap(side, format_options)))]
+    common = {"common_http_protocol_options": to_json_dict(common_http_protocol_options())}
     documents: list[tuple[str, dict[str, Any]]] = [
-        ("Of the HTTP connection manager, before the router.", {"http_filters": [*map(written, side.filters)]})
+        (
+            "Goes into the HTTP connection manager, before the router.",
+            {"http_filters": [*map(to_json_dict, side.filters)]},
+        ),
+        ("Goes into the HTTP connection manager: many upstreams treat x_user as x-user.", common),
     ]
     if side.rate_limits:
-        comment = "Of the virtual host; a route with rate_limits of its own does not have these."
-        documents.append((comment, {"rate_limits": [*map(written, side.rate_limits)]}))
+        comment = "Goes into the virtual host; a route with its own rate_limits ignores these."
+        documents.append((comment, {"rate_limits": [*map(to_json_dict, side.rate_limits)]}))
     if side.per_host:
-        told = {name: written(config) for name, config in side.per_host.items()}
-        documents.append(("Of the virtual host.", {"typed_per_filter_config": told}))
+        per_host = {name: to_json_dict(config) for name, config in side.per_host.items()}
+        documents.append(("Goes into the virtual host.", {"typed_per_filter_config": per_host}))
     assert side.cluster is not None
-    return [*documents, ("Of the static resources.", {"clusters": [written(side.cluster)]})]
+    return [*documents, ("Goes into the static resources.", {"clusters": [to_json_dict(side.cluster)]})]
 
 
-def _bootstrap(side: EnvoySide, of_form: Mapping[str, Any]) -> Any:
+def _bootstrap(side: EnvoyResources, format_options: Mapping[str, Any]) -> Any:
     from ratelimit_rls.envoy_config.bootstrap import bootstrap
 
-    return bootstrap(side, *_listen_and_upstream(of_form))
+    return bootstrap(side, *_listen_and_upstream(format_options))
 
 
-def _listen_and_upstream(of_form: Mapping[str, Any]) -> tuple[tuple[str, int], tuple[str, int]]:
+def _listen_and_upstream(format_options: Mapping[str, Any]) -> tuple[tuple[str, int], tuple[str, int]]:
     from ratelimit_rls.envoy_config.options import parse_host_port, parse_listen
 
-    listen = _parsed("--listen", of_form["listen"] or "127.0.0.1:10000", parse_listen)
-    return listen, _parsed("--upstream", of_form["upstream"] or "127.0.0.1:8000", parse_host_port)
+    listen = _parse_option("--listen", format_options["listen"] or "127.0.0.1:10000", parse_listen)
+    return listen, _parse_option("--upstream", format_options["upstream"] or "127.0.0.1:8000", parse_host_port)
 
 
 def _labels(workloads: tuple[str, ...]) -> dict[str, str]:
     pairs = [workload.partition("=") for workload in workloads or ("istio=ingressgateway",)]
     if not all(label and equals and value for label, equals, value in pairs):
-        raise click.UsageError("--workload is LABEL=VALUE; use e.g. app=shop")
+        raise click.UsageError("--workload must be LABEL=VALUE, e.g. app=shop")
     return {label: value for label, _, value in pairs}

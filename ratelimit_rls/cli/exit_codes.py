@@ -1,4 +1,4 @@
-"""What the process says to its caller when it ends. Scripts depend on the numbers: never change one."""
+"""Exit codes of the commands. Scripts depend on the numbers: never change one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import IntEnum
 
 class ExitCode(IntEnum):
     DONE = 0
-    BAD = 1  # what was checked is wrong, or over limit with --fail-over-limit
+    BAD = 1  # the checked input is invalid, or over limit with --fail-over-limit
     USAGE = 2
-    WARNINGS = 3  # nothing but warnings, with --strict
-    UNREACHABLE = 4  # something this depends on did not answer
+    WARNINGS = 3  # warnings but no errors, with --strict
+    UNREACHABLE = 4  # the server, Redis or the database did not respond
     INTERRUPTED = 130
 
 
 LEGEND = (
-    "Exit codes: 0 done, 1 what was checked is bad, 2 usage, 3 only warnings (with --strict), "
+    "Exit codes: 0 success, 1 check failed or invalid input, 2 usage error, 3 warnings only (with --strict), "
     "4 a dependency could not be reached, 130 interrupted."
 )

@@ -1,4 +1,4 @@
-"""`explain`: which rule a descriptor meets and why it met no other, with the counter that would be charged."""
+"""`explain`: show which rule a descriptor matches, why others do not match, and which counters it charges."""
 
 from __future__ import annotations
 
@@ -10,38 +10,40 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ratelimit_rls.cli.credentials import moment_words
-from ratelimit_rls.cli.descriptor import descriptor_options, format_descriptor, parse_descriptors
-from ratelimit_rls.cli.desk import at_desk, every_account
+from ratelimit_rls.cli.canonical_yaml import deny_fields, lease_fields, penalty_fields, response_policy_fields
+from ratelimit_rls.cli.credential_options import format_timestamp
+from ratelimit_rls.cli.database_options import all_accounts, with_repository
+from ratelimit_rls.cli.descriptor_options import descriptor_options, format_descriptor, parse_descriptors
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.normal_form import deny_form, hot_form, penalty_form, style_form
-from ratelimit_rls.cli.rules import compiled, sources_arguments
-from ratelimit_rls.cli.words import deny_words, printable, rule_words, style_words
-from ratelimit_rls.core.explain import Attempt, Explanation, Outcome
+from ratelimit_rls.cli.formatting import escape_unprintable, format_deny, format_response_policy, format_rule
+from ratelimit_rls.cli.rules_arguments import compile_sources, sources_arguments
+from ratelimit_rls.core.duration import format_duration_us
+from ratelimit_rls.core.entitlements import Entitlement
+from ratelimit_rls.core.explain import Attempt, AttemptOutcome, Explanation
 from ratelimit_rls.core.explain import explain as walk
-from ratelimit_rls.core.model import Limit, Penalty, Plan, Request, Slot, Subject, Watcher
+from ratelimit_rls.core.model import DescriptorPlan, Limit, Penalty, Plan, Request, Subject, Watcher
 from ratelimit_rls.core.plan import Planner, Policy
-from ratelimit_rls.core.span import format_span
-from ratelimit_rls.core.standing import Standing
 
 if TYPE_CHECKING:
     from ratelimit_rls.core.accounts import Accounts
 
 _EXAMPLES = """\b
 Examples:
-  # why is alice limited, or why is she not?
+  # why is alice limited, or why not?
   $ ratelimit-rls explain descriptors/ --domain edge --descriptor plan=free,user=alice
-  # a value with a comma in it
+  # a value that contains a comma
   $ ratelimit-rls explain descriptors/ --domain edge --entry path=/a,b --entry user=alice"""
 
-_LONGEST_OUTCOME = max(len(outcome.value) for outcome in Outcome)
+_OUTCOME_WIDTH = max(len(outcome.value) for outcome in AttemptOutcome)
 
 
 @click.command(epilog=_EXAMPLES)
 @sources_arguments
 @descriptor_options
-@click.option("--cache-key-prefix", default="", metavar="TEXT", help="As CACHE_KEY_PREFIX of the server.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "--cache-key-prefix", default="", metavar="TEXT", help="Prefix of the keys in Redis: the server's CACHE_KEY_PREFIX."
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def explain(
     paths: tuple[Path, ...],
     merge_domains: bool,
@@ -52,168 +54,171 @@ def explain(
     cache_key_prefix: str,
     form: str,
 ) -> ExitCode:
-    """Tell which rule a descriptor meets, and why no other.
+    """Show which rule a descriptor matches, and why the others do not match.
 
-    PATHS are rules files, or directories of them. If there is a database, its rules come before them, and whoever has
-    limits of their own stands as it says. Several descriptors are taken as those of one request, where one may replace
-    another's limit.
+    PATHS are rules files, or directories of rules files. With --database, the stored rules take precedence over them,
+    and users, tiers, overrides and blocks are taken into account. Several descriptors form one request, in which one
+    may replace the limit of another.
     """
-    accounts = at_desk(database, every_account) if database else None
-    tree = compiled(paths, merge_domains, accounts.rules if accounts else None).tree
-    standings = _Standings(accounts) if accounts else None
+    accounts = with_repository(database, all_accounts) if database else None
+    tree = compile_sources(paths, merge_domains, accounts.rules if accounts else None).tree
+    entitlements = _RecordingEntitlements(accounts) if accounts else None
     request = Request(domain, parse_descriptors(descriptors, entries))
-    plan = Planner(tree, Policy(key_prefix=cache_key_prefix), standings).plan(request)
-    planned = _planned(plan, standings.asked if standings else [])
+    plan = Planner(tree, Policy(key_prefix=cache_key_prefix), entitlements).plan(request)
+    planned = _planned_descriptors(plan, entitlements.looked_up if entitlements else [])
     explained = [walk(tree, domain, descriptor) for descriptor in request.descriptors]
     pairs = zip(explained, planned, strict=True)
     if form == "json":
         is_mapped = domain in tree.mappings
-        answer = [_json(told, descriptor) for told, descriptor in pairs]
+        answer = [_json(explanation, descriptor) for explanation, descriptor in pairs]
         click.echo(json.dumps({"domain": domain, "ext_authz": is_mapped, "descriptors": answer}, indent=2))
     else:
-        click.echo("\n\n".join("\n".join(_text(told, descriptor)) for told, descriptor in pairs))
+        click.echo("\n\n".join("\n".join(_text(explanation, descriptor)) for explanation, descriptor in pairs))
     return ExitCode.DONE
 
 
-class _Standings:
-    """Everybody's, and those that were asked for."""
+class _RecordingEntitlements:
+    """The entitlements of all accounts; records which ones the planner looked up."""
 
     def __init__(self, accounts: Accounts) -> None:
         from ratelimit_rls.identity.directory import Directory
 
         self._directory = Directory()
         self._directory.load(accounts)
-        self.asked: list[Standing] = []
+        self.looked_up: list[Entitlement] = []
 
-    def of(self, kind: Subject, subject: str, tier: str) -> Standing:
-        self.asked.append(self._directory.of(kind, subject, tier))
-        return self.asked[-1]
+    def of(self, kind: Subject, subject: str, tier: str) -> Entitlement:
+        self.looked_up.append(self._directory.of(kind, subject, tier))
+        return self.looked_up[-1]
 
 
-class _Planned(NamedTuple):
-    """How one descriptor is answered, and from which states in the store."""
+class _PlannedDescriptor(NamedTuple):
+    """One descriptor of the plan, with the keys of its counters in the store."""
 
-    slot: Slot
-    standing: Standing | None  # of whoever the descriptor names, where the rule takes their limits and somebody knows
-    is_refused: bool  # the whole request is, whatever the limits say, and nothing is counted
+    slot: DescriptorPlan
+    entitlement: Entitlement | None  # of the descriptor's subject; None without limits_of or a database
+    is_denied: bool  # the whole request is denied, whatever the limits are, and nothing is counted
     counters: list[str]
     watchers: list[tuple[Watcher, str]]
 
 
-def _planned(plan: Plan, standings: Sequence[Standing]) -> list[_Planned]:
-    """`standings` are those that the plan was made from, in the order of its descriptors; none, without a database."""
-    keys, asked = iter(plan.keys), iter(standings)
+def _planned_descriptors(plan: Plan, entitlements: Sequence[Entitlement]) -> list[_PlannedDescriptor]:
+    """Pair each descriptor with its keys.
+
+    The entitlements are in the order of the descriptors; none without a database.
+    """
+    keys, looked_up = iter(plan.keys), iter(entitlements)
     return [
-        _Planned(
+        _PlannedDescriptor(
             slot,
-            next(asked, None) if slot.rule and slot.rule.limits_of else None,
-            plan.outline.refusal is not None,
+            next(looked_up, None) if slot.rule and slot.rule.limits_of else None,
+            plan.template.refusal is not None,
             [next(keys).decode() for _ in slot.steps],
             [(watcher, next(keys).decode()) for watcher in slot.watchers],
         )
-        for slot in plan.outline.slots
+        for slot in plan.template.slots
     ]
 
 
-def _replaced(planned: _Planned) -> list[str]:
-    """The names of limits the descriptor met that another descriptor of the request sets aside."""
+def _replaced(planned: _PlannedDescriptor) -> list[str]:
+    """Return the names of matched limits that another descriptor of the request replaces."""
     slot = planned.slot
-    if slot.rule is None or planned.is_refused:
+    if slot.rule is None or planned.is_denied:
         return []
     counted = {id(step.limit) for step in slot.steps}
     return [limit.name for limit in slot.rule.limits if id(limit) not in counted]
 
 
-def _text(told: Explanation, planned: _Planned) -> Iterator[str]:
-    domain = printable(told.domain)
-    yield click.style(f"domain {domain} · descriptor ({format_descriptor(told.descriptor)})", bold=True)
+def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str]:
+    domain = escape_unprintable(explanation.domain)
+    yield click.style(f"domain {domain} · descriptor ({format_descriptor(explanation.descriptor)})", bold=True)
     rows = [
-        (printable(f"{'  ' * (depth + 1)}{level.entry.key}={level.entry.value}") if first else "", attempt)
-        for depth, level in enumerate(told.levels)
+        (escape_unprintable(f"{'  ' * (depth + 1)}{level.entry.key}={level.entry.value}") if first else "", attempt)
+        for depth, level in enumerate(explanation.levels)
         for first, attempt in ((attempt is level.attempts[0], attempt) for attempt in level.attempts)
     ]
     width = max((len(name) for name, _ in rows), default=0)
-    tried_width = max((len(_tried(attempt)) for _, attempt in rows), default=0)
+    tried_width = max((len(_format_attempt(attempt)) for _, attempt in rows), default=0)
     for name, attempt in rows:
-        yield f"{name:<{width}}  {_tried(attempt):<{tried_width}}  {_outcome(attempt)}"
-    for level in told.levels:
+        yield f"{name:<{width}}  {_format_attempt(attempt):<{tried_width}}  {_outcome(attempt)}"
+    for level in explanation.levels:
         if level.met is not None:
-            yield from (printable(f"in place of {place}") for place in level.met.overrode)
-    yield printable(told.conclusion)
+            yield from (escape_unprintable(f"in place of {place}") for place in level.met.overrode)
+    yield escape_unprintable(explanation.conclusion)
     rule = planned.slot.rule
-    if planned.standing is not None:
-        yield printable(_standing_words(planned.standing))
-    if planned.is_refused:
-        is_theirs = planned.standing is not None and planned.standing.block is not None
+    if planned.entitlement is not None:
+        yield escape_unprintable(_format_entitlement(planned.entitlement))
+    if planned.is_denied:
+        is_theirs = planned.entitlement is not None and planned.entitlement.block is not None
         whose = "" if is_theirs else " by another descriptor of this request"
         yield click.style(f"blocked{whose}: nothing passes, and nothing is counted", fg="red")
         return
     if rule is not None and rule.limits:
-        yield f"limit {rule_words(rule)}"
-        answered = ", ".join(filter(None, (style_words(rule.style), deny_words(rule.deny))))
-        if answered:
-            yield f"answer {answered}"
+        yield f"limit {format_rule(rule)}"
+        response = ", ".join(filter(None, (format_response_policy(rule.style), format_deny(rule.deny))))
+        if response:
+            yield f"answer {response}"
     for name in _replaced(planned):
-        yield printable(f"not counted: another descriptor of this request replaces '{name}'")
+        yield escape_unprintable(f"not counted: another descriptor of this request replaces '{name}'")
     for key in planned.counters:
-        yield printable(f"counter {key}")
+        yield escape_unprintable(f"counter {key}")
     for watcher, key in planned.watchers:
-        yield printable(f"{'penalty' if isinstance(watcher, Penalty) else 'warning'} {key}")
+        yield escape_unprintable(f"{'penalty' if isinstance(watcher, Penalty) else 'warning'} {key}")
 
 
-def _standing_words(standing: Standing) -> str:
-    """e.g. `standing tier gold`, `standing override until 2026-08-06 08:46Z` or `standing block: spam`."""
-    block = standing.block
+def _format_entitlement(entitlement: Entitlement) -> str:
+    """Format e.g. `standing tier gold`, `standing override until 2026-08-06 08:46Z` or `standing block: spam`."""
+    block = entitlement.block
     if block is not None:
-        until = f" until {moment_words(block.until_s)}" if block.until_s is not None else ""
+        until = f" until {format_timestamp(block.until_s)}" if block.until_s is not None else ""
         return f"standing block{until}" + (f": {block.reason}" if block.reason else "")
-    until = f" until {moment_words(standing.until_s)}" if standing.until_s < inf else ""
-    return f"standing {standing.source or 'rule'}{until}"
+    until = f" until {format_timestamp(entitlement.until_s)}" if entitlement.until_s < inf else ""
+    return f"standing {entitlement.source or 'rule'}{until}"
 
 
-def _tried(attempt: Attempt) -> str:
-    return printable(f"{attempt.way.value} '{attempt.pattern}'" if attempt.pattern else attempt.way.value)
+def _format_attempt(attempt: Attempt) -> str:
+    return escape_unprintable(f"{attempt.way.value} '{attempt.pattern}'" if attempt.pattern else attempt.way.value)
 
 
 def _outcome(attempt: Attempt) -> str:
-    color = {Outcome.MET: "green", Outcome.NOT_TRIED: "yellow"}.get(attempt.outcome)
-    told = click.style(attempt.outcome.value, fg=color)
-    padding = " " * (_LONGEST_OUTCOME - len(attempt.outcome.value))
-    return f"{told}{padding}  {printable(str(attempt.position))}" if attempt.position else told
+    color = {AttemptOutcome.MET: "green", AttemptOutcome.NOT_TRIED: "yellow"}.get(attempt.outcome)
+    label = click.style(attempt.outcome.value, fg=color)
+    padding = " " * (_OUTCOME_WIDTH - len(attempt.outcome.value))
+    return f"{label}{padding}  {escape_unprintable(str(attempt.position))}" if attempt.position else label
 
 
-def _json(told: Explanation, planned: _Planned) -> dict[str, Any]:
+def _json(explanation: Explanation, planned: _PlannedDescriptor) -> dict[str, Any]:
     rule = planned.slot.rule
     return {
-        "descriptor": [list(entry) for entry in told.descriptor.entries],
-        "conclusion": told.conclusion,
+        "descriptor": [list(entry) for entry in explanation.descriptor.entries],
+        "conclusion": explanation.conclusion,
         "rule": rule.path if rule else None,
-        "standing": _standing(planned.standing) if planned.standing else None,
-        "refused": planned.is_refused,
+        "standing": _entitlement_fields(planned.entitlement) if planned.entitlement else None,
+        "refused": planned.is_denied,
         "limits": [_limit(limit) for limit in rule.limits] if rule else [],
-        "max_delay": format_span(rule.max_delay_us) if rule and rule.max_delay_us else None,
-        "penalty": penalty_form(rule.penalty) if rule and rule.penalty else None,
+        "max_delay": format_duration_us(rule.max_delay_us) if rule and rule.max_delay_us else None,
+        "penalty": penalty_fields(rule.penalty) if rule and rule.penalty else None,
         "warn_at": rule.warn_at.permille / 1000 if rule and rule.warn_at else None,
-        "hot": hot_form(rule.hot) if rule and rule.hot else None,
+        "hot": lease_fields(rule.hot) if rule and rule.hot else None,
         "on_store_failure": rule.on_store_failure.value if rule and rule.on_store_failure else None,
-        "answer": style_form(rule.style) if rule else None,
-        "deny": deny_form(rule.deny) if rule and rule.deny else None,
+        "answer": response_policy_fields(rule.style) if rule else None,
+        "deny": deny_fields(rule.deny) if rule and rule.deny else None,
         "replaced": _replaced(planned),
         "storage_keys": planned.counters,
         "watcher_keys": [key for _, key in planned.watchers],
         "levels": [
             {"entry": list(level.entry), "attempts": [_attempt(attempt) for attempt in level.attempts]}
-            for level in told.levels
+            for level in explanation.levels
         ],
     }
 
 
-def _standing(standing: Standing) -> dict[str, Any]:
-    """Of whoever is blocked, the limits are those that wait."""
-    block = standing.block
+def _entitlement_fields(entitlement: Entitlement) -> dict[str, Any]:
+    """Return the entitlement as JSON. For a blocked subject the limits are those that apply once the block ends."""
+    block = entitlement.block
     return {
-        "source": standing.source or "rule",
-        "until_s": standing.until_s if standing.until_s < inf else None,
+        "source": entitlement.source or "rule",
+        "until_s": entitlement.until_s if entitlement.until_s < inf else None,
         "blocked": block is not None,
         "block": {"reason": block.reason, "until_s": block.until_s} if block else None,
     }

@@ -1,4 +1,4 @@
-"""`db retain`: old records into the archive, and out of the database."""
+"""`db retain`: move old decisions and usage from the database to the archive."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_rls.cli.desk import database_option, with_records
+from ratelimit_rls.cli.database_options import database_option, with_database
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.words import plural
+from ratelimit_rls.cli.formatting import plural
 
 if TYPE_CHECKING:
-    from ratelimit_rls.records.database import Database
-    from ratelimit_rls.records.retention import Retained
+    from ratelimit_rls.database.database import Database
+    from ratelimit_rls.database.usage.retention import ArchivedMonth
 
 _EXAMPLES = """\b
 Examples:
-  # what would go, and where to
+  # show what would be archived, and where
   $ ratelimit-rls db retain --archive s3://bucket/records --dry-run"""
 
 
@@ -29,34 +29,35 @@ Examples:
     metavar="URL",
     default="",
     envvar="RLS_ARCHIVE",
-    help="Directory or fsspec URL. Without one nothing is dropped. [RLS_ARCHIVE]",
+    help="Archive: a directory or an fsspec URL. Required. [RLS_ARCHIVE]",
 )
-@click.option("--dry-run", is_flag=True, help="Tell what would be done, and do nothing.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--dry-run", is_flag=True, help="Print what would be archived, and change nothing.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def retain(database: str, archive: str, dry_run: bool, form: str) -> ExitCode:
-    """Archive whole months of records that are past their time, and drop them from the database.
+    """Archive whole months of decisions and usage past their retention, and delete them from the database.
 
-    Each is written as Parquet, read back and compared before anything is dropped. For how long they stay, the server's
-    variables say: RLS_AUDIT_RETENTION, RLS_USAGE_RETENTION, RLS_USAGE_TOTAL_RETENTION. A server with RLS_ARCHIVE does
-    the same by itself; this is for those that shall not. Interrupted, it goes on where it was.
+    Each month is written as Parquet, read back and compared before anything is deleted. The retention is set by the
+    server's variables RLS_AUDIT_RETENTION, RLS_USAGE_RETENTION and RLS_USAGE_TOTAL_RETENTION. A server with RLS_ARCHIVE
+    does the same in the background; use this command where it should not. An interrupted run can be repeated: it
+    continues where it stopped.
     """
     if not archive:
-        raise click.UsageError("no --archive and no RLS_ARCHIVE: nothing is dropped without one")
+        raise click.UsageError("no archive: set --archive or RLS_ARCHIVE; nothing is deleted without one")
 
-    async def work(records: Database) -> list[Retained]:
-        from ratelimit_rls.cli.serve import settings_of
-        from ratelimit_rls.records.retention import retain as retain_records
+    async def work(opened: Database) -> list[ArchivedMonth]:
+        from ratelimit_rls.cli.serve import settings_from_flags
+        from ratelimit_rls.database.usage.retention import retain as retain_records
 
-        return await retain_records(records, settings_of({"rls_archive": archive}), time.time(), dry_run=dry_run)
+        return await retain_records(opened, settings_from_flags({"rls_archive": archive}), time.time(), dry_run=dry_run)
 
-    done = with_records(database, work)
+    archived = with_database(database, work)
     if form == "json":
-        click.echo(json.dumps([one._asdict() for one in done], indent=2))
+        click.echo(json.dumps([item._asdict() for item in archived], indent=2))
         return ExitCode.DONE
     verb = "would be archived" if dry_run else "archived and dropped"
-    for one in done:
-        where = f" as {one.path}" if one.path else ""
-        click.echo(f"{one.kind} of {one.month}: {one.rows:,} {plural(one.rows, 'row')} {verb}{where}")
-    if not done:
-        click.echo("no whole month is past its time")
+    for item in archived:
+        where = f" as {item.path}" if item.path else ""
+        click.echo(f"{item.kind} of {item.month}: {item.rows:,} {plural(item.rows, 'row')} {verb}{where}")
+    if not archived:
+        click.echo("no whole month is past its retention")
     return ExitCode.DONE

@@ -1,4 +1,4 @@
-"""`serve`: run the server. Its flags are the settings, made from them, so that the two cannot differ."""
+"""`serve`: run the server. Its options are generated from the settings, so that the two cannot differ."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 Examples:
-  # rules from a directory, counters in this process
+  # rules from a directory, counters in memory
   $ ratelimit-rls serve --rules descriptors/
-  # as the reference is run: everything from the environment
+  # like envoyproxy/ratelimit: everything from the environment
   $ RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit REDIS_URL=redis:6379 ratelimit-rls serve"""
 
 _METAVARS = {"secret": "TEXT", "list": "A,B", "map": "K:V,K:V"}
 
 
 class _SettingOption(click.Option):
-    """A flag of one variable. Its text is parsed where the variable's is, so that both are read alike."""
+    """Option of one setting. Its value is parsed by the settings, exactly like the environment variable."""
 
     def __init__(self, variable: Variable) -> None:
         self.variable = variable
@@ -37,8 +37,8 @@ class _SettingOption(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         variable = self.variable
         source = f"{variable.name}, {variable.default}" if variable.default else variable.name
-        shown = f"--[no-]{variable.flag[2:]}" if variable.kind == "bool" else f"{variable.flag} {self.metavar}"
-        return shown, f"{variable.description} [{source}]"
+        flag = f"--[no-]{variable.flag[2:]}" if variable.kind == "bool" else f"{variable.flag} {self.metavar}"
+        return flag, f"{variable.description} [{source}]"
 
 
 @cache
@@ -49,7 +49,7 @@ def _setting_options() -> tuple[_SettingOption, ...]:
 
 
 class _Serve(click.Command):
-    """Made without importing the settings, which only parsing and --help need."""
+    """Command whose options are created on demand: only parsing and --help import the settings."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*_setting_options(), *super().get_params(ctx)]
@@ -72,18 +72,18 @@ class _Serve(click.Command):
 def serve(**flags: str | bool | None) -> int:
     """Run the server.
 
-    Every setting is a variable and a flag, in brackets the variable and its default. A flag wins over its variable.
-    Give passwords as variables: a flag can be seen in the list of processes.
+    Every setting is an environment variable and an option; brackets show the variable and its default. An option
+    overrides its variable. Pass passwords as variables: options are visible in the process list.
     """
-    settings = settings_of(flags)
-    from ratelimit_rls.server import run  # after the settings: what is wrong with them is told at once
+    settings = settings_from_flags(flags)
+    from ratelimit_rls.server import run  # after the settings, so that their errors are reported at once
 
     return run(settings)
 
 
-def settings_of(flags: Mapping[str, str | bool | None]) -> Settings:
-    """The environment with the flags that were given laid over it."""
+def settings_from_flags(flags: Mapping[str, str | bool | None]) -> Settings:
+    """Return the settings from the environment, overridden by the given options."""
     from ratelimit_rls.settings import Settings
 
-    given: dict[str, Any] = {field: value for field, value in flags.items() if value is not None}
-    return Settings(**given)
+    overrides: dict[str, Any] = {field: value for field, value in flags.items() if value is not None}
+    return Settings(**overrides)

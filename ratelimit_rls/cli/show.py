@@ -1,4 +1,4 @@
-"""`show`: the rules as they were understood, drawn, or written back in one normal form."""
+"""`show`: print compiled rules as a tree, as canonical YAML or as JSON."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratelimit_rls.cli.canonical_yaml import canonical_documents, in_file_order, source_order
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.normal_form import documents, in_file_order, numbered
-from ratelimit_rls.cli.rules import load, sources_arguments
-from ratelimit_rls.cli.words import deny_words, domain_words, node_words, printable, rule_words, style_words
+from ratelimit_rls.cli.formatting import (
+    escape_unprintable,
+    format_deny,
+    format_domain,
+    format_node,
+    format_response_policy,
+    format_rule,
+)
+from ratelimit_rls.cli.rules_arguments import load_rules, sources_arguments
 from ratelimit_rls.core.tree import Node
 
 if TYPE_CHECKING:
-    from ratelimit_rls.rules.compile import Compiled
+    from ratelimit_rls.rules.compile import CompiledRules
 
 _EXAMPLES = """\b
 Examples:
-  # every rule, where it hangs and where it was written
+  # every rule, with its place in the tree and its position in the file
   $ ratelimit-rls show descriptors/
-  # what has changed in meaning between two directories
+  # which rules differ in meaning between two directories
   $ diff <(ratelimit-rls show --format yaml old/) <(ratelimit-rls show --format yaml new/)"""
 
 
@@ -33,63 +40,63 @@ Examples:
     "form",
     type=click.Choice(["tree", "yaml", "json"]),
     default="tree",
-    help="tree: drawn; yaml: rules that mean the same, in normal form; json: with places.",
+    help="Output format: a tree, canonical YAML with the same meaning, or JSON with positions.",
 )
 def show(paths: tuple[Path, ...], merge_domains: bool, database: str, form: str) -> ExitCode:
-    """Show rules as they are understood.
+    """Show rules as the server compiles them.
 
-    PATHS are rules files, or directories of them; the rules of the database, if there is one, come before them.
+    PATHS are rules files, or directories of rules files. With --database, the stored rules take precedence over them.
     """
-    compiled = load(paths, merge_domains, database)
+    compiled = load_rules(paths, merge_domains, database)
     if form == "json":
-        domains = documents(compiled, with_places=True)
+        domains = canonical_documents(compiled, with_places=True)
         click.echo(json.dumps({"digest": compiled.digest, "files": compiled.files, "domains": domains}, indent=2))
     elif form == "yaml":
         click.echo(_yaml(compiled), nl=False)
     else:
         for root in compiled.tree.domains.values():
-            click.echo("\n".join(_drawn(root, compiled)))
+            click.echo("\n".join(_draw_tree(root, compiled)))
     return ExitCode.DONE
 
 
-def _drawn(root: Node, compiled: Compiled) -> Iterator[str]:
-    """One line per node: the tree, the rule if there is one, the place."""
-    name = node_words(root)
+def _draw_tree(root: Node, compiled: CompiledRules) -> Iterator[str]:
+    """Yield one line per node: its place in the tree, its rule if it has one, and its position."""
+    name = format_node(root)
     mapped = root.key in compiled.tree.mappings
-    rows = list(_rows(root, "", numbered(compiled)))
+    rows = list(_rows(root, "", source_order(compiled)))
     width = max([len(name), *(len(text) for text, _ in rows)])
-    of_domain = ", ".join(filter(None, (domain_words(root), "ext_authz" if mapped else "")))
+    of_domain = ", ".join(filter(None, (format_domain(root), "ext_authz" if mapped else "")))
     yield f"{click.style(name, bold=True)}{' ' * (width - len(name))}  {of_domain}".rstrip()
     for text, node in rows:
-        yield f"{text:<{width}}  {_told(node, root)}".rstrip()
+        yield f"{text:<{width}}  {_format_node_details(node, root)}".rstrip()
 
 
 def _rows(parent: Node, indent: str, sources: Mapping[str, int]) -> Iterator[tuple[str, Node]]:
     level = in_file_order(parent, sources)
     for node in level:
         is_last = node is level[-1]
-        yield f"{indent}{'└─ ' if is_last else '├─ '}{node_words(node)}", node
+        yield f"{indent}{'└─ ' if is_last else '├─ '}{format_node(node)}", node
         yield from _rows(node, indent + ("   " if is_last else "│  "), sources)
 
 
-def _told(node: Node, root: Node) -> str:
-    """How it is answered is told only where it differs from the domain."""
+def _format_node_details(node: Node, root: Node) -> str:
+    """Format the rule of a node. The response policy is included only if it differs from the domain's."""
     rule = node.rule
     if rule is None:
         return ""
-    words = [rule_words(rule)]
+    parts = [format_rule(rule)]
     if node.share_threshold:
-        words.append("share_threshold")
+        parts.append("share_threshold")
     if rule.style != root.style:
-        words.append(style_words(rule.style) or "headers as by default")
+        parts.append(format_response_policy(rule.style) or "headers as by default")
     if rule.deny != root.deny:
-        words.append(deny_words(rule.deny))
-    words.extend(f"in place of {place}" for place in node.overrode)
-    place = click.style(printable(f"  {rule.position}"), dim=True) if rule.position else ""
-    return f"{click.style('●', fg='cyan')} {printable(', '.join(words))}{place}"
+        parts.append(format_deny(rule.deny))
+    parts.extend(f"in place of {place}" for place in node.overrode)
+    place = click.style(escape_unprintable(f"  {rule.position}"), dim=True) if rule.position else ""
+    return f"{click.style('●', fg='cyan')} {escape_unprintable(', '.join(parts))}{place}"
 
 
-def _yaml(compiled: Compiled) -> str:
+def _yaml(compiled: CompiledRules) -> str:
     from ratelimit_rls.cli.yaml_text import yaml_text
 
-    return yaml_text(documents(compiled, with_places=False))
+    return yaml_text(canonical_documents(compiled, with_places=False))

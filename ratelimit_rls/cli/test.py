@@ -1,4 +1,4 @@
-"""`test`: whether rules do what their test files say. Results as they come, failures once more at the end."""
+"""`test`: run test files against rules. Prints each result, and the failures in detail at the end."""
 
 from __future__ import annotations
 
@@ -10,36 +10,41 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_rls.cli.descriptor import format_descriptor
+from ratelimit_rls.cli.descriptor_options import format_descriptor
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.words import counted, rule_words
+from ratelimit_rls.cli.formatting import format_count, format_rule
 from ratelimit_rls.core.model import Descriptor, Status
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
-    from ratelimit_rls.trial.case import Suite
-    from ratelimit_rls.trial.coverage import Coverage
-    from ratelimit_rls.trial.play import Difference, Outcome
+    from ratelimit_rls.simulation.case import Suite
+    from ratelimit_rls.simulation.coverage import Coverage
+    from ratelimit_rls.simulation.runner import CaseResult, Difference
 
-    Played = list[tuple[Suite, list[Outcome]]]
+    Results = list[tuple[Suite, list[CaseResult]]]
 
 _EXAMPLES = """\b
 Examples:
-  # every test of a directory, and no rule without one
+  # all tests of a directory; fail unless every rule is tested
   $ ratelimit-rls test descriptors/ --fail-under 100
-  # some of them, for a build server
+  # selected tests, with results for a CI server
   $ ratelimit-rls test api.test.yaml --run 'premium|burst' --junit results.xml"""
 
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--run", "pattern", metavar="REGEX", help="Only tests whose name it is found in.")
-@click.option("--coverage", "with_coverage", is_flag=True, help="Tell which rules no step has met.")
+@click.option("--run", "pattern", metavar="REGEX", help="Run only tests whose name contains a match of REGEX.")
+@click.option("--coverage", "with_coverage", is_flag=True, help="List the rules that no test matched.")
 @click.option(
-    "--fail-under", type=click.FloatRange(0, 100), metavar="PERCENT", help="Exit with 1 if coverage is less than this."
+    "--fail-under",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Exit with 1 if the rule coverage is below PERCENT.",
 )
-@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write results as JUnit XML, too.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results to this file as JUnit XML."
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def test(
     paths: tuple[Path, ...],
     pattern: str | None,
@@ -48,138 +53,140 @@ def test(
     junit: Path | None,
     form: str,
 ) -> ExitCode:
-    """Test rules against what is expected of them.
+    """Run tests of rules.
 
-    PATHS are test files, or directories of *.test.yaml. They run on counters in this process and on a clock of their
-    own, so that an hour takes no time. docs/testing.md has the format.
+    PATHS are test files, or directories of *.test.yaml. Tests use in-memory counters and a virtual clock, so that an
+    hour passes in an instant. docs/testing.md describes the format.
     """
-    from ratelimit_rls.trial.coverage import measure
-    from ratelimit_rls.trial.suite import find_files, load_suites
+    from ratelimit_rls.simulation.coverage import measure
+    from ratelimit_rls.simulation.suite import find_files, load_suites
 
     files = find_files(paths)
     if not files:
         raise SettingsError(f"no tests in {' '.join(map(str, paths))}: there is no *.test.yaml or *.test.yml file")
-    wanted = _compiled(pattern)
-    played: Played = []
-    for suite, outcomes in _play(load_suites(files), wanted):
-        played.append((suite, outcomes))
+    wanted = _compile_pattern(pattern)
+    results: Results = []
+    for suite, outcomes in _run_suites(load_suites(files), wanted):
+        results.append((suite, outcomes))
         if form == "text":
             for outcome in outcomes:
-                click.echo(_line(suite, outcome))
-    if wanted and not any(outcomes for _, outcomes in played):
-        raise click.UsageError(f"no test has a name in which {pattern!r} is found")
+                click.echo(_result_line(suite, outcome))
+    if wanted and not any(outcomes for _, outcomes in results):
+        raise click.UsageError(f"--run {pattern!r} matches no test name")
     if junit is not None:
-        _write_junit(junit, played)
+        _write_junit(junit, results)
     coverage = None
     if with_coverage or fail_under is not None:
-        met = [rule for _, outcomes in played for outcome in outcomes for rule in outcome.met]
-        coverage = measure([suite for suite, _ in played], [path for path in paths if path.is_dir()], met)
-    click.echo(json.dumps(_json(played, coverage), indent=2) if form == "json" else "\n".join(_end(played, coverage)))
+        met = [rule for _, outcomes in results for outcome in outcomes for rule in outcome.met]
+        coverage = measure([suite for suite, _ in results], [path for path in paths if path.is_dir()], met)
+    click.echo(
+        json.dumps(_json(results, coverage), indent=2) if form == "json" else "\n".join(_summary(results, coverage))
+    )
     is_covered = coverage is None or fail_under is None or coverage.percent >= fail_under
     if coverage is not None and not is_covered:
         click.echo(f"Error: coverage is {coverage.percent:.1f} %, less than {fail_under:g} %", err=True)
-    passed = all(outcome.passed for _, outcomes in played for outcome in outcomes)
+    passed = all(outcome.passed for _, outcomes in results for outcome in outcomes)
     return ExitCode.DONE if passed and is_covered else ExitCode.BAD
 
 
-def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+def _compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return None if pattern is None else re.compile(pattern)
-    except re.error as fault:
-        raise click.UsageError(f"--run {pattern!r} is no regular expression: {fault}") from fault
+    except re.error as error:
+        raise click.UsageError(f"--run {pattern!r} must be a regular expression: {error}") from error
 
 
-def _play(suites: list[Suite], wanted: re.Pattern[str] | None) -> Iterator[tuple[Suite, list[Outcome]]]:
+def _run_suites(suites: list[Suite], wanted: re.Pattern[str] | None) -> Iterator[tuple[Suite, list[CaseResult]]]:
     import asyncio
 
-    from ratelimit_rls.trial.play import play_suite
+    from ratelimit_rls.simulation.runner import run_suite
 
     with asyncio.Runner() as runner:
         for suite in suites:
             cases = tuple(case for case in suite.cases if wanted is None or wanted.search(case.name))
-            yield suite, runner.run(play_suite(suite, cases)) if cases else []
+            yield suite, runner.run(run_suite(suite, cases)) if cases else []
 
 
-def _line(suite: Suite, outcome: Outcome) -> str:
+def _result_line(suite: Suite, outcome: CaseResult) -> str:
     verdict = click.style("ok  ", fg="green") if outcome.passed else click.style("FAIL", fg="red", bold=True)
     return f"{verdict}  {suite.file}  {outcome.case.name}"
 
 
-def _end(played: Played, coverage: Coverage | None) -> Iterator[str]:
-    """Every failure with all there is to know, the rules that were not met, the verdict."""
-    tests = sum(len(outcomes) for _, outcomes in played)
-    failed = [(suite, outcome) for suite, outcomes in played for outcome in outcomes if not outcome.passed]
+def _summary(results: Results, coverage: Coverage | None) -> Iterator[str]:
+    """Yield the failures in detail, the rules that no test matched, and the totals."""
+    tests = sum(len(outcomes) for _, outcomes in results)
+    failed = [(suite, outcome) for suite, outcomes in results for outcome in outcomes if not outcome.passed]
     for suite, outcome in failed:
         yield ""
-        yield _line(suite, outcome)
+        yield _result_line(suite, outcome)
         yield from _differences(outcome)
     if failed:
         yield ""
     if coverage is not None:
         for rule in coverage.missed:
-            yield f"never met: {rule.path}  {rule_words(rule)}  {rule.position or ''}".rstrip()
+            yield f"never met: {rule.path}  {format_rule(rule)}  {rule.position or ''}".rstrip()
         met = coverage.rules - len(coverage.missed)
-        yield f"coverage {coverage.percent:.1f} %: {met} of {counted(coverage.rules, 'rule')}"
-    files = sum(bool(outcomes) for _, outcomes in played)
+        yield f"coverage {coverage.percent:.1f} %: {met} of {format_count(coverage.rules, 'rule')}"
+    files = sum(bool(outcomes) for _, outcomes in results)
     verdict = click.style(f"{len(failed)} failed", fg="red") if failed else "ok"
-    yield f"{counted(files, 'file')}, {counted(tests, 'test')}: {verdict}"
+    yield f"{format_count(files, 'file')}, {format_count(tests, 'test')}: {verdict}"
 
 
-def _differences(outcome: Outcome) -> Iterator[str]:
-    from ratelimit_rls.core.span import format_span
-    from ratelimit_rls.trial.moments import format_moment
+def _differences(outcome: CaseResult) -> Iterator[str]:
+    from ratelimit_rls.core.duration import format_duration_us
+    from ratelimit_rls.simulation.clock import format_timestamp
 
-    for found in outcome.differences:
-        step, case = found.step, outcome.case
+    for difference in outcome.differences:
+        step, case = difference.step, outcome.case
         times = f", {step.times:,} times" if step.times > 1 else ""
-        since = format_span(step.at_us - case.start_us)
-        yield f"  {step.position}: at {since} ({format_moment(step.at_us)}){times}"
-        yield f"    expected  {_marked(found.expected, found.got, 'green')}"
-        yield f"    got       {_marked(found.got, found.expected, 'red')}"
-        yield from _told(found, case.domain)
+        since = format_duration_us(step.at_us - case.start_us)
+        yield f"  {step.position}: at {since} ({format_timestamp(step.at_us)}){times}"
+        yield f"    expected  {_highlight(difference.expected, difference.got, 'green')}"
+        yield f"    got       {_highlight(difference.got, difference.expected, 'red')}"
+        yield from _last_responses(difference, case.domain)
 
 
-def _marked(these: tuple[str, ...], those: tuple[str, ...], color: str) -> str:
-    """What differs is coloured."""
+def _highlight(these: tuple[str, ...], those: tuple[str, ...], color: str) -> str:
+    """Join the values, and colour those that differ."""
     pairs = zip(these, those, strict=True)
     return ", ".join(this if this == that else click.style(this, fg=color) for this, that in pairs)
 
 
-def _told(found: Difference, domain: str) -> Iterator[str]:
-    """What the last call of the step was told of each descriptor, and by which rule."""
-    if not found.told:
+def _last_responses(difference: Difference, domain: str) -> Iterator[str]:
+    """Yield the decision of the step's last call for each descriptor, with its rule."""
+    if not difference.told:
         yield f"    domain {domain} · no descriptor comes of this request, so no limit applies"
-    for descriptor, status in found.told:
+    for descriptor, status in difference.told:
         rule = status.slot.rule
         hits = f" hits {status.slot.hits}" if status.slot.hits != 1 else ""
         yield f"    domain {domain} · descriptor ({format_descriptor(descriptor)}){hits}"
         if rule is None:
             yield "      met no rule; `ratelimit-rls explain` tells why"
         else:
-            yield f"      met {rule.path}  {rule_words(rule)}  {rule.position or ''}".rstrip()
+            yield f"      met {rule.path}  {format_rule(rule)}  {rule.position or ''}".rstrip()
             yield f"      {status.code.name.lower()}, {status.remaining} remaining, reset in {status.reset_s}s"
 
 
-def _write_junit(path: Path, played: Played) -> None:
-    from ratelimit_rls.trial.junit import junit_xml
+def _write_junit(path: Path, results: Results) -> None:
+    from ratelimit_rls.simulation.junit import junit_xml
 
     files = [
         (suite.file, [(outcome, click.unstyle("\n".join(_differences(outcome)))) for outcome in outcomes])
-        for suite, outcomes in played
+        for suite, outcomes in results
     ]
     try:
         path.write_bytes(junit_xml(files))
-    except OSError as fault:
-        raise SettingsError(f"--junit {path} cannot be written: {fault.strerror}") from fault
+    except OSError as error:
+        raise SettingsError(f"--junit {path} cannot be written: {error.strerror}") from error
 
 
-def _json(played: Played, coverage: Coverage | None) -> dict[str, Any]:
-    outcomes = [outcome for _, outcomes in played for outcome in outcomes]
+def _json(results: Results, coverage: Coverage | None) -> dict[str, Any]:
+    outcomes = [outcome for _, outcomes in results for outcome in outcomes]
     told: dict[str, Any] = {
-        "files": sum(bool(outcomes) for _, outcomes in played),
+        "files": sum(bool(outcomes) for _, outcomes in results),
         "tests": len(outcomes),
         "failed": sum(not outcome.passed for outcome in outcomes),
-        "results": [_result(suite, outcome) for suite, outcomes in played for outcome in outcomes],
+        "results": [_result(suite, outcome) for suite, outcomes in results for outcome in outcomes],
     }
     if coverage is not None:
         missed = [{"rule": rule.path, "position": str(rule.position or "")} for rule in coverage.missed]
@@ -187,7 +194,7 @@ def _json(played: Played, coverage: Coverage | None) -> dict[str, Any]:
     return told
 
 
-def _result(suite: Suite, outcome: Outcome) -> dict[str, Any]:
+def _result(suite: Suite, outcome: CaseResult) -> dict[str, Any]:
     return {
         "file": suite.file,
         "line": outcome.case.position.line,
@@ -195,12 +202,12 @@ def _result(suite: Suite, outcome: Outcome) -> dict[str, Any]:
         "passed": outcome.passed,
         "differences": [
             {
-                "position": str(found.step.position),
-                "expected": list(found.expected),
-                "got": list(found.got),
-                "told": [_status(descriptor, status) for descriptor, status in found.told],
+                "position": str(difference.step.position),
+                "expected": list(difference.expected),
+                "got": list(difference.got),
+                "told": [_status(descriptor, status) for descriptor, status in difference.told],
             }
-            for found in outcome.differences
+            for difference in outcome.differences
         ],
     }
 

@@ -1,4 +1,4 @@
-"""`tokens`: tokens of administrators, made, listed and revoked in the database itself; no server need run."""
+"""`tokens`: create, list and revoke admin tokens directly in the database; no server has to run."""
 
 from __future__ import annotations
 
@@ -8,66 +8,80 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_rls.cli.credentials import Expiry, digest_of, here, moment_words, public_id_of, state_words, table
-from ratelimit_rls.cli.desk import PAGE, at_desk, database_option
+from ratelimit_rls.cli.credential_options import (
+    Expiry,
+    cli_actor,
+    format_credential_state,
+    format_table,
+    format_timestamp,
+    parse_public_id,
+    read_key_secret,
+)
+from ratelimit_rls.cli.database_options import PAGE, database_option, with_repository
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.words import printable
+from ratelimit_rls.cli.formatting import escape_unprintable
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import AdminToken
-    from ratelimit_rls.records.desk import Desk
+    from ratelimit_rls.database.administration import AdminToken
+    from ratelimit_rls.database.repository import Repository
 
 _CREATE_EXAMPLES = """\b
 Examples:
-  # for a pipeline that changes rules; its text is all there is on stdout
+  # for a pipeline that changes rules; only the token is printed to stdout
   $ ratelimit-rls tokens create --role write --name ci --expires 30d"""
 
 
 @click.group()
 def tokens() -> None:
-    """Make, list and revoke the tokens of administrators."""
+    """Create, list and revoke admin tokens."""
 
 
 @tokens.command(epilog=_CREATE_EXAMPLES)
 @database_option
 @click.option(
-    "--role", type=click.Choice(["read", "write", "admin"]), required=True, help="Each may do what those before may."
+    "--role",
+    type=click.Choice(["read", "write", "admin"]),
+    required=True,
+    help="Role of the token; each includes the permissions of the previous ones.",
 )
-@click.option("--name", required=True, metavar="TEXT", help="What changes are recorded under.")
-@click.option("--expires", "expires_s", type=Expiry(), help="After so long: 12h, 90d.  [default: never]")
+@click.option("--name", required=True, metavar="TEXT", help="Name under which the audit log records changes.")
+@click.option(
+    "--expires", "expires_s", type=Expiry(), help="Lifetime of the token, e.g. 12h or 90d.  [default: never expires]"
+)
 def create(database: str, role: str, name: str, expires_s: float | None) -> ExitCode:
-    """Make a token. Its text is printed this once, and kept nowhere."""
+    """Create a token. It is printed once and stored only as a hash."""
 
-    async def work(desk: Desk) -> tuple[AdminToken, str]:
-        from ratelimit_rls.core.accounts import AdminToken, Role
-        from ratelimit_rls.identity.secrets import new_secret
+    async def work(repository: Repository) -> tuple[AdminToken, str]:
+        from ratelimit_rls.admin.credentials import new_admin_token
+        from ratelimit_rls.database.administration import Role
 
-        secret = new_secret("rla")
-        token = AdminToken(secret.public_id, digest_of(database, secret.text), name, Role(role), expires_s)
-        async with desk.change(here()) as change:
-            return await change.add_token(token), secret.text
+        token, text = new_admin_token(read_key_secret(database), name, Role(role), expires_s)
+        async with repository.change(cli_actor()) as change:
+            return await change.add_token(token), text
 
-    made, text = at_desk(database, work)
+    created, text = with_repository(database, work)
     click.echo(text)
-    end = moment_words(made.expires_s)
-    click.echo(f"token {made.token_id} with the role {role}; expires: {end}. It is not shown again.", err=True)
+    end = format_timestamp(created.expires_s)
+    click.echo(
+        f"token {created.token_id} with the role {role}; expires: {end}. It cannot be displayed again.", err=True
+    )
     return ExitCode.DONE
 
 
 @tokens.command("list")
 @database_option
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def list_tokens(database: str, form: str) -> ExitCode:
     """List tokens, without their secrets."""
 
-    async def work(desk: Desk) -> list[AdminToken]:
+    async def work(repository: Repository) -> list[AdminToken]:
         found: list[AdminToken] = []
-        async with desk.reading() as reader:
+        async with repository.reading() as reader:
             while page := await reader.tokens(found[-1].token_id if found else "", PAGE):
                 found += page
         return found
 
-    found, now_s = at_desk(database, work), time.time()
+    found, now_s = with_repository(database, work), time.time()
     if form == "json":
         click.echo(json.dumps([_json(token) for token in found], indent=2))
         return ExitCode.DONE
@@ -76,13 +90,13 @@ def list_tokens(database: str, form: str) -> ExitCode:
             token.token_id,
             token.name,
             token.role.value,
-            moment_words(token.expires_s),
-            moment_words(token.last_used_s),
-            state_words(token.revoked_s, token.expires_s, now_s),
+            format_timestamp(token.expires_s),
+            format_timestamp(token.last_used_s),
+            format_credential_state(token.revoked_s, token.expires_s, now_s),
         )
         for token in found
     ]
-    for line in table(("TOKEN", "NAME", "ROLE", "EXPIRES", "LAST USED", "STATE"), rows):
+    for line in format_table(("TOKEN", "NAME", "ROLE", "EXPIRES", "LAST USED", "STATE"), rows):
         click.echo(line)
     return ExitCode.DONE
 
@@ -91,14 +105,14 @@ def list_tokens(database: str, form: str) -> ExitCode:
 @database_option
 @click.argument("token_ids", nargs=-1, required=True, metavar="TOKEN…")
 def revoke(database: str, token_ids: tuple[str, ...]) -> ExitCode:
-    """Revoke tokens, for good: all of them, or none if one is not there. TOKEN is an id, or the token itself."""
+    """Revoke tokens permanently: all of them, or none if one does not exist. TOKEN is an id, or the token itself."""
 
-    async def work(desk: Desk) -> list[AdminToken]:
-        async with desk.change(here()) as change:
-            return [await change.revoke_token(public_id_of(text, "rla")) for text in token_ids]
+    async def work(repository: Repository) -> list[AdminToken]:
+        async with repository.change(cli_actor()) as change:
+            return [await change.revoke_token(parse_public_id(text, "rla")) for text in token_ids]
 
-    for token in at_desk(database, work):
-        click.echo(f"{token.token_id} ({printable(token.name)}) is revoked")
+    for token in with_repository(database, work):
+        click.echo(f"{token.token_id} ({escape_unprintable(token.name)}) is revoked")
     return ExitCode.DONE
 
 

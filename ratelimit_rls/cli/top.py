@@ -1,4 +1,4 @@
-"""`top`: the counters that are asked for most and those that refuse most, as a running server sees them now."""
+"""`top`: show the most requested and the most limited counters of a running server."""
 
 from __future__ import annotations
 
@@ -7,127 +7,147 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ratelimit_rls.cli.duration_option import DurationType
 from ratelimit_rls.cli.exit_codes import ExitCode
+from ratelimit_rls.cli.formatting import escape_unprintable
 from ratelimit_rls.cli.top_view import Screen, view_lines
-from ratelimit_rls.cli.words import printable
-from ratelimit_rls.core.span import span_within
 
-ANSWER_S = 5.0
+RESPONSE_TIMEOUT_S = 5.0
 
-MOST_BYTES = 16 * 2**20
+MAX_RESPONSE_BYTES = 16 * 2**20
 
 _EXAMPLES = """\b
 Examples:
   # watch the server on this machine
   $ ratelimit-rls top
-  # the five hottest counters of another, once, for a script
+  # the five hottest counters of another server, once, for a script
   $ ratelimit-rls top --server http://rls:6070 --once --limit 5 --format json"""
 
 
-class _Away(Exception):
-    """The server did not say, and why."""
-
-
-def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
-    try:
-        return span_within(100_000, 3_600_000_000)(text) / 1e6
-    except ValueError as fault:
-        raise click.BadParameter(f"{text!r} {fault}") from None
+class _ServerUnavailable(Exception):
+    """The server cannot be reached, or its response is unusable; the message says why."""
 
 
 @click.command(epilog=_EXAMPLES)
 @click.option(
-    "--server", default="http://localhost:6070", show_default=True, metavar="URL", help="The debug port of a server."
+    "--server",
+    default="http://localhost:6070",
+    show_default=True,
+    metavar="URL",
+    help="URL of the debug port of a server.",
 )
 @click.option(
     "--interval",
-    "interval_s",
-    callback=_seconds,
+    "interval_us",
+    type=DurationType(100_000, 3_600_000_000),
     default="2s",
     show_default=True,
-    metavar="DURATION",
-    help="From one view to the next.",
+    help="Refresh interval.",
 )
-@click.option("--once", is_flag=True, help="Print one view and end.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, metavar="N", help="Of each kind.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="json: one line a view.")
-def top(server: str, interval_s: float, once: bool, limit: int, form: str) -> ExitCode:
-    """Show which counters are asked for most and which refuse most, of the last ten seconds.
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File that contains the server's RLS_HTTP_TOKEN.",
+)
+@click.option("--once", is_flag=True, help="Print once and exit.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, metavar="N", help="Rows per table."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Output format; json prints one line per refresh.",
+)
+def top(server: str, interval_us: int, token_file: Path | None, once: bool, limit: int, form: str) -> ExitCode:
+    """Show the most requested and the most limited counters of the last ten seconds.
 
-    Rates are of the server that is asked, with all of its workers. Ends with Ctrl-C.
+    Rates are those of one server with all of its workers. Descriptor values are shown as digests (#1a2b3c4d) unless the
+    server has RLS_HOT_KEY_VALUES=true. Exit with Ctrl-C.
     """
-    url = f"{_base(server)}/hot?limit={limit}"
+    url = f"{_base_url(server)}/hot?limit={limit}"
+    fetch = partial(_fetch, url, token_file)
     screen = Screen() if form == "text" and sys.stdout.isatty() and not once else None
     show = _show_json if form == "json" else screen.show if screen else _show_text
     try:
-        return _look_once(url, show) if once else _look_on(url, show, interval_s)
+        return _show_once(fetch, show) if once else _show_repeatedly(fetch, show, interval_us / 1e6)
     except KeyboardInterrupt:
         return ExitCode.DONE
 
 
 Show = Callable[[dict[str, Any]], None]
+Fetch = Callable[[], dict[str, Any]]
 
 
-def _look_once(url: str, show: Show) -> ExitCode:
+def _show_once(fetch: Fetch, show: Show) -> ExitCode:
     try:
-        show(_seen(url))
-    except _Away as why:
-        click.echo(f"Error: {why}", err=True)
+        show(fetch())
+    except _ServerUnavailable as error:
+        click.echo(f"Error: {error}", err=True)
         return ExitCode.UNREACHABLE
     return ExitCode.DONE
 
 
-def _look_on(url: str, show: Show, interval_s: float) -> ExitCode:
-    """Until Ctrl-C. A server that is away is told of once, and asked again."""
-    told = ""
+def _show_repeatedly(fetch: Fetch, show: Show, interval_s: float) -> ExitCode:
+    """Refresh until Ctrl-C. An error is printed once, and the request is retried."""
+    reported = ""
     while True:
         try:
-            show(_seen(url))
-            told = ""
-        except _Away as why:
-            if str(why) != told:
-                told = str(why)
-                click.echo(f"{told}; trying again", err=True)
+            show(fetch())
+            reported = ""
+        except _ServerUnavailable as error:
+            if str(error) != reported:
+                reported = str(error)
+                click.echo(f"{reported}; retrying", err=True)
         time.sleep(interval_s)
 
 
-def _base(server: str) -> str:
+def _base_url(server: str) -> str:
     base = server if "://" in server else f"http://{server}"
     if not base.startswith(("http://", "https://")):
-        raise click.UsageError(f"--server {server!r} is not an address: use http://host:6070")
+        raise click.UsageError(f"--server {server!r} must be an http or https URL, e.g. http://host:6070")
     return base.rstrip("/")
 
 
-def _seen(url: str) -> dict[str, Any]:
+def _fetch(url: str, token_file: Path | None) -> dict[str, Any]:
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import ProxyHandler, build_opener
+    from urllib.request import ProxyHandler, Request, build_opener
 
-    # No proxy: it would be asked for its own localhost.
+    # No proxy: it would connect to its own localhost.
     opener = build_opener(ProxyHandler({}))
     try:
-        with opener.open(url, timeout=ANSWER_S) as answer:
-            seen = json.loads(answer.read(MOST_BYTES))
-            if not isinstance(seen, dict) or not {"hottest", "refused"} <= seen.keys():
+        # Read for each request: the token may be rotated.
+        headers = {"Authorization": f"Bearer {token_file.read_text().strip()}"} if token_file else {}
+        with opener.open(Request(url, headers=headers), timeout=RESPONSE_TIMEOUT_S) as answer:  # noqa: S310 - _base looked at it
+            stats = json.loads(answer.read(MAX_RESPONSE_BYTES))
+            if not isinstance(stats, dict) or not {"hottest", "refused"} <= stats.keys():
                 raise ValueError
-    except HTTPError as refusal:
-        with refusal:
-            raise _Away(f"{url} answers {refusal.code}: is it the debug port of a server that has /hot?") from None
-    except (OSError, HTTPException) as fault:
-        reason = getattr(fault, "reason", fault)
-        raise _Away(f"cannot reach {url}: {printable(str(reason))}") from None
+    except HTTPError as error:
+        with error:
+            if error.code == 401:
+                raise _ServerUnavailable(f"{url} requires a token: use --token-file") from None
+            raise _ServerUnavailable(
+                f"{url} responds with status {error.code}: is it the debug port of a server with /hot?"
+            ) from None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise _ServerUnavailable(f"cannot reach {url}: {escape_unprintable(str(reason))}") from None
     except ValueError:
-        raise _Away(f"{url} answers something else: is it the debug port of a server?") from None
-    return seen
+        raise _ServerUnavailable(f"{url} returned an unexpected response: is it the debug port of a server?") from None
+    return stats
 
 
-def _show_json(seen: dict[str, Any]) -> None:
-    click.echo(json.dumps(seen))
+def _show_json(stats: dict[str, Any]) -> None:
+    click.echo(json.dumps(stats))
 
 
-def _show_text(seen: dict[str, Any]) -> None:
-    click.echo("\n".join(view_lines(seen, shutil.get_terminal_size((100, 24)).columns)) + "\n")
+def _show_text(stats: dict[str, Any]) -> None:
+    click.echo("\n".join(view_lines(stats, shutil.get_terminal_size((100, 24)).columns)) + "\n")

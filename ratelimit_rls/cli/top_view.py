@@ -1,4 +1,4 @@
-"""What `top` shows: two tables that fit the terminal, whatever clients have put into their names."""
+"""Text output of `top`: two tables that fit the terminal, whatever characters the names contain."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from typing import Any
 
 import click
 
-from ratelimit_rls.cli.words import printable
+from ratelimit_rls.cli.formatting import escape_unprintable
 
 _FIGURES = "{:>10}  {:>6}  {:>10}  {:<5}"
-_WIDTH_OF_FIGURES = len(_FIGURES.format("", "", "", ""))
-_NARROWEST = 20
-"""For a name, however narrow the terminal is: then the figures are cut."""
+_FIGURES_WIDTH = len(_FIGURES.format("", "", "", ""))
+_MIN_NAME_WIDTH = 20
+"""Minimum width of the name column. In a narrower terminal the figures are truncated."""
 
 
 class Screen:
-    """Draws each view over the one before, where the cursor is: what was on the terminal before `top` stays."""
+    """Redraws its output in place; the earlier content of the terminal stays."""
 
     def __init__(self) -> None:
         self._drawn = 0
 
-    def show(self, seen: dict[str, Any]) -> None:
+    def show(self, stats: dict[str, Any]) -> None:
         columns, rows = shutil.get_terminal_size((100, 24))
-        lines = list(view_lines(seen, columns, most=rows - 1))
+        lines = list(view_lines(stats, columns, max_lines=rows - 1))
         if self._drawn:
-            click.echo(f"\x1b[{self._drawn}F\x1b[J", nl=False, color=True)  # a movement, also where NO_COLOR is set
+            click.echo(f"\x1b[{self._drawn}F\x1b[J", nl=False, color=True)  # cursor movement, needed even with NO_COLOR
         click.echo("\n".join(lines))
         self._drawn = len(lines)
 
 
-def view_lines(seen: dict[str, Any], columns: int, most: int | None = None) -> Iterator[str]:
-    """A line of what there is altogether, then the two tables; in `most` lines, if that is possible."""
-    few = None if most is None else max(1, (most - 5) // 2)
-    width = max(_NARROWEST, columns - _WIDTH_OF_FIGURES)
-    yield _cut(f"{_number(seen['calls_per_second'])} calls/s in the last {seen['seconds']:.0f} s", columns)
+def view_lines(stats: dict[str, Any], columns: int, max_lines: int | None = None) -> Iterator[str]:
+    """Yield the totals, then the two tables, in at most `most` lines if possible."""
+    few = None if max_lines is None else max(1, (max_lines - 5) // 2)
+    width = max(_MIN_NAME_WIDTH, columns - _FIGURES_WIDTH)
+    yield _truncate(f"{_number(stats['calls_per_second'])} calls/s in the last {stats['seconds']:.0f} s", columns)
     for title, rows, nothing in (
-        ("HOTTEST", seen["hottest"], "nobody asks"),
-        ("MOST LIMITED", seen["refused"], "nobody is refused"),
+        ("HOTTEST", stats["hottest"], "no calls"),
+        ("MOST LIMITED", stats["refused"], "no denials"),
     ):
         yield ""
         head = _padded(title, width) + _FIGURES.format("calls/s", "share", "refused/s", "lease")
-        yield click.style(_cut(head, columns), bold=True)
+        yield click.style(_truncate(head, columns), bold=True)
         for row in rows[:few]:
-            yield _cut(_padded(_name(row), width) + _figures(row), columns)
+            yield _truncate(_padded(_name(row), width) + _figures(row), columns)
         if not rows:
-            yield click.style(_cut(nothing, columns), dim=True)
+            yield click.style(_truncate(nothing, columns), dim=True)
 
 
 def _name(row: dict[str, Any]) -> str:
-    """The domain and the descriptor; the key itself, if they cannot be read from it."""
-    return printable(f"{row['domain']}  {row['descriptor']}" if row["domain"] else row["key"])
+    """Return the domain and the descriptor, or the key itself if it cannot be parsed."""
+    return escape_unprintable(f"{row['domain']}  {row['descriptor']}" if row["domain"] else row["key"])
 
 
 def _figures(row: dict[str, Any]) -> str:
@@ -66,12 +66,12 @@ def _number(per_second: float) -> str:
 
 
 def _padded(text: str, width: int) -> str:
-    """As wide as that on a terminal, and no wider."""
-    cut = _cut(text, width)
+    """Pad or truncate the text to `width` terminal cells."""
+    cut = _truncate(text, width)
     return cut + " " * (width - sum(map(_cells, cut)))
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     if sum(map(_cells, text)) <= width:
         return text
     room, kept = width - 1, []
@@ -84,7 +84,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _cells(letter: str) -> int:
-    """How much of a line a terminal gives to a character."""
+    """Return the number of terminal cells a character occupies."""
     if unicodedata.combining(letter):
         return 0
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1

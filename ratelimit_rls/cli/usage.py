@@ -1,9 +1,8 @@
-"""`usage`: who calls most, by the record in the database."""
+"""`usage`: show the heaviest users, rules or endpoints, from the usage in the database."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,127 +10,132 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_rls.cli.desk import database_option, with_records
+from ratelimit_rls.cli.database_options import database_option, with_database
+from ratelimit_rls.cli.duration_option import DurationType
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.words import printable
-from ratelimit_rls.core.span import format_span, parse_span
+from ratelimit_rls.cli.formatting import escape_unprintable
+from ratelimit_rls.core.duration import format_duration_us
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
-    from ratelimit_rls.records.database import Database
-    from ratelimit_rls.records.usage import By, Point, Use
+    from ratelimit_rls.database.database import Database
+    from ratelimit_rls.database.usage.queries import By, GroupedUsage, SeriesPoint
 
 _EXAMPLES = """\b
 Examples:
-  # who called most in the last day, and how many of their calls were refused
+  # the users with most calls in the last day, and how many of their calls were denied
   $ ratelimit-rls usage
-  # the rules of one domain in the last 30 days, as a picture, too
+  # the rules of one domain in the last 30 days, also drawn as SVG
   $ ratelimit-rls usage --by rule --domain edge --since 30d --picture rules.svg"""
 
-_WAYS = ("user", "rule", "endpoint", "domain", "region")
-_DAYS = re.compile(r"(\d{1,4})d")
+_GROUPINGS = ("user", "rule", "endpoint", "domain", "region")
 _DAY_US = 86_400_000_000
-_EACH_US = (("minute", 60_000_000), ("hour", 3_600_000_000), ("day", _DAY_US))
-_MOST_BARS = 240
+_GRANULARITIES_US = (("minute", 60_000_000), ("hour", 3_600_000_000), ("day", _DAY_US))
+_MAX_BARS = 240
 _FIGURES = "{:>14}  {:>14}  {:>7}  {:>10}"
-_WIDEST_NAME = 60
-
-
-class _Since(click.ParamType[int]):
-    name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        days = _DAYS.fullmatch(str(value))
-        try:
-            span_us = int(days[1]) * _DAY_US if days else parse_span(str(value))
-        except ValueError as fault:
-            self.fail(f"{value!r} {fault}, or 30d", param, ctx)
-        return span_us if span_us else self.fail(f"{value!r} is nothing", param, ctx)
+_MAX_NAME_WIDTH = 60
 
 
 @click.command(epilog=_EXAMPLES)
 @database_option
-@click.option("--by", type=click.Choice(_WAYS), default="user", show_default=True)
-@click.option("--since", "since_us", type=_Since(), default="24h", show_default=True, help="Of how long.")
-@click.option("--domain", metavar="TEXT", help="Calls of this domain only.")
-@click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N", help="So many.")
+@click.option("--by", type=click.Choice(_GROUPINGS), default="user", show_default=True, help="Group calls by this.")
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw them, and all over time, as SVG."
+    "--since",
+    "since_us",
+    type=DurationType(),
+    default="24h",
+    show_default=True,
+    help="Look back this far, e.g. 90m, 24h or 30d.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--domain", metavar="TEXT", help="Only calls of this domain.")
+@click.option(
+    "--top", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N", help="Show the N heaviest."
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also draw the result, and all calls over time, to this SVG file.",
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def usage(
     database: str, by: By, since_us: int, domain: str | None, top: int, picture: Path | None, form: str
 ) -> ExitCode:
-    """Tell who called most, how often they were refused, and how long a decision took.
+    """Show the heaviest users, rules or endpoints: calls, denied calls and decision latency.
 
-    A server records usage every ten seconds, when it has many callers every minute. p95 is what 95 of 100 decisions
-    took no longer than, within a tenth.
+    Servers record usage every ten seconds, or every minute if they have many callers. P95 is the 95th percentile of the
+    time of a decision, accurate to 10 %.
     """
     if picture is not None and picture.suffix.lower() != ".svg":
-        raise click.UsageError(f"--picture {str(picture)!r} does not end in .svg, and nothing else can be drawn")
+        raise click.UsageError(f"--picture {str(picture)!r} must end in .svg, the only supported format")
     until_s = time.time()
     since_s = until_s - since_us / 1e6
 
     granularity = _granularity(since_us)
 
-    async def work(records: Database) -> tuple[list[Use], list[Point]]:
-        from ratelimit_rls.records.usage import heaviest, series
+    async def work(opened: Database) -> tuple[list[GroupedUsage], list[SeriesPoint]]:
+        from ratelimit_rls.database.usage.queries import heaviest, series
 
-        found = await heaviest(records, by, since_s, until_s, domain=domain, limit=top)
-        points = await series(records, granularity, since_s, until_s, domain=domain) if picture is not None else []
-        return found, points
+        rows = await heaviest(opened, by, since_s, until_s, domain=domain, limit=top)
+        points = await series(opened, granularity, since_s, until_s, domain=domain) if picture is not None else []
+        return rows, points
 
-    found, points = with_records(database, work)
+    rows, points = with_database(database, work)
     if picture is not None:
-        _draw(picture, f"calls by {by}, last {_span(since_us)}", points, granularity, found)
+        _draw(picture, f"calls by {by}, last {_format_duration(since_us)}", points, granularity, rows)
     if form == "json":
-        click.echo(json.dumps([_json(use) for use in found], indent=2))
+        click.echo(json.dumps([_json(use) for use in rows], indent=2))
     else:
-        click.echo("\n".join(_table(by, found, since_us)))
+        click.echo("\n".join(_table(by, rows, since_us)))
     return ExitCode.DONE
 
 
 def _granularity(span_us: int) -> str:
-    """So many bars that each can be seen."""
-    return next((name for name, each_us in _EACH_US if span_us <= _MOST_BARS * each_us), _EACH_US[-1][0])
+    """Return the finest granularity whose bars are still distinguishable."""
+    return next(
+        (name for name, each_us in _GRANULARITIES_US if span_us <= _MAX_BARS * each_us), _GRANULARITIES_US[-1][0]
+    )
 
 
-def _draw(path: Path, title: str, points: Sequence[Point], granularity: str, found: Sequence[Use]) -> None:
-    from ratelimit_rls.cli.usage_picture import draw
+def _draw(
+    path: Path, title: str, points: Sequence[SeriesPoint], granularity: str, rows: Sequence[GroupedUsage]
+) -> None:
+    from ratelimit_rls.cli.usage_svg import draw
 
     try:
-        path.write_text(draw(title, points, granularity, found), encoding="utf-8")
-    except OSError as fault:
-        raise SettingsError(f"--picture {path} cannot be written: {fault.strerror}") from fault
+        path.write_text(draw(title, points, granularity, rows), encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"--picture {path} cannot be written: {error.strerror}") from error
 
 
-def _table(by: str, found: Sequence[Use], since_us: int) -> Iterator[str]:
-    if not found:
+def _table(by: str, rows: Sequence[GroupedUsage], since_us: int) -> Iterator[str]:
+    if not rows:
         article = "an" if by == "endpoint" else "a"
-        yield f"no calls with {article} {by} are recorded in the last {_span(since_us)}"
+        yield f"no calls with {article} {by} are recorded in the last {_format_duration(since_us)}"
         return
-    names = [_cut(printable(use.name)) for use in found]
+    names = [_truncate(escape_unprintable(use.name)) for use in rows]
     width = max(len(by), *map(len, names))
     yield click.style(by.upper().ljust(width) + _FIGURES.format("CALLS", "REFUSED", "", "P95"), bold=True)
-    for name, use in zip(names, found, strict=True):
+    for name, use in zip(names, rows, strict=True):
         share = f"{100 * use.refused / use.total:.1f} %"
-        yield name.ljust(width) + _FIGURES.format(f"{use.total:,}", f"{use.refused:,}", share, _time(use.p95_us))
+        yield name.ljust(width) + _FIGURES.format(
+            f"{use.total:,}", f"{use.refused:,}", share, _format_latency(use.p95_us)
+        )
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _WIDEST_NAME else f"{name[: _WIDEST_NAME - 1]}…"
+def _truncate(name: str) -> str:
+    return name if len(name) <= _MAX_NAME_WIDTH else f"{name[: _MAX_NAME_WIDTH - 1]}…"
 
 
-def _span(us: int) -> str:
+def _format_duration(us: int) -> str:
     days, rest = divmod(us, _DAY_US)
-    return f"{days}d" if days > 1 and not rest else format_span(us)
+    return f"{days}d" if days > 1 and not rest else format_duration_us(us)
 
 
-def _time(us: float | None) -> str:
+def _format_latency(us: float | None) -> str:
     if us is None:
         return "-"
     return f"{us / 1000:.1f} ms" if us >= 1000 else f"{us:.0f} µs"
 
 
-def _json(use: Use) -> dict[str, Any]:
+def _json(use: GroupedUsage) -> dict[str, Any]:
     return {**use._asdict(), "refused": use.refused}

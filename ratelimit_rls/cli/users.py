@@ -1,4 +1,4 @@
-"""`users`: many at once, between files and the database itself; no server need run."""
+"""`users`: bulk import, export and list users directly in the database; no server has to run."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_rls.cli.credentials import here, moment_words, table
-from ratelimit_rls.cli.desk import PAGE, at_desk, database_option
+from ratelimit_rls.cli.credential_options import cli_actor, format_table, format_timestamp
+from ratelimit_rls.cli.database_options import PAGE, database_option, with_repository
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.words import counted, limit_words, printable
+from ratelimit_rls.cli.formatting import escape_unprintable, format_count, format_limit
 
 if TYPE_CHECKING:
     from ratelimit_rls.cli.users_file import Form
     from ratelimit_rls.core.accounts import User
-    from ratelimit_rls.records.desk import Desk, Reader
+    from ratelimit_rls.database.repository import Reader, Repository
 
 _IMPORT_EXAMPLES = """\b
 Examples:
-  # is all of it right, and what would it change?
+  # validate the file and show what would change
   $ ratelimit-rls users import --dry-run users.jsonl
-  # everybody's tier, as another system tells it
+  # tiers of all users, from another system
   $ billing-report | ratelimit-rls users import --format csv -"""
 
 _EXPORT_EXAMPLES = """\b
 Examples:
-  # before an import, to have the way back
+  # a backup before an import
   $ ratelimit-rls users export --output before.jsonl"""
 
-_PATIENCE_S = 600.0
-"""For a hundred thousand users and more, on a database that has other things to do."""
+_TRANSACTION_TIMEOUT_S = 600.0
+"""Timeout of a transaction. An import may have 100,000 users or more, on a busy database."""
 
-_FEW = 500
-"""Users that are looked up one by one; for more, reading all there are is as quick."""
+_MAX_SINGLE_LOOKUPS = 500
+"""Maximum number of users that are looked up one by one; for more, reading all users is as fast."""
 
 
 @click.group()
 def users() -> None:
-    """Import, export and list users, by the hundred thousand.
+    """Import, export and list users, even hundreds of thousands.
 
-    They are written to the database; servers know of it within seconds.
+    The changes are written to the database and take effect on all servers within seconds.
     """
 
 
@@ -56,59 +56,61 @@ def users() -> None:
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
 )
 @click.option(
-    "--format", "form", type=click.Choice(["jsonl", "csv"]), help="Of all files.  [default: csv for .csv, else jsonl]"
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv"]),
+    help="Format of all files.  [default: csv for .csv, else jsonl]",
 )
-@click.option("--dry-run", is_flag=True, help="Check everything, tell what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Validate everything, print what would be changed, and change nothing.")
 @database_option
 def import_(files: tuple[Path, ...], form: Form | None, dry_run: bool, database: str) -> ExitCode:
-    """Make users, or replace the tier, org and custom limits of those there are.
+    """Create users, or replace the tier, org and custom limits of existing ones.
 
-    FILE has JSON Lines, an object for each user with user_id, tier, org and limits (as in rules: [{"unit": "minute",
-    "requests_per_unit": 5}]); or CSV with the header user_id,tier,org. - is stdin. A line is the whole user: what it
-    leaves out, the user does not have afterwards. Overrides, blocks, keys and usage stay as they are, and so do users
-    that are in no file.
+    FILE contains JSON Lines, one object per user with user_id, tier, org and limits (as in rules: [{"unit": "minute",
+    "requests_per_unit": 5}]); or CSV with the header user_id,tier,org. - is stdin. A line defines the whole user:
+    fields that it omits are removed. Overrides, blocks, keys and usage are kept, and so are users that are in no file.
 
-    Everything is checked first, and mistakes are told with their lines; then all is written in one step, or nothing.
-    The log of changes has one row for the whole import: who, when, how many were created and replaced. It does not have
-    what they were before, as it has for single changes; an export does.
+    Everything is validated first, and errors are reported with their lines; then all users are written in one
+    transaction, or none. The audit log has one entry for the whole import: actor, time, and the numbers of created and
+    replaced users. Unlike the entries of single changes it does not contain the previous values; export them before.
     """
     from ratelimit_rls.cli.users_file import read_users
 
-    given = read_users(files, form, at_desk(database, _tiers))
-    if given.mistakes.count:
-        for line in given.mistakes.told():
+    imported = read_users(files, form, with_repository(database, _tiers))
+    if imported.mistakes.count:
+        for line in imported.mistakes.lines():
             click.echo(line, err=True)
-        click.echo(f"Error: {counted(given.mistakes.count, 'mistake')}; nothing was imported", err=True)
+        click.echo(f"Error: {format_count(imported.mistakes.count, 'mistake')}; nothing was imported", err=True)
         return ExitCode.BAD
 
-    async def work(desk: Desk) -> _Comparison:
-        comparison = _Comparison(given.users)
-        # The long part is done before anybody who changes something has to wait; what changed meanwhile is told by the
-        # feed, and looked at again.
-        async with desk.reading(_PATIENCE_S) as reader:
+    async def work(repository: Repository) -> _Comparison:
+        comparison = _Comparison(imported.users)
+        # Compare before taking the write lock, which blocks other writers. Users that change meanwhile are in the
+        # change feed and are compared again.
+        async with repository.reading(_TRANSACTION_TIMEOUT_S) as reader:
             sequence = await reader.sequence()
-            await comparison.look(reader)
+            await comparison.refresh(reader)
         if dry_run:
             return comparison
-        async with desk.change(here(), patience_s=_PATIENCE_S) as change:
+        async with repository.change(cli_actor(), timeout_s=_TRANSACTION_TIMEOUT_S) as change:
             changed = await change.changed_since(sequence)
             if changed is None:
-                await comparison.look(change)
+                await comparison.refresh(change)
             else:
                 for user_id, user in changed.users.items():
-                    comparison.see(user_id, user)
-            if wanted := comparison.wanted():  # nothing new: then servers need not read everything, either
-                await change.put_users(wanted)
+                    comparison.compare(user_id, user)
+            if changed_users := comparison.changed_users():  # without changes servers need not reload
+                await change.put_users(changed_users)
         return comparison
 
-    found = at_desk(database, work)
+    found = with_repository(database, work)
     would = "would be " if dry_run else ""
-    created = counted(len(given.users) - len(found.same) - len(found.other), "user")
+    created = format_count(len(imported.users) - len(found.same) - len(found.other), "user")
     click.echo(f"{created} {would}created, {len(found.other)} {would}changed, {len(found.same)} unchanged")
-    if found.stripped:
+    if found.without_limits:
         lost = "would lose" if dry_run else "lost"
-        number = counted(len(found.stripped), "user")
-        click.echo(f"{number} {lost} custom limits: their lines give none", err=True)
+        number = format_count(len(found.without_limits), "user")
+        click.echo(f"{number} {lost} custom limits: their lines have none", err=True)
     return ExitCode.DONE
 
 
@@ -117,47 +119,55 @@ def import_(files: tuple[Path, ...], form: Form | None, dry_run: bool, database:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="In place of stdout; whole or not.",
+    help="Write to this file instead of stdout; it is replaced atomically.",
 )
 @database_option
 def export(output: Path | None, database: str) -> ExitCode:
-    """Write all users as JSON Lines, as of one moment, for `users import`.
+    """Export all users as JSON Lines for `users import`, from one consistent snapshot.
 
-    That is what an import replaces: tier, org and custom limits. Overrides, blocks, keys and usage are not in it.
+    The export contains what an import replaces: tier, org and custom limits. Overrides, blocks, keys and usage are not
+    included.
     """
 
-    async def work(desk: Desk) -> int:
-        from ratelimit_rls.cli.users_file import line_of, written_whole
+    async def work(repository: Repository) -> int:
+        from ratelimit_rls.cli.users_file import atomic_output, format_user
 
         written, last = 0, ""
-        with written_whole(output) as stream:
-            async with desk.reading(_PATIENCE_S) as reader:
+        with atomic_output(output) as stream:
+            async with repository.reading(_TRANSACTION_TIMEOUT_S) as reader:
                 while page := await reader.users(last, PAGE):
-                    stream.write("".join(map(line_of, page)))
+                    stream.write("".join(map(format_user, page)))
                     written, last = written + len(page), page[-1].user_id
         return written
 
-    written = at_desk(database, work)
+    written = with_repository(database, work)
     if output is not None:
-        click.echo(f"{counted(written, 'user')} written to {printable(str(output))}", err=True)
+        click.echo(f"{format_count(written, 'user')} written to {escape_unprintable(str(output))}", err=True)
     return ExitCode.DONE
 
 
 @users.command("list")
-@click.option("--tier", metavar="NAME", help="Only those of this tier; '' for those that have none.")
-@click.option("--blocked", is_flag=True, help="Only those that are blocked now.")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="So many.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@click.option("--tier", metavar="NAME", help="Only users of this tier; '' for users without a tier.")
+@click.option("--blocked", is_flag=True, help="Only users that are currently blocked.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of users to list.",
+)
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 @database_option
 def list_users(tier: str | None, blocked: bool, limit: int, form: str, database: str) -> ExitCode:
-    """List users by their id, with what they have of their own."""
+    """List users by id, with their tier, org, custom limits and state."""
     now_s = time.time()
 
-    async def work(desk: Desk) -> list[User]:
+    async def work(repository: Repository) -> list[User]:
         found: list[User] = []
         last = ""
-        async with desk.reading(_PATIENCE_S) as reader:
-            # One more than is shown, to know whether there are more.
+        async with repository.reading(_TRANSACTION_TIMEOUT_S) as reader:
+            # Read one more than is listed, to know whether there are more.
             while len(found) <= limit and (
                 page := await reader.users(last, min(PAGE, limit + 1), tier=tier, blocked=blocked or None)
             ):
@@ -165,65 +175,71 @@ def list_users(tier: str | None, blocked: bool, limit: int, form: str, database:
                 last = page[-1].user_id
         return found[: limit + 1]
 
-    found = at_desk(database, work)
+    found = with_repository(database, work)
     if form == "json":
         click.echo(json.dumps([_json(user) for user in found[:limit]], indent=2))
     else:
         rows = [
-            (user.user_id, user.tier, user.org, " and ".join(map(limit_words, user.limits)), _state_words(user, now_s))
+            (
+                user.user_id,
+                user.tier,
+                user.org,
+                " and ".join(map(format_limit, user.limits)),
+                _format_state(user, now_s),
+            )
             for user in found[:limit]
         ]
-        for line in table(("USER", "TIER", "ORG", "LIMITS", "STATE"), rows):
+        for line in format_table(("USER", "TIER", "ORG", "LIMITS", "STATE"), rows):
             click.echo(line)
     if len(found) > limit:
-        click.echo(f"there are more than {limit}; --limit shows them", err=True)
+        click.echo(f"there are more than {limit} users; raise --limit to list them", err=True)
     return ExitCode.DONE
 
 
 class _Comparison:
-    """How users that are given stand to those there are. Of these, nothing is kept but which is which."""
+    """Compares given users with those in the database. Of the latter only ids are kept."""
 
-    def __init__(self, given: Mapping[str, User]) -> None:
-        self._given = given
+    def __init__(self, imported: Mapping[str, User]) -> None:
+        self._imported = imported
         self.same: set[str] = set()
         self.other: set[str] = set()
-        self.stripped: set[str] = set()
-        """Of the others, those that have custom limits and are given without."""
+        self.without_limits: set[str] = set()
+        """Changed users that have custom limits in the database but not in the file."""
 
-    def see(self, user_id: str, there: User | None) -> None:
-        """None: there is no such user (any more)."""
-        given = self._given.get(user_id)
-        if given is None:
+    def compare(self, user_id: str, stored: User | None) -> None:
+        """Compare one user; None means that the user does not exist, or no longer."""
+        imported = self._imported.get(user_id)
+        if imported is None:
             return
-        for group in (self.same, self.other, self.stripped):
+        for group in (self.same, self.other, self.without_limits):
             group.discard(user_id)
-        if there is None:
+        if stored is None:
             return
-        is_same = (there.tier, there.org, there.limits) == (given.tier, given.org, given.limits)
+        is_same = (stored.tier, stored.org, stored.limits) == (imported.tier, imported.org, imported.limits)
         (self.same if is_same else self.other).add(user_id)
-        if there.limits and not given.limits:
-            self.stripped.add(user_id)
+        if stored.limits and not imported.limits:
+            self.without_limits.add(user_id)
 
-    async def look(self, reader: Reader) -> None:
-        for group in (self.same, self.other, self.stripped):
+    async def refresh(self, reader: Reader) -> None:
+        for group in (self.same, self.other, self.without_limits):
             group.clear()
-        if len(self._given) <= _FEW:
-            for user_id in self._given:
-                self.see(user_id, await reader.find_user(user_id))
+        if len(self._imported) <= _MAX_SINGLE_LOOKUPS:
+            for user_id in self._imported:
+                self.compare(user_id, await reader.find_user(user_id))
             return
         last = ""
         while page := await reader.users(last, PAGE):
             for user in page:
-                self.see(user.user_id, user)
+                self.compare(user.user_id, user)
             last = page[-1].user_id
 
-    def wanted(self) -> list[User]:
-        return [user for user_id, user in self._given.items() if user_id not in self.same]
+    def changed_users(self) -> list[User]:
+        return [user for user_id, user in self._imported.items() if user_id not in self.same]
 
 
-async def _tiers(desk: Desk) -> set[str]:
+async def _tiers(repository: Repository) -> set[str]:
     found: list[str] = []
-    async with desk.reading() as reader:
+    async with repository.reading() as reader:
         while page := await reader.tiers(found[-1] if found else "", PAGE):
             found += [tier.name for tier in page]
     return set(found)
@@ -233,13 +249,15 @@ def _is_blocked(user: User, now_s: float) -> bool:
     return user.block is not None and (user.block.until_s is None or user.block.until_s > now_s)
 
 
-def _state_words(user: User, now_s: float) -> str:
-    words = []
+def _format_state(user: User, now_s: float) -> str:
+    parts = []
     if user.block is not None and _is_blocked(user, now_s):
-        words.append("blocked" if user.block.until_s is None else f"blocked until {moment_words(user.block.until_s)}")
+        parts.append(
+            "blocked" if user.block.until_s is None else f"blocked until {format_timestamp(user.block.until_s)}"
+        )
     if user.override is not None and user.override.until_s > now_s:
-        words.append(f"override until {moment_words(user.override.until_s)}")
-    return ", ".join(words)
+        parts.append(f"override until {format_timestamp(user.override.until_s)}")
+    return ", ".join(parts)
 
 
 def _json(user: User) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""Users as files have them: a JSON object on each line, or CSV. Every line is checked, and no mistake ends the reading.
+"""Reader and writer of users files: JSON Lines or CSV. Every line is validated; an invalid line does not stop reading.
 
-A line is one user and the whole of it, as `PUT /users/{id}` of the admin API takes it. Beside the users themselves
-nothing that is kept grows with the number of lines: of mistakes the first few are, and how many there were.
+A line is one complete user, as in `PUT /users/{id}` of the admin API. Besides the users themselves, memory does not
+grow with the number of lines: only the first errors are kept, and their total number.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -20,84 +21,83 @@ import click
 
 from ratelimit_rls.core.accounts import User, limit_fields
 from ratelimit_rls.core.model import Limit
+from ratelimit_rls.database.queries import quote_name
+from ratelimit_rls.database.validation import check_caller_name
 from ratelimit_rls.errors import BadRequest, RulesError, one_line
-from ratelimit_rls.records.checks import check_name
-from ratelimit_rls.records.reader import shown
-from ratelimit_rls.rules.limits_text import read_limits
+from ratelimit_rls.rules.limits_json import read_limits
 
 Form = Literal["jsonl", "csv"]
 
-MOST_TOLD = 20
-"""Mistakes that are kept; the rest is counted."""
+MAX_REPORTED_ERRORS = 20
+"""Maximum number of errors that are kept; the rest are only counted."""
 
-LONGEST_LINE_BYTES = 64 * 1024
-"""Names have at most 255 characters, and limits are at most 16: no user needs a tenth of it."""
+MAX_LINE_BYTES = 64 * 1024
+"""Maximum length of a line. Names have at most 255 characters and users at most 16 limits: less than a tenth of it."""
 
 _FIELDS = ("user_id", "tier", "org", "limits")
 _COLUMNS = _FIELDS[:3]
 _EXAMPLE = '{"user_id": "alice", "tier": "gold"}'
-_MOST_REMEMBERED = 10_000
+_MAX_CACHED_LIMITS = 10_000
 
 
-class Mistakes:
+class LineErrors:
     def __init__(self) -> None:
         self.first: list[str] = []
         self.count = 0
 
-    def add(self, file: str, line: int, why: str) -> None:
+    def add(self, file: str, line: int, reason: str) -> None:
         self.count += 1
-        if len(self.first) < MOST_TOLD:
-            self.first.append(one_line(f"{file}:{line}: {why}"))
+        if len(self.first) < MAX_REPORTED_ERRORS:
+            self.first.append(one_line(f"{file}:{line}: {reason}"))
 
-    def told(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         yield from self.first
         if self.count > len(self.first):
             yield f"and {self.count - len(self.first)} more"
 
 
 class UsersFiles:
-    """What all files say together: a user is in one line of one of them."""
+    """The users of all files together; each user may be on one line of one file only."""
 
     def __init__(self, tiers: Collection[str]) -> None:
-        """`tiers`: those there are; any other is a mistake."""
+        """`tiers` are the existing tiers; any other is an error."""
         self.users: dict[str, User] = {}
-        self.mistakes = Mistakes()
+        self.mistakes = LineErrors()
         self._tiers = tiers
         self._places: dict[str, tuple[str, int]] = {}
-        self._limits: dict[str, tuple[Limit, ...]] = {}
         self._file = ""
         self._line = 0
 
     def read(self, file: str, stream: IO[bytes], form: Form) -> None:
-        """`file` is what mistakes call it. OSError if it cannot be read to its end."""
+        """Read one file; `file` is its name in error messages. Raises OSError if it cannot be read to its end."""
         self._file = file
         for fields in self._csv(stream) if form == "csv" else self._json(stream):
             user = self._user(fields)
             if user is None:
                 continue
             if first := self._places.get(user.user_id):
-                self._refuse(f"user {shown(user.user_id)} is in {first[0]}:{first[1]} already")
+                self._reject(f"user {quote_name(user.user_id)} is already defined in {first[0]}:{first[1]}")
                 continue
             self._places[user.user_id] = file, self._line
             self.users[user.user_id] = user
 
-    def _refuse(self, why: str) -> None:
-        self.mistakes.add(self._file, self._line, why)
+    def _reject(self, reason: str) -> None:
+        self.mistakes.add(self._file, self._line, reason)
 
     def _lines(self, stream: IO[bytes]) -> Iterator[str]:
-        """Those that have something in them and are text. A line ends at a line feed and nowhere else."""
+        """Yield non-empty lines that are UTF-8. Only a line feed ends a line."""
         self._line = 0
-        while read := stream.readline(LONGEST_LINE_BYTES + 1):
+        while read := stream.readline(MAX_LINE_BYTES + 1):
             self._line += 1
-            if len(read) > LONGEST_LINE_BYTES:
+            if len(read) > MAX_LINE_BYTES:
                 while read and not read.endswith(b"\n"):
-                    read = stream.readline(LONGEST_LINE_BYTES)
-                self._refuse(f"longer than {LONGEST_LINE_BYTES:,} bytes; a line is one user")
+                    read = stream.readline(MAX_LINE_BYTES)
+                self._reject(f"longer than {MAX_LINE_BYTES:,} bytes; each line must be one user")
                 continue
             try:
                 text = read.decode("utf-8-sig" if self._line == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
-                self._refuse("not UTF-8; save the file as such")
+                self._reject("not UTF-8; save the file as UTF-8")
                 continue
             if text.strip():
                 yield text
@@ -106,26 +106,28 @@ class UsersFiles:
         for text in self._lines(stream):
             try:
                 fields = _DECODER.decode(text)
-            except json.JSONDecodeError as fault:
-                self._refuse(f"not JSON: {fault.msg}, at column {fault.colno}; a line is one user, e.g. {_EXAMPLE}")
+            except json.JSONDecodeError as error:
+                self._reject(
+                    f"not JSON: {error.msg}, at column {error.colno}; each line must be one user, e.g. {_EXAMPLE}"
+                )
             except RecursionError:
-                self._refuse(f"not a user: nested too deeply; right is e.g. {_EXAMPLE}")
-            except ValueError as fault:  # of _object, or a number of thousands of digits
-                self._refuse(f"not a user: {fault}")
+                self._reject(f"not a user: nested too deeply; must be e.g. {_EXAMPLE}")
+            except ValueError as error:  # from _object, or a number with thousands of digits
+                self._reject(f"not a user: {error}")
             else:
                 if isinstance(fields, dict):
                     yield fields
                 else:
-                    self._refuse(f"not a JSON object; a line is one user, e.g. {_EXAMPLE}")
+                    self._reject(f"not a JSON object; each line must be one user, e.g. {_EXAMPLE}")
 
     def _csv(self, stream: IO[bytes]) -> Iterator[Mapping[str, Any]]:
-        # Line by line, since no name goes over two: a quote that is never closed is a mistake of its own line.
+        # Line by line, since no name spans two lines: an unclosed quote is an error of its own line.
         header: list[str] = []
         for text in self._lines(stream):
             try:
                 (cells,) = csv.reader([text], strict=True)
-            except csv.Error as fault:
-                self._refuse(f"not CSV: {fault}")
+            except csv.Error as error:
+                self._reject(f"not CSV: {error}")
                 if header:
                     continue
                 return
@@ -133,73 +135,71 @@ class UsersFiles:
                 if len(cells) == len(header):
                     yield dict(zip(header, cells, strict=True))
                 else:
-                    self._refuse(f"{len(cells)} columns in place of {len(header)}")
+                    self._reject(f"{len(cells)} columns, expected {len(header)}")
             elif "user_id" not in cells or len(set(cells)) < len(cells) or not set(cells) <= set(_COLUMNS):
-                self._refuse(f"the first line names the columns, and they are {','.join(_COLUMNS)}; limits need JSON")
+                self._reject(f"the first line must name the columns: {','.join(_COLUMNS)}; limits need JSON")
                 return
             else:
                 header = cells
         if not header:
             self._line = max(self._line, 1)
-            self._refuse(f"nothing is in it; the first line is {','.join(_COLUMNS)}")
+            self._reject(f"the file is empty; the first line must be {','.join(_COLUMNS)}")
 
     def _user(self, fields: Mapping[str, Any]) -> User | None:
-        """None: something is wrong with it, all of which has been noted."""
+        """Return the user, or None if a field is invalid; every error has been added."""
         before = self.mistakes.count
         for name in [name for name in fields if name not in _FIELDS]:
-            self._refuse(f"there is no field {shown(name)}; there are {', '.join(_FIELDS)}")
+            self._reject(f"unknown field {quote_name(name)}; fields are {', '.join(_FIELDS)}")
         user_id, tier, org = (self._name(fields, name) for name in _COLUMNS)
         if tier and tier not in self._tiers:
-            self._refuse(f"there is no tier {shown(tier)}: create it first")
+            self._reject(f"there is no tier {quote_name(tier)}: create it first")
         limits = self._limits_of(fields["limits"]) if "limits" in fields else ()
         return User(user_id, tier, limits, org=org) if self.mistakes.count == before else None
 
     def _name(self, fields: Mapping[str, Any], name: str) -> str:
         value = fields.get(name, "")
         if not isinstance(value, str):
-            self._refuse(f'{name} is a text in quotes, e.g. "alice"')
+            self._reject(f'{name} must be a string, e.g. "alice"')
             return ""
         try:
-            check_name(value, name, may_be_empty=name != "user_id")
-        except BadRequest as fault:
-            self._refuse(str(fault))
+            check_caller_name(value, name, may_be_empty=name != "user_id")
+        except BadRequest as error:
+            self._reject(str(error))
             return ""
         return value
 
     def _limits_of(self, written: object) -> tuple[Limit, ...]:
-        """By the compiler of rules, which takes its time: the same text is the same limits, made once and shared."""
-        text = json.dumps(written)
-        limits = self._limits.get(text)
-        if limits is None:
-            try:
-                limits = read_limits(written)
-            except RulesError as error:
-                for problem in error.problems:
-                    self._refuse(f"{problem.file}: {problem.message}")
-                return ()
-            if len(self._limits) >= _MOST_REMEMBERED:
-                self._limits.clear()
-            self._limits[text] = limits
-        return limits
+        """Compile limits with the rules compiler. It is slow, so equal texts share one result."""
+        try:
+            return _read_limits(json.dumps(written))
+        except RulesError as error:
+            for problem in error.problems:
+                self._reject(f"{problem.file}: {problem.message}")
+            return ()
+
+
+@lru_cache(_MAX_CACHED_LIMITS)
+def _read_limits(text: str) -> tuple[Limit, ...]:
+    return read_limits(json.loads(text))
 
 
 def read_users(paths: Sequence[Path], form: Form | None, tiers: Collection[str]) -> UsersFiles:
-    """All that the files say; `-` is stdin. Without a form, a name that ends in .csv is CSV, and any other JSON."""
-    given = UsersFiles(tiers)
+    """Read the users of all files; `-` is stdin. Without `form`, names that end in .csv are CSV, all others JSON."""
+    users_files = UsersFiles(tiers)
     for path in paths:
         try:
             if str(path) == "-":
-                given.read("<stdin>", sys.stdin.buffer, form or "jsonl")
+                users_files.read("<stdin>", sys.stdin.buffer, form or "jsonl")
                 continue
             with path.open("rb") as stream:
-                given.read(str(path), stream, form or ("csv" if path.suffix.lower() == ".csv" else "jsonl"))
+                users_files.read(str(path), stream, form or ("csv" if path.suffix.lower() == ".csv" else "jsonl"))
         except OSError as error:
             raise click.FileError(str(path), error.strerror) from None
-    return given
+    return users_files
 
 
-def line_of(user: User) -> str:
-    """As UsersFiles takes it back, without loss of anything that an import replaces."""
+def format_user(user: User) -> str:
+    """Return the line of a user. UsersFiles reads it back without loss of any field that an import replaces."""
     fields = {
         "user_id": user.user_id,
         "tier": user.tier,
@@ -210,8 +210,8 @@ def line_of(user: User) -> str:
 
 
 @contextlib.contextmanager
-def written_whole(output: Path | None) -> Iterator[IO[str]]:
-    """Where lines go. A file is there when all of it is: what was there before is better than half of what comes."""
+def atomic_output(output: Path | None) -> Iterator[IO[str]]:
+    """Open the output. A file is replaced only when it is complete; on failure the previous one stays."""
     if output is None:
         yield sys.stdout
         return
@@ -236,7 +236,7 @@ def written_whole(output: Path | None) -> Iterator[IO[str]]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a field is given twice")
+        raise ValueError("duplicate field")
     return fields
 
 

@@ -1,4 +1,7 @@
-"""Values as YAML that the rules' own dialect reads back: PyYAML writes for its own, which knows other numbers."""
+"""YAML output that the rules parser reads back.
+
+PyYAML writes YAML 1.1, whose scalars differ from the rules' dialect.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ratelimit_rls.rules.scalars import Kind, resolve
+from ratelimit_rls.rules.yaml.scalars import ScalarKind, resolve
 
 _ODD_BREAKS = re.compile("[\r\x85\u2028\u2029]")
 
@@ -18,14 +21,14 @@ def yaml_text(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what would not come back as the text that it is; where PyYAML quotes for its own sake, so it stays."""
+    """Quotes strings that the rules parser would not read back as strings, in addition to those that PyYAML quotes."""
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     style = None
     if _ODD_BREAKS.search(text):
-        style = '"'  # escaped: some parsers take each of them for a line's end
-    elif resolve(text)[0] is not Kind.STRING:
+        style = '"'  # escaped: some parsers treat each of them as a line break
+    elif resolve(text)[0] is not ScalarKind.STRING:
         style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

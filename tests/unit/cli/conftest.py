@@ -1,4 +1,4 @@
-"""The command line, run in this process: what it printed and how it ended."""
+"""Fixtures that run commands in this process and capture output and exit code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of good rules, in the current directory."""
+    """A file of valid rules, in the current directory."""
     monkeypatch.chdir(tmp_path)
     path = Path("api.yaml")
     path.write_text(RULES)

@@ -1,4 +1,4 @@
-"""`check`: problems and a verdict on stdout, and an exit code a pipeline can use."""
+"""`check`: problems and a summary on stdout, and exit codes for pipelines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BAD = "domain: edge\ndescriptors:\n  - key: a\n    rate_limit: {unit: minut, req
 ODD = "domain: odd\ndescriptors:\n  - key: a\n    shadow_mode: true\n"
 
 
-def test_good_rules_are_ok(run: Run, rules: Path) -> None:
+def test_valid_rules_are_ok(run: Run, rules: Path) -> None:
     assert (run("check", rules).code, run("check", "--strict", rules).out) == (ExitCode.DONE, "1 file, 4 rules: ok\n")
 
 
-def test_every_error_has_a_line_with_its_place_and_the_verdict_comes_last(run: Run, rules: Path) -> None:
+def test_each_error_is_one_line_with_position_and_summary_is_last(run: Run, rules: Path) -> None:
     Path("bad.yaml").write_text(BAD)
     ended = run("check", "bad.yaml", rules, "--merge-domains")
     *problems, verdict = ended.out.splitlines()
@@ -36,7 +36,7 @@ def test_every_error_has_a_line_with_its_place_and_the_verdict_comes_last(run: R
     assert ended.err == ""
 
 
-def test_a_limit_beside_allow_fails_where_warnings_do(run: Run, rules: Path) -> None:
+def test_limit_with_action_allow_is_a_warning(run: Run, rules: Path) -> None:
     Path("odd.yaml").write_text(
         "domain: odd\ndescriptors: [{key: a, action: allow, rate_limit: {unit: day, requests_per_unit: 1}}]"
     )
@@ -44,7 +44,7 @@ def test_a_limit_beside_allow_fails_where_warnings_do(run: Run, rules: Path) -> 
     assert (ended.code, ended.out.count("warning[no-effect]: 'rate_limit'")) == (ExitCode.WARNINGS, 1)
 
 
-def test_what_nobody_reads_fails_where_warnings_do(run: Run, rules: Path) -> None:
+def test_unused_keys_are_warnings(run: Run, rules: Path) -> None:
     with rules.open("a") as file:
         file.write("---\ndomain: m2\ndescriptors: nonsense\n")
     line = len(rules.read_text().splitlines()) - 2
@@ -54,7 +54,7 @@ def test_what_nobody_reads_fails_where_warnings_do(run: Run, rules: Path) -> Non
     assert run("check", "--strict", rules).code == ExitCode.WARNINGS
 
 
-def test_what_a_file_says_stays_on_the_line_that_quotes_it(run: Run, rules: Path) -> None:
+def test_quoted_text_cannot_break_the_line(run: Run, rules: Path) -> None:
     Path("bad.yaml").write_text(
         'domain: edge\ndescriptors:\n  - {key: "a\\nb"}\n  - {key: "a\\nb"}\n'
         '  - {key: c, deny: {body: x, content_type: "a\\r\\nb"}}\n  - {key: d, answer: "\\e[31m"}\n'
@@ -65,7 +65,7 @@ def test_what_a_file_says_stays_on_the_line_that_quotes_it(run: Run, rules: Path
         assert quoted in line
 
 
-def test_warnings_fail_only_when_asked_to(run: Run, rules: Path) -> None:
+def test_warnings_exit_with_3_only_with_strict(run: Run, rules: Path) -> None:
     Path("odd.yaml").write_text(ODD)
     ended = run("check", ".")
     assert ended.code == ExitCode.DONE
@@ -74,18 +74,18 @@ def test_warnings_fail_only_when_asked_to(run: Run, rules: Path) -> None:
     assert run("check", "--strict", ".").code == ExitCode.WARNINGS
 
 
-def test_json_has_the_same_problems(run: Run, rules: Path) -> None:
+def test_json_format_contains_the_same_problems(run: Run, rules: Path) -> None:
     Path("bad.yaml").write_text(BAD)
     ended = run("check", "bad.yaml", "--format", "json")
-    told = json.loads(ended.out)
+    result = json.loads(ended.out)
     assert ended.code == ExitCode.BAD
-    assert (told["files"], told["rules"], told["errors"], told["warnings"]) == (1, None, 2, 0)
-    first = told["problems"][0]
+    assert (result["files"], result["rules"], result["errors"], result["warnings"]) == (1, None, 2, 0)
+    first = result["problems"][0]
     assert (first["file"], first["line"], first["column"], first["severity"]) == ("bad.yaml", 4, 24, "error")
     assert "minut" in first["message"]
 
 
-def test_one_domain_in_two_files_needs_merging(run: Run, rules: Path) -> None:
+def test_domain_in_two_files_needs_merge_domains(run: Run, rules: Path) -> None:
     Path("more.yaml").write_text(
         "domain: edge\ndescriptors: [{key: z, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
     )
@@ -93,7 +93,7 @@ def test_one_domain_in_two_files_needs_merging(run: Run, rules: Path) -> None:
     assert run("check", ".", "--merge-domains").out == "2 files, 5 rules: ok\n"
 
 
-def test_a_directory_without_rules_is_told_so(run: Run, tmp_path: Path) -> None:
+def test_directory_without_rules_is_reported(run: Run, tmp_path: Path) -> None:
     ended = run("check", tmp_path)
     assert ended.code == ExitCode.BAD
     assert ended.err == f"Error: no rules in {tmp_path}: there is no *.yaml or *.yml file\n"
@@ -101,7 +101,7 @@ def test_a_directory_without_rules_is_told_so(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("environ", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_colour_is_for_terminals_that_want_it(
+def test_colour_is_used_only_on_terminals_without_no_color(
     run: Run, rules: Path, environ: dict[str, str], is_coloured: bool
 ) -> None:
     Path("bad.yaml").write_text(BAD)

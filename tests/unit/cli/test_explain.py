@@ -1,4 +1,4 @@
-"""`explain`: the walk, the rule, the counter."""
+"""`explain`: match attempts, the matched rule and its counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Run
 
 
-def test_the_walk_the_limit_and_the_counter_are_told(run: Run, rules: Path) -> None:
+def test_explain_prints_match_attempts_limit_and_counter(run: Run, rules: Path) -> None:
     ended = run("explain", rules, "--domain", "edge", "--descriptor", "plan=free,user=alice")
     assert ended.code == ExitCode.DONE
     assert ended.out == (
@@ -43,7 +43,7 @@ descriptors:
 """
 
 
-def test_what_watches_a_descriptor_and_how_it_is_answered_is_told(run: Run, rules: Path) -> None:
+def test_explain_prints_penalty_warning_and_response_policy(run: Run, rules: Path) -> None:
     rules.write_text(WATCHED)
     ended = run("explain", rules, "--domain", "edge", "--descriptor", "user=alice")
     assert ended.out.splitlines()[-6:] == [
@@ -56,9 +56,9 @@ def test_what_watches_a_descriptor_and_how_it_is_answered_is_told(run: Run, rule
         "warning rl:{edge/user=alice}:warning",
     ]
 
-    told = json.loads(run("explain", rules, "--domain", "edge", "--descriptor", "user=a", "--format", "json").out)
-    assert told["ext_authz"] is True
-    (descriptor,) = told["descriptors"]
+    result = json.loads(run("explain", rules, "--domain", "edge", "--descriptor", "user=a", "--format", "json").out)
+    assert result["ext_authz"] is True
+    (descriptor,) = result["descriptors"]
     assert (descriptor["max_delay"], descriptor["warn_at"]) == ("1s", 0.9)
     assert descriptor["penalty"] == {"within": "1h", "after": 2, "multipliers": [1, 5]}
     assert (descriptor["answer"], descriptor["deny"]) == ({"headers": ["rule"]}, {"format": "json"})
@@ -79,23 +79,23 @@ descriptors:
 """
 
 
-def test_leases_failures_and_shards_are_told(run: Run, rules: Path) -> None:
+def test_explain_prints_leases_store_failure_policy_and_sharding(run: Run, rules: Path) -> None:
     rules.write_text(HOT)
-    asked = ("explain", rules, "--domain", "edge", "--entry", "user=a", "--entry", "key=b")
-    assert run(*asked).out.splitlines()[-2:] == [
+    requested = ("explain", rules, "--domain", "edge", "--entry", "user=a", "--entry", "key=b")
+    assert run(*requested).out.splitlines()[-2:] == [
         "limit 10/minute fixed_window, charge admitted, leases of 100ms, on store failure deny",
         "counter rl:{edge}/user=a/key=b:fixed_window:60",
     ]
 
-    (told,) = json.loads(run(*asked, "--format", "json").out)["descriptors"]
-    assert (told["hot"], told["on_store_failure"]) == ({"lease": "100ms"}, "deny")
-    assert told["storage_keys"] == ["rl:{edge}/user=a/key=b:fixed_window:60"]
+    (result,) = json.loads(run(*requested, "--format", "json").out)["descriptors"]
+    assert (result["hot"], result["on_store_failure"]) == ({"lease": "100ms"}, "deny")
+    assert result["storage_keys"] == ["rl:{edge}/user=a/key=b:fixed_window:60"]
 
-    (told,) = json.loads(run(*asked[:-2], "--format", "json").out)["descriptors"]
-    assert (told["hot"], told["on_store_failure"]) == (None, None)
+    (result,) = json.loads(run(*requested[:-2], "--format", "json").out)["descriptors"]
+    assert (result["hot"], result["on_store_failure"]) == (None, None)
 
 
-def test_control_characters_are_told_escaped(run: Run, rules: Path) -> None:
+def test_explain_escapes_control_characters(run: Run, rules: Path) -> None:
     ended = run("explain", rules, "--domain", "ed\nge", "--entry", "color=a\nb\x1b[31m")
     assert ended.out.splitlines() == [
         r"domain ed\nge · descriptor (color=a\nb\x1b[31m)",
@@ -108,7 +108,7 @@ def test_control_characters_are_told_escaped(run: Run, rules: Path) -> None:
     assert "counter rl:{edge/path=%2Fv1%2F%0A%1B[31m}:fixed_window:1" in lines
 
 
-def test_descriptors_of_one_request_may_replace_each_other(run: Run, rules: Path) -> None:
+def test_descriptors_of_one_request_can_replace_each_other(run: Run, rules: Path) -> None:
     ended = run("explain", rules, "--domain", "edge", "--descriptor", "path=/v1/x", "--descriptor", "plan=gold")
     first, second = ended.out.split("\n\n")
     assert "not counted: another descriptor of this request replaces 'five'" in first
@@ -125,26 +125,28 @@ def test_descriptors_of_one_request_may_replace_each_other(run: Run, rules: Path
         ("edge", "staff=me", "unlimited"),
     ],
 )
-def test_what_is_not_limited_is_told_why(run: Run, rules: Path, domain: str, descriptor: str, conclusion: str) -> None:
+def test_explain_prints_why_a_descriptor_is_not_limited(
+    run: Run, rules: Path, domain: str, descriptor: str, conclusion: str
+) -> None:
     ended = run("explain", rules, "--domain", domain, "--descriptor", descriptor)
     assert ended.code == ExitCode.DONE
     assert conclusion in ended.out
     assert "counter" not in ended.out
 
 
-def test_entries_may_hold_commas_and_equals_signs(run: Run, rules: Path) -> None:
-    told = json.loads(run("explain", rules, "--domain", "edge", "--entry", "path=/v1/a,b=c", "--format", "json").out)[
+def test_entry_values_can_contain_commas_and_equals_signs(run: Run, rules: Path) -> None:
+    result = json.loads(run("explain", rules, "--domain", "edge", "--entry", "path=/v1/a,b=c", "--format", "json").out)[
         "descriptors"
     ][0]
-    assert told["descriptor"] == [["path", "/v1/a,b=c"]]
-    assert told["rule"] == "edge.path_/v1/*"
-    (limit,) = told["limits"]
+    assert result["descriptor"] == [["path", "/v1/a,b=c"]]
+    assert result["rule"] == "edge.path_/v1/*"
+    (limit,) = result["limits"]
     assert (limit["requests_per_unit"], limit["unit"], limit["algorithm"]) == (5, "second", "fixed_window")
-    assert told["storage_keys"] == ["rl:{edge/path=%2Fv1%2Fa,b%3Dc}:fixed_window:1"]
-    assert [attempt["outcome"] for attempt in told["levels"][0]["attempts"]] == ["no such value", "met", "none"]
+    assert result["storage_keys"] == ["rl:{edge/path=%2Fv1%2Fa,b%3Dc}:fixed_window:1"]
+    assert [attempt["outcome"] for attempt in result["levels"][0]["attempts"]] == ["no such value", "met", "none"]
 
 
-def test_the_counter_has_the_servers_prefix(run: Run, rules: Path) -> None:
+def test_counter_key_has_the_cache_key_prefix(run: Run, rules: Path) -> None:
     ended = run("explain", rules, "--domain", "edge", "--descriptor", "plan=x", "--cache-key-prefix", "eu-")
     assert "counter eu-rl:{edge/plan=x}:fixed_window:60\n" in ended.out
 
@@ -158,9 +160,7 @@ def test_the_counter_has_the_servers_prefix(run: Run, rules: Path) -> None:
         (("--entry", "=x"), "'=x' in '=x' is not key=value"),
     ],
 )
-def test_what_is_not_a_descriptor_is_wrong_usage(
-    run: Run, rules: Path, arguments: tuple[str, ...], sentence: str
-) -> None:
+def test_invalid_descriptor_is_a_usage_error(run: Run, rules: Path, arguments: tuple[str, ...], sentence: str) -> None:
     ended = run("explain", rules, "--domain", "edge", *arguments)
     assert ended.code == ExitCode.USAGE
     assert sentence in ended.err

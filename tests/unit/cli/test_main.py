@@ -1,4 +1,4 @@
-"""What all verbs have in common: help, exit codes, streams, and a quick start."""
+"""Behaviour common to all verbs: help, exit codes, streams, and import time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_names_every_verb_and_every_exit_code(run: Run) -> None:
+def test_help_lists_every_verb_and_exit_code(run: Run) -> None:
     ended = run("--help")
     assert ended.code == ExitCode.DONE
     for verb in VERBS:
@@ -39,7 +39,7 @@ def test_help_names_every_verb_and_every_exit_code(run: Run) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_verb_ends_with_two_examples(run: Run, verb: str) -> None:
+def test_verb_help_ends_with_two_examples(run: Run, verb: str) -> None:
     ended = run(verb, "--help")
     assert ended.code == ExitCode.DONE
     examples = ended.out.split("Examples:")[1].splitlines()
@@ -48,7 +48,7 @@ def test_the_help_of_a_verb_ends_with_two_examples(run: Run, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "serve"])
-def test_the_help_of_a_verb_fits_a_screen(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verb_help_fits_one_screen(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert len(run(verb, "--help").out.splitlines()) <= 40
 
@@ -61,7 +61,7 @@ def test_version(run: Run) -> None:
     "arguments",
     [("serv",), ("check",), ("check", "no-such-file.yaml"), ("show", "--format", "xml", "."), ("ask", "--hits", "-1")],
 )
-def test_wrong_usage_is_told_on_stderr(run: Run, arguments: tuple[str, ...]) -> None:
+def test_usage_errors_go_to_stderr(run: Run, arguments: tuple[str, ...]) -> None:
     ended = run(*arguments)
     assert ended.code == ExitCode.USAGE
     assert ended.out == ""
@@ -71,7 +71,9 @@ def test_wrong_usage_is_told_on_stderr(run: Run, arguments: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("fault", "code"), [(KeyboardInterrupt(), ExitCode.INTERRUPTED), (StoreUnavailable("no"), ExitCode.UNREACHABLE)]
 )
-def test_faults_become_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, fault: BaseException, code: int) -> None:
+def test_exceptions_become_exit_codes(
+    run: Run, monkeypatch: pytest.MonkeyPatch, fault: BaseException, code: int
+) -> None:
     @click.command()
     def failing() -> None:
         raise fault
@@ -81,13 +83,13 @@ def test_faults_become_exit_codes(run: Run, monkeypatch: pytest.MonkeyPatch, fau
 
 
 @pytest.mark.slow
-def test_the_module_runs_as_the_command_does(rules: Path) -> None:
+def test_python_m_runs_the_same_command(rules: Path) -> None:
     done = python("-m", "ratelimit_rls", "check", rules.absolute())
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 file, 4 rules: ok\n", "")
 
 
 @pytest.mark.slow
-def test_help_and_check_import_nothing_heavy(rules: Path) -> None:
+def test_help_and_check_import_no_heavy_modules(rules: Path) -> None:
     program = (
         "import sys; from ratelimit_rls.cli import main; main(['--help']); main(['check', sys.argv[1]]);"
         "heavy = {'grpc', 'redis', 'lupa', 'pydantic', 'google.protobuf', 'starlette', 'uvicorn'};"
@@ -97,7 +99,7 @@ def test_help_and_check_import_nothing_heavy(rules: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_gone_is_no_stack_trace(rules: Path) -> None:
+def test_closed_stdout_prints_no_traceback(rules: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -114,7 +116,7 @@ def test_a_reader_that_has_gone_is_no_stack_trace(rules: Path) -> None:
     assert (done.returncode, done.stderr) == (ExitCode.BAD, b"")
 
 
-def test_an_interrupted_command_ends_with_130() -> None:
+def test_interrupted_command_exits_with_130() -> None:
     program = (
         "import os, signal, sys; from ratelimit_rls import cli; import click\n"
         "@click.command()\n"

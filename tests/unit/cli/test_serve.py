@@ -1,4 +1,4 @@
-"""`serve`: its flags are the settings."""
+"""`serve`: its options are the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.serve import serve, settings_of
+from ratelimit_rls.cli.serve import serve, settings_from_flags
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.catalogue import VARIABLES, Variable
 
@@ -33,10 +33,10 @@ SAMPLES = {
 
 
 def settings(*arguments: str) -> Settings:
-    return settings_of(serve.make_context("serve", list(arguments)).params)
+    return settings_from_flags(serve.make_context("serve", list(arguments)).params)
 
 
-def test_help_shows_flag_variable_and_default_of_every_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_flag_variable_and_default_of_every_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown = "".join(run("serve", "--help").out.split())
     for variable in VARIABLES:
@@ -47,12 +47,12 @@ def test_help_shows_flag_variable_and_default_of_every_setting(run: Run, monkeyp
 
 
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.flag)
-def test_every_flag_is_taken(run: Run, variable: Variable) -> None:
+def test_every_setting_flag_is_accepted(run: Run, variable: Variable) -> None:
     sample = SAMPLES.get(variable.kind, [variable.default])
-    assert serve.make_context("serve", [variable.flag, *sample]).params[variable.field] == (sample or [True])[0]
+    assert serve.make_context("serve", [variable.flag, *sample]).params[variable.field] == (sample or [True])[0]  # type: ignore[list-item]
 
 
-def test_a_flag_wins_over_its_variable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_overrides_its_variable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPC_PORT", "1")
     monkeypatch.setenv("PORT", "2")
     monkeypatch.setenv("SHADOW_MODE", "true")
@@ -61,11 +61,11 @@ def test_a_flag_wins_over_its_variable(run: Run, monkeypatch: pytest.MonkeyPatch
     assert found.rls_drain_delay == timedelta(milliseconds=150)
 
 
-def test_what_no_flag_and_no_variable_says_was_not_given(run: Run) -> None:
+def test_unset_settings_are_not_given(run: Run) -> None:
     assert settings("--workers", "1").model_fields_set == {"rls_workers"}
 
 
-def test_settings_that_cannot_be_used_are_told_one_by_one(run: Run) -> None:
+def test_every_invalid_setting_is_reported(run: Run) -> None:
     ended = run("serve", "--grpc-port", "x", "--redis-type", "ring")
     assert (ended.code, ended.out) == (ExitCode.BAD, "")
     assert ended.err.splitlines() == [
@@ -74,13 +74,13 @@ def test_settings_that_cannot_be_used_are_told_one_by_one(run: Run) -> None:
     ]
 
 
-def test_an_unknown_flag_is_wrong_usage(run: Run) -> None:
+def test_unknown_flag_is_a_usage_error(run: Run) -> None:
     ended = run("serve", "--grpc-prot", "1")
     assert ended.code == ExitCode.USAGE
     assert "--grpc-port" in ended.err
 
 
-def test_it_serves_until_it_is_told_to_stop(run: Run, rules: Path) -> None:
+def test_serve_runs_until_stopped(run: Run, rules: Path) -> None:
     socket = rules.absolute().parent / "rls.sock"
     flags = (
         "--rules",
@@ -109,7 +109,7 @@ def test_it_serves_until_it_is_told_to_stop(run: Run, rules: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_has_no_redis_does_not_wait_for_its_library() -> None:
+def test_redis_library_is_not_imported_without_redis() -> None:
     program = "import sys, ratelimit_rls.server; print('redis' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True

@@ -1,4 +1,4 @@
-"""`show`: the tree drawn, and written back so that it means the same."""
+"""`show`: the tree, and canonical YAML with the same meaning."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ descriptors:
 
 
 def without_places(tree: Tree) -> list[object]:
-    """Everything rules mean, apart from where they stand. Who pays where nobody does is of no interest."""
+    """Return the meaning of rules without positions. The charge of rules without limits is ignored."""
     of_domains = [
         (root.key, root.style, root.deny, root.on_store_failure, root.shard_by, tree.mappings.get(root.key))
         for root in tree.domains.values()
@@ -84,7 +84,7 @@ def without_places(tree: Tree) -> list[object]:
     return [*of_domains, *rules]
 
 
-def test_the_tree_is_drawn_with_rules_and_places(run: Run, rules: Path) -> None:
+def test_tree_format_shows_rules_and_positions(run: Run, rules: Path) -> None:
     ended = run("show", rules)
     assert ended.code == ExitCode.DONE
     assert ended.out == (
@@ -97,31 +97,31 @@ def test_the_tree_is_drawn_with_rules_and_places(run: Run, rules: Path) -> None:
     )
 
 
-def test_what_is_not_as_by_default_is_told_with_the_rule_and_once_for_the_domain(run: Run, rules: Path) -> None:
+def test_non_default_options_are_shown_once_per_rule_or_domain(run: Run, rules: Path) -> None:
     rules.write_text(RICH)
-    told = run("show", rules).out.splitlines()
-    assert told[0].split(maxsplit=1) == [
+    result = run("show", rules).out.splitlines()
+    assert result[0].split(maxsplit=1) == [
         "rich",
         "headers ietf retry-after, jitter 5s, deny 503 text/html, 1 header, on store failure local, shard by domain, "
         "ext_authz",
     ]
-    assert told[1].endswith(
+    assert result[1].endswith(
         "● 30/minute leaky_bucket, burst 1, charge admitted, throttle up to 250ms, on store failure local, "
         "headers as by default, deny 429  api.yaml:12:5"
     )
-    assert told[2].endswith(
+    assert result[2].endswith(
         "● 30/minute fixed_window, charge always, penalty x1 x2 x4 x8 after 3 within 90s, warn at 85.5 %, "
         "on store failure local, headers none, deny 429 problem+json  api.yaml:18:5"
     )
-    assert [line.partition("● ")[2].partition("  ")[0] for line in told[-3:]] == [
+    assert [line.partition("● ")[2].partition("  ")[0] for line in result[-3:]] == [
         "7/minute fixed_window, charge admitted, leases of 1500ms, on store failure deny",
         "7/minute fixed_window, charge admitted, on store failure local",
         "7/minute fixed_window, charge admitted, on store failure deny",
     ]
-    assert not any("headers" in line for line in told[3:])
+    assert not any("headers" in line for line in result[3:])
 
 
-def test_control_characters_are_told_escaped(run: Run, rules: Path) -> None:
+def test_show_escapes_control_characters(run: Run, rules: Path) -> None:
     limit = 'rate_limit: {unit: minute, requests_per_unit: 5, name: "a\\rb"}'
     rules.write_text(f'domain: "e\\ndge"\ndescriptors: [{{key: "k\\e[31m", value: "a\\u2028b", {limit}}}]\n')
     assert run("show", rules).out.splitlines() == [
@@ -130,7 +130,7 @@ def test_control_characters_are_told_escaped(run: Run, rules: Path) -> None:
     ]
 
 
-def test_the_yaml_means_the_same_as_what_it_was_made_from(run: Run, rules: Path) -> None:
+def test_canonical_yaml_compiles_to_the_same_rules(run: Run, rules: Path) -> None:
     for text in (rules.read_text(), RICH):
         rules.write_text(text)
         written = run("show", "--format", "yaml", rules).out
@@ -141,7 +141,7 @@ def test_the_yaml_means_the_same_as_what_it_was_made_from(run: Run, rules: Path)
         assert run("show", "--format", "yaml", rules).out == written
 
 
-def test_what_is_handed_down_is_written_once(run: Run, rules: Path) -> None:
+def test_inherited_values_are_written_once(run: Run, rules: Path) -> None:
     rules.write_text(RICH)
     (domain,) = json.loads(run("show", "--format", "json", rules).out)["domains"]
     assert (domain["shard_by"], domain["on_store_failure"]) == ("domain", "local")
@@ -153,16 +153,16 @@ def test_what_is_handed_down_is_written_once(run: Run, rules: Path) -> None:
     assert "on_store_failure" not in likewise
 
 
-def test_json_has_paths_and_places(run: Run, rules: Path) -> None:
-    told = json.loads(run("show", "--format", "json", rules).out)
-    assert told["files"] == 1
-    (domain,) = told["domains"]
+def test_json_format_has_paths_and_positions(run: Run, rules: Path) -> None:
+    result = json.loads(run("show", "--format", "json", rules).out)
+    assert result["files"] == 1
+    (domain,) = result["domains"]
     path = domain["descriptors"][1]
     assert (path["path"], path["position"]) == ("edge.path_/v1/*", "api.yaml:8:5")
     assert path["rate_limit"] == {"unit": "second", "requests_per_unit": 5, "name": "five"}
 
 
-def test_rules_that_cannot_be_used_are_not_shown(run: Run, rules: Path) -> None:
+def test_invalid_rules_are_rejected(run: Run, rules: Path) -> None:
     rules.write_text("domain: edge\ndescriptors: [{value: b}]\n")
     ended = run("show", rules)
     assert (ended.code, ended.out) == (ExitCode.BAD, "")

@@ -1,4 +1,4 @@
-"""`simulate`: what would be refused, as a table, as JSON and as a picture."""
+"""`simulate`: report as table, JSON and SVG."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log(rules: Path) -> Path:
     return path
 
 
-def test_a_log_is_replayed_and_every_rule_told(run: Run, rules: Path, log: Path) -> None:
+def test_replayed_log_is_reported_per_rule(run: Run, rules: Path, log: Path) -> None:
     mapped = ("--domain", "edge", "--descriptor", "plan=free,user=%x_user%", "--descriptor", "path=%path%")
     ended = run("simulate", rules, "--traffic", log, *mapped)
     assert (ended.code, ended.err) == (ExitCode.DONE, "")
@@ -45,12 +45,12 @@ def test_a_log_is_replayed_and_every_rule_told(run: Run, rules: Path, log: Path)
     ]
 
 
-def test_a_bad_line_is_fatal_if_that_is_wanted(run: Run, rules: Path, log: Path) -> None:
+def test_invalid_line_is_an_error_with_strict(run: Run, rules: Path, log: Path) -> None:
     ended = run("simulate", rules, "--traffic", log, "--domain", "edge", "--descriptor", "path=%path%", "--strict")
     assert (ended.code, ended.err) == (ExitCode.BAD, "access.log:21:1: error: not JSON\n")
 
 
-def test_two_rule_sets_are_compared(run: Run, rules: Path) -> None:
+def test_against_compares_two_rule_sets(run: Run, rules: Path) -> None:
     new = Path("new.yaml")
     new.write_text(rules.read_text().replace("burst: 5", "burst: 10"))
     ended = run("simulate", new, "--against", rules, *PROFILE)
@@ -61,11 +61,11 @@ def test_two_rule_sets_are_compared(run: Run, rules: Path) -> None:
     assert row.split() == ["edge.plan_free.user", "14", "9", "-5"]
 
 
-def test_json_has_everything_and_the_picture_is_drawn(run: Run, rules: Path) -> None:
+def test_json_report_is_complete_and_svg_is_written(run: Run, rules: Path) -> None:
     ended = run("simulate", rules, *PROFILE, "--bucket", "2s", "--format", "json", "--picture", "out.svg")
-    told = json.loads(ended.out)
-    (rule_set,) = told["rule_sets"]
-    assert (told["calls"], rule_set["admitted"], rule_set["refused"]) == (20, 6, 14)
+    result = json.loads(ended.out)
+    (rule_set,) = result["rule_sets"]
+    assert (result["calls"], rule_set["admitted"], rule_set["refused"]) == (20, 6, 14)
     assert rule_set["over_time"] == {
         "start": "2024-01-01T00:00:00Z",
         "bucket_s": 2.0,
@@ -76,7 +76,7 @@ def test_json_has_everything_and_the_picture_is_drawn(run: Run, rules: Path) -> 
     assert ElementTree.parse("out.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_calls_that_would_be_held_are_admitted_and_told(run: Run, rules: Path) -> None:
+def test_delayed_calls_are_admitted_and_reported(run: Run, rules: Path) -> None:
     queue = Path("queue.yaml")
     queue.write_text(
         "domain: edge\ndescriptors:\n- {key: plan, value: free, descriptors: [{key: user, action: throttle, "
@@ -103,7 +103,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
-def test_traffic_that_cannot_be_is_wrong_usage(run: Run, rules: Path, arguments: tuple[str, ...]) -> None:
+def test_invalid_traffic_options_are_usage_errors(run: Run, rules: Path, arguments: tuple[str, ...]) -> None:
     ended = run("simulate", rules, *arguments)
     assert (ended.code, ended.out) == (ExitCode.USAGE, "")
     assert not any(Path(name).exists() for name in ("out.png", "svg"))
@@ -118,7 +118,7 @@ def test_traffic_that_cannot_be_is_wrong_usage(run: Run, rules: Path, arguments:
         (("--domain", "edge", "--time", "when"), "no line could be read; line 1: no moment in 'when'"),
     ],
 )
-def test_a_log_of_which_nothing_comes_is_told_with_what_is_missing(
+def test_log_without_descriptors_names_the_missing_fields(
     run: Run, rules: Path, log: Path, descriptor: tuple[str, ...], why: str
 ) -> None:
     for form in ("text", "json"):
@@ -137,29 +137,29 @@ def test_a_log_of_which_nothing_comes_is_told_with_what_is_missing(
         ('{"start_time": 1, "a": "x", "b": "y", "hits": "many"}\n', "no line makes sense; line 1: hits 'many'"),
     ],
 )
-def test_a_file_that_is_no_traffic_is_told(run: Run, rules: Path, lines: str, why: str) -> None:
+def test_file_without_traffic_is_reported(run: Run, rules: Path, lines: str, why: str) -> None:
     Path("some.log").write_text(lines)
     ended = run("simulate", rules, "--traffic", "some.log", "--domain", "edge", "--descriptor", "a=%a%,b=%b%")
     assert ended.code == ExitCode.BAD
     assert ended.err.startswith(f"Error: nothing was replayed: {why}")
 
 
-def test_a_profile_without_the_field_is_told(run: Run, rules: Path) -> None:
+def test_missing_field_in_generated_traffic_is_reported(run: Run, rules: Path) -> None:
     ended = run("simulate", rules, *PROFILE[:-1], "user=%callr%")
     assert (ended.code, ended.err.count("no line has %callr%")) == (ExitCode.BAD, 1)
 
 
-def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, rules: Path) -> None:
+def test_unwritable_svg_path_is_reported(run: Run, rules: Path) -> None:
     ended = run("simulate", rules, *PROFILE, "--picture", "nowhere/out.svg")
     assert ended.code == ExitCode.BAD
     assert "--picture nowhere/out.svg cannot be written" in ended.err
 
 
-def test_progress_is_one_line_for_a_person_and_is_gone_at_the_end(
+def test_progress_is_one_line_on_terminals_and_is_cleared(
     run: Run, rules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(sys.modules["ratelimit_rls.cli.simulate"], "PROGRESS_PAUSE_S", 0)
+    monkeypatch.setattr(sys.modules["ratelimit_rls.cli.simulate"], "PROGRESS_INTERVAL_S", 0)
     ended = run("simulate", rules, *PROFILE)
     *shown, last = ended.err.split("\r")[1:]
     assert " a second, " in shown[-1]

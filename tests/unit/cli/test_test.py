@@ -1,4 +1,4 @@
-"""`test`: results as they come, failures at the end, and an exit code a pipeline can use."""
+"""`test`: results, failure details at the end, and exit codes for pipelines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tests(rules: Path) -> Path:
     return path
 
 
-def test_tests_that_pass_are_listed_and_counted(run: Run, tests: Path) -> None:
+def test_passing_tests_are_listed_and_counted(run: Run, tests: Path) -> None:
     ended = run("test", tests)
     assert ended.code == ExitCode.DONE
     assert ended.out.splitlines() == [
@@ -48,7 +48,7 @@ def test_tests_that_pass_are_listed_and_counted(run: Run, tests: Path) -> None:
     assert ended.err == ""
 
 
-def test_a_failure_is_told_with_step_descriptor_and_rule(run: Run, tests: Path) -> None:
+def test_failure_shows_step_descriptor_and_rule(run: Run, tests: Path) -> None:
     tests.write_text(BAD)
     ended = run("test", tests)
     assert ended.code == ExitCode.BAD
@@ -68,7 +68,7 @@ def test_a_failure_is_told_with_step_descriptor_and_rule(run: Run, tests: Path) 
     ]
 
 
-def test_coverage_lists_what_was_never_met_and_where(run: Run, tests: Path) -> None:
+def test_coverage_lists_unmatched_rules_with_positions(run: Run, tests: Path) -> None:
     ended = run("test", ".", "--fail-under", "60")
     assert ended.code == ExitCode.BAD
     assert ended.out.splitlines()[2:] == [
@@ -81,7 +81,7 @@ def test_coverage_lists_what_was_never_met_and_where(run: Run, tests: Path) -> N
     assert run("test", ".", "--fail-under", "50").code == ExitCode.DONE
 
 
-def test_some_tests_are_chosen_by_name_and_none_is_a_mistake(run: Run, tests: Path) -> None:
+def test_run_option_selects_tests_and_no_match_is_an_error(run: Run, tests: Path) -> None:
     assert run("test", tests, "--run", "^staff").out.splitlines()[-1] == "1 file, 1 test: ok"
     for pattern in ("nobody", "("):
         ended = run("test", tests, "--run", pattern)
@@ -89,39 +89,39 @@ def test_some_tests_are_chosen_by_name_and_none_is_a_mistake(run: Run, tests: Pa
         assert pattern in ended.err
 
 
-def test_a_program_can_read_the_results(run: Run, tests: Path) -> None:
+def test_json_and_junit_contain_the_results(run: Run, tests: Path) -> None:
     tests.write_text(BAD)
     ended = run("test", tests, "--format", "json", "--coverage", "--junit", "out.xml")
-    told = json.loads(ended.out)
-    assert (told["files"], told["tests"], told["failed"]) == (1, 2, 1)
-    (difference,) = told["results"][0]["differences"]
+    result = json.loads(ended.out)
+    assert (result["files"], result["tests"], result["failed"]) == (1, 2, 1)
+    (difference,) = result["results"][0]["differences"]
     assert difference["position"] == "api.test.yaml:6:9"
     assert difference["told"][0]["rule"] == "edge.plan_free.user"
-    assert told["coverage"]["percent"] == 50.0
+    assert result["coverage"]["percent"] == 50.0
     root = ElementTree.parse("out.xml").getroot()
     assert [case.get("name") for case in root.iter("testcase")] == ["five at once", "staff is exempt"]
     assert len(list(root.iter("failure"))) == 1
 
 
-def test_a_bad_test_file_is_told_like_bad_rules(run: Run, tests: Path) -> None:
+def test_invalid_test_file_is_reported_like_invalid_rules(run: Run, tests: Path) -> None:
     tests.write_text(GOOD.replace("expect: ok", "expct: ok"))
     ended = run("test", tests)
     assert (ended.code, ended.out) == (ExitCode.BAD, "")
     assert "api.test.yaml:9:48: error: config error, unknown key 'expct'; did you mean 'expect'?" in ended.err
 
 
-def test_a_directory_without_tests_is_a_mistake(run: Run, rules: Path) -> None:
+def test_directory_without_tests_is_an_error(run: Run, rules: Path) -> None:
     ended = run("test", ".")
     assert ended.code == ExitCode.BAD
     assert "there is no *.test.yaml" in ended.err
 
 
-def test_a_place_that_cannot_be_written_is_told_in_a_sentence(run: Run, tests: Path) -> None:
+def test_unwritable_junit_path_is_reported(run: Run, tests: Path) -> None:
     ended = run("test", tests, "--junit", "nowhere/out.xml")
     assert ended.code == ExitCode.BAD
     assert "--junit nowhere/out.xml cannot be written" in ended.err
 
 
-def test_the_examples_do_what_their_tests_say_and_every_rule_is_met(run: Run) -> None:
+def test_example_rules_pass_their_tests_with_full_coverage(run: Run) -> None:
     ended = run("test", DESCRIPTORS, "--fail-under", "100")
     assert ended.code == ExitCode.DONE, ended.out

@@ -1,10 +1,11 @@
-"""`top`: what a server sees, in two tables that fit the terminal."""
+"""`top`: two tables that fit the terminal."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,15 +13,20 @@ from click import unstyle
 
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.top_view import Screen, view_lines
-from ratelimit_rls.rules.snapshot import Rules
+from ratelimit_rls.rules.active_rules import ActiveRules
+from ratelimit_rls.telemetry.abuse import AbuseLog
 from ratelimit_rls.telemetry.hot_keys import HotKey, HotReport
-from ratelimit_rls.transport.http.ops import ops_app
+from ratelimit_rls.transport.http.debug import debug_app
+from ratelimit_rls.transport.http.guard import Guard
 from ratelimit_rls.transport.http.server import HttpServer
+from ratelimit_rls.transport.http.tokens import BearerToken
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Ended, Run
 
     Top = Callable[..., Coroutine[None, None, Ended]]
+
+TOKEN = "a-token-of-twenty-letters"
 
 ALICE = HotKey("rl:{edge/user=alice}:gcra:60", "edge.user", True, 12345.6, 0.0)
 MALLORY = HotKey("rl:{edge/user=%1B[2J%0Amallory}:gcra:60", "edge.user", False, 70.04, 69.0)
@@ -37,18 +43,18 @@ async def no_metrics() -> list[bytes]:
 
 @pytest.fixture
 async def top(run: Run) -> AsyncIterator[Top]:
-    """`top` beside a server that saw three callers: it blocks, so it gets a thread of its own."""
+    """`top` in a thread, since it blocks, next to a server that had three callers."""
 
     async def report() -> HotReport:
         return HotReport(9.6, 24691.2, (LONG, MALLORY, ALICE))
 
-    server = HttpServer(ops_app(Rules(), no_stats, report, no_metrics))
+    server = HttpServer(debug_app(ActiveRules(), no_stats, report, no_metrics))
     await server.start("127.0.0.1", 0)
     yield lambda *arguments: asyncio.to_thread(run, "top", "--server", f"127.0.0.1:{server.port}", *arguments)
     await server.stop()
 
 
-async def test_two_tables(top: Top, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_top_prints_hottest_and_most_limited_counters(top: Top, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     ended = await top("--once")
     assert (ended.code, ended.err) == (0, "")
@@ -67,13 +73,13 @@ async def test_two_tables(top: Top, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {len(line) + line.count("愛") <= 70 for line in ended.out.splitlines()} == {True}
 
 
-async def test_json_is_what_the_server_says(top: Top) -> None:
+async def test_json_format_is_the_response_of_the_server(top: Top) -> None:
     ended = await top("--once", "--format", "json", "--limit", "1")
     (line,) = ended.out.splitlines()
     assert [row["key"] for row in json.loads(line)["hottest"]] == [ALICE.key]
 
 
-async def test_a_server_that_is_away_or_is_another_is_told(run: Run, top: Top) -> None:
+async def test_unreachable_or_wrong_server_is_reported(run: Run, top: Top) -> None:
     away = await asyncio.to_thread(run, "top", "--server", "http://127.0.0.1:1", "--once")
     assert away.code == ExitCode.UNREACHABLE
     assert "cannot reach http://127.0.0.1:1/hot?limit=20: [Errno 111] Connection refused" in away.err
@@ -81,16 +87,34 @@ async def test_a_server_that_is_away_or_is_another_is_told(run: Run, top: Top) -
     assert other.code == ExitCode.UNREACHABLE
 
 
+async def test_token_file_is_sent_as_bearer_token(run: Run, tmp_path: Path) -> None:
+    async def report() -> HotReport:
+        return HotReport(9.6, 24691.2, (ALICE,))
+
+    app = Guard(debug_app(ActiveRules(), no_stats, report, no_metrics), AbuseLog(), token=BearerToken(TOKEN))
+    server = HttpServer(app)
+    await server.start("127.0.0.1", 0)
+    command = ["top", "--once", "--server", f"127.0.0.1:{server.port}"]
+    without = await asyncio.to_thread(run, *command)
+    assert without.code == ExitCode.UNREACHABLE
+    assert "requires a token: use --token-file" in without.err
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    given = await asyncio.to_thread(run, *command, "--token-file", str(tmp_path / "token"))
+    assert (given.code, given.err) == (0, "")
+    assert "user=alice" in given.out
+    await server.stop()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--interval", "2"], "'2' is not a duration"),
         (["--interval", "1ms"], "is not between 100ms and 1h"),
-        (["--server", "file:///etc/passwd"], "is not an address"),
+        (["--server", "file:///etc/passwd"], "must be an http or https URL"),
         (["--limit", "0"], "0 is not in the range"),
     ],
 )
-def test_what_cannot_be_is_a_sentence(run: Run, arguments: list[str], sentence: str) -> None:
+def test_invalid_option_is_reported(run: Run, arguments: list[str], sentence: str) -> None:
     ended = run("top", "--once", *arguments)
     assert ended.code == ExitCode.USAGE
     assert sentence in ended.err
@@ -100,7 +124,7 @@ ROW = {"key": "k", "domain": "", "descriptor": "", "per_second": 9, "refused_per
 SEEN = {"seconds": 10, "calls_per_second": 100, "hottest": [ROW] * 50, "refused": [ROW] * 50}
 
 
-def test_on_a_terminal_each_view_is_drawn_over_the_one_before(
+def test_output_is_redrawn_in_place_on_terminals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
@@ -114,6 +138,6 @@ def test_on_a_terminal_each_view_is_drawn_over_the_one_before(
 
 
 @pytest.mark.parametrize("columns", [5, 20, 60, 200])
-def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
+def test_lines_fit_the_terminal_width(columns: int) -> None:
     for line in view_lines(SEEN | {"refused": []}, columns):
         assert len(unstyle(line)) <= columns

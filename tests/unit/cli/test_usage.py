@@ -1,4 +1,4 @@
-"""`usage` and `db retain`: a table, a picture, and what is said where there is nothing to tell."""
+"""`usage` and `db retain`: table, SVG, and messages for empty results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.usage_picture import draw
-from ratelimit_rls.records.usage import By, Point, Use
+from ratelimit_rls.cli.usage_svg import draw
+from ratelimit_rls.database.usage.queries import By, GroupedUsage, SeriesPoint
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Run
@@ -23,21 +23,21 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def database(tmp_path: Path) -> str:
-    """With calls of the last minutes."""
-    from ratelimit_rls.records.database import Database
-    from ratelimit_rls.records.decisions import Scribe
-    from ratelimit_rls.telemetry.ledger import Ledger
-    from tests.integration.series.calls import call
+    """A database with calls of the last minutes."""
+    from ratelimit_rls.database.database import Database
+    from ratelimit_rls.database.usage.writer import UsageWriter
+    from ratelimit_rls.telemetry.usage_recorder import UsageRecorder
+    from tests.integration.usage.calls import call
 
     url = f"sqlite:///{tmp_path / 'records.db'}"
 
     async def fill() -> None:
         records = Database(url)
         await records.upgrade()
-        ledger = Ledger(sample=0, most_waiting=100, clock=lambda: time.time() - 120)
-        call(ledger, "al\x1bice", passed=1, refused=3, elapsed_s=0.0005)
-        call(ledger, "bob", passed=2, elapsed_s=0.02)
-        await Scribe(records, ledger, server_id="here", region="eu").flush()
+        recorder = UsageRecorder(sample=0, max_waiting=100, clock=lambda: time.time() - 120)
+        call(recorder, "al\x1bice", passed=1, refused=3, elapsed_s=0.0005)
+        call(recorder, "bob", passed=2, elapsed_s=0.02)
+        await UsageWriter(records, recorder, server_id="here", region="eu").flush()
         await records.close()
 
     asyncio.run(fill())
@@ -45,7 +45,7 @@ def database(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_heaviest_are_told_and_drawn(run: Run, database: str, tmp_path: Path) -> None:
+def test_usage_prints_and_draws_the_heaviest(run: Run, database: str, tmp_path: Path) -> None:
     ended = run("usage", "--database", database, "--picture", tmp_path / "a.svg")
     head, first, second = ended.out.splitlines()
     assert (ended.code, ended.err) == (ExitCode.DONE, "")
@@ -60,11 +60,11 @@ def test_the_heaviest_are_told_and_drawn(run: Run, database: str, tmp_path: Path
         "no calls with a user are recorded in the last 1m\n"
     )
     ended = run("db", "retain", "--database", database, "--archive", tmp_path / "archive")
-    assert (ended.code, ended.out) == (ExitCode.DONE, "no whole month is past its time\n")
+    assert (ended.code, ended.out) == (ExitCode.DONE, "no whole month is past its retention\n")
 
 
 @pytest.mark.slow
-def test_usage_is_told_by_whatever_it_is_recorded_by(run: Run, database: str) -> None:
+def test_usage_is_grouped_by_every_dimension(run: Run, database: str) -> None:
     for by in get_args(By):
         ended = run("usage", "--database", database, "--by", by)
         assert ended.code == ExitCode.DONE, by
@@ -78,23 +78,23 @@ def test_usage_is_told_by_whatever_it_is_recorded_by(run: Run, database: str) ->
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("usage",), "no --database and no RLS_DATABASE_URL"),
+        (("usage",), "no database: set --database or RLS_DATABASE_URL"),
         (("usage", "--since", "soon"), "is not a duration"),
-        (("usage", "--since", "0s"), "is nothing"),
-        (("usage", "--picture", "a.png"), "does not end in .svg"),
-        (("db", "retain", "--database", "sqlite:///x.db"), "no --archive and no RLS_ARCHIVE"),
-        (("db", "retain", "--archive", "there"), "no --database and no RLS_DATABASE_URL"),
+        (("usage", "--since", "0s"), "must be greater than 0"),
+        (("usage", "--picture", "a.png"), "must end in .svg"),
+        (("db", "retain", "--database", "sqlite:///x.db"), "no archive: set --archive or RLS_ARCHIVE"),
+        (("db", "retain", "--archive", "there"), "no database: set --database or RLS_DATABASE_URL"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(run: Run, arguments: tuple[str, ...], why: str) -> None:
+def test_invalid_options_are_usage_errors(run: Run, arguments: tuple[str, ...], why: str) -> None:
     ended = run(*arguments)
     assert ended.code == ExitCode.USAGE
     assert why in ended.err
 
 
-def test_a_picture_of_anything_is_well_formed() -> None:
-    points = [Point(60.0 * number, number, number - 1, 1, 0) for number in (1, 2, 200)]
-    heavy = Use('<\x00&"' + "x" * 300, 10, 5, 5, 0, 0, 0, None, None, None)
+def test_svg_is_well_formed_for_any_input() -> None:
+    points = [SeriesPoint(60.0 * number, number, number - 1, 1, 0) for number in (1, 2, 200)]
+    heavy = GroupedUsage('<\x00&"' + "x" * 300, 10, 5, 5, 0, 0, 0, None, None, None)
     picture = ElementTree.fromstring(draw("a < b", points, "minute", [heavy]))
     assert len(list(picture.iter(f"{SVG}title"))) == 3
     ElementTree.fromstring(draw("nothing", [], "day", []))

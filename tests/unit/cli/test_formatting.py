@@ -1,10 +1,10 @@
-"""Words for people."""
+"""Text formatting of the CLI."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.cli.words import counted, plural, wait_words
+from ratelimit_rls.cli.formatting import format_count, format_wait, plural
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ from ratelimit_rls.cli.words import counted, plural, wait_words
         (7_199_000_001, "2h"),
     ],
 )
-def test_what_is_left_of_a_wait_is_rounded_up_and_never_nothing(us: int, words: str) -> None:
-    assert wait_words(us) == words
+def test_remaining_wait_is_rounded_up_and_never_zero(us: int, words: str) -> None:
+    assert format_wait(us) == words
 
 
-def test_one_is_not_several() -> None:
-    assert [counted(number, "rule") for number in (0, 1, 2)] == ["0 rules", "1 rule", "2 rules"]
+def test_plural_is_not_used_for_one() -> None:
+    assert [format_count(number, "rule") for number in (0, 1, 2)] == ["0 rules", "1 rule", "2 rules"]
     assert [plural(number, "row") for number in (0, 1, 2)] == ["rows", "row", "rows"]

@@ -1,4 +1,4 @@
-"""Usage as an SVG: admitted and refused calls over time, and below it the heaviest, each with its share."""
+"""Usage as SVG: admitted and denied calls over time, and below it the heaviest, each with its share."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from ratelimit_rls.records.series import SECONDS
-from ratelimit_rls.records.usage import Point, Use
-from ratelimit_rls.trial.xml_text import xml_text
+from ratelimit_rls.database.usage.queries import GroupedUsage, SeriesPoint
+from ratelimit_rls.database.usage.tables import SECONDS
+from ratelimit_rls.simulation.xml_text import xml_text
 
 _WIDTH, _LEFT, _RIGHT = 960, 72, 24
 _PLOT_WIDTH = _WIDTH - _LEFT - _RIGHT
 _PLOT_HEIGHT, _HEAD, _AXIS, _ROW = 200, 56, 44, 30
-_MOST_TIMES = 7
-_LONGEST_NAME = 110
+_MAX_TIME_LABELS = 7
+_MAX_NAME_LENGTH = 110
 
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #333 }
@@ -27,8 +27,8 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 """
 
 
-def draw(title: str, points: Sequence[Point], granularity: str, heaviest: Sequence[Use]) -> str:
-    """`points` are missing where nobody called."""
+def draw(title: str, points: Sequence[SeriesPoint], granularity: str, heaviest: Sequence[GroupedUsage]) -> str:
+    """Draw the usage. `points` has no entry for a time without calls."""
     each_s = SECONDS[granularity]
     height = _HEAD + _PLOT_HEIGHT + _AXIS + _ROW * len(heaviest) + 16
     label = _escaped(title)
@@ -51,7 +51,7 @@ def draw(title: str, points: Sequence[Point], granularity: str, heaviest: Sequen
     return "\n".join(lines)
 
 
-def _legend(points: Sequence[Point], granularity: str) -> Iterator[str]:
+def _legend(points: Sequence[SeriesPoint], granularity: str) -> Iterator[str]:
     refused = sum(point.throttled + point.blocked for point in points)
     admitted = sum(point.total for point in points) - refused
     yield '<rect class="admitted" y="35" width="10" height="10"/>'
@@ -61,7 +61,7 @@ def _legend(points: Sequence[Point], granularity: str) -> Iterator[str]:
     yield f'<text x="{_PLOT_WIDTH}" y="44" text-anchor="end">calls per {granularity}</text>'
 
 
-def _over_time(points: Sequence[Point], each_s: int) -> Iterator[str]:
+def _over_time(points: Sequence[SeriesPoint], each_s: int) -> Iterator[str]:
     scale = _round_up(max((point.total for point in points), default=0))
     for part in range(5):
         y = _PLOT_HEIGHT - _PLOT_HEIGHT * part / 4
@@ -77,46 +77,46 @@ def _over_time(points: Sequence[Point], each_s: int) -> Iterator[str]:
     yield f'<line class="axis" x2="{_PLOT_WIDTH}" y1="{_PLOT_HEIGHT}" y2="{_PLOT_HEIGHT}"/>'
 
 
-def _bar(point: Point, x: float, width: float, scale: float) -> Iterator[str]:
+def _bar(point: SeriesPoint, x: float, width: float, scale: float) -> Iterator[str]:
     refused = point.throttled + point.blocked
     admitted = point.total - refused
     low, high = _PLOT_HEIGHT * admitted / scale, _PLOT_HEIGHT * refused / scale
     place = f'x="{x:.2f}" width="{max(width * 0.92, 0.5):.2f}"'
-    yield f"<g><title>{_clock(point.at_s)}: {admitted:,} admitted, {refused:,} refused</title>"
+    yield f"<g><title>{_format_time(point.at_s)}: {admitted:,} admitted, {refused:,} refused</title>"
     yield f'<rect class="admitted" {place} y="{_PLOT_HEIGHT - low:.2f}" height="{low:.2f}"/>'
     yield f'<rect class="refused" {place} y="{_PLOT_HEIGHT - low - high:.2f}" height="{high:.2f}"/></g>'
 
 
 def _times(first_s: float, each_s: int, slots: int) -> Iterator[str]:
-    step = -(-slots // _MOST_TIMES)
+    step = -(-slots // _MAX_TIME_LABELS)
     for number in range(0, slots, step):
         x = number / slots * _PLOT_WIDTH
         yield f'<line class="axis" x1="{x:.2f}" x2="{x:.2f}" y1="{_PLOT_HEIGHT}" y2="{_PLOT_HEIGHT + 5}"/>'
-        yield f'<text x="{x:.2f}" y="{_PLOT_HEIGHT + 19}">{_clock(first_s + number * each_s)}</text>'
+        yield f'<text x="{x:.2f}" y="{_PLOT_HEIGHT + 19}">{_format_time(first_s + number * each_s)}</text>'
 
 
-def _rows(heaviest: Sequence[Use]) -> Iterator[str]:
-    most = max((use.total for use in heaviest), default=1)
+def _rows(heaviest: Sequence[GroupedUsage]) -> Iterator[str]:
+    maximum = max((use.total for use in heaviest), default=1)
     for number, use in enumerate(heaviest):
         top = number * _ROW
-        admitted = _PLOT_WIDTH * (use.total - use.refused) / most
-        refused = _PLOT_WIDTH * use.refused / most
-        name = use.name if len(use.name) <= _LONGEST_NAME else f"{use.name[: _LONGEST_NAME - 1]}…"
+        admitted = _PLOT_WIDTH * (use.total - use.refused) / maximum
+        refused = _PLOT_WIDTH * use.refused / maximum
+        name = use.name if len(use.name) <= _MAX_NAME_LENGTH else f"{use.name[: _MAX_NAME_LENGTH - 1]}…"
         yield f'<text y="{top + 12}">{_escaped(name)}: {use.total:,} calls, {use.refused:,} refused</text>'
         yield f'<rect class="strip" y="{top + 16}" width="{_PLOT_WIDTH}" height="8"/>'
         yield f'<rect class="admitted" y="{top + 16}" width="{admitted:.2f}" height="8"/>'
         yield f'<rect class="refused" x="{admitted:.2f}" y="{top + 16}" width="{refused:.2f}" height="8"/>'
 
 
-def _round_up(most: int) -> float:
-    """The next of 4, 8, 20, 40, 80, 200 …, so that a quarter of it is a whole number."""
+def _round_up(maximum: int) -> float:
+    """Return the next of 4, 8, 20, 40, 80, 200 …, so that a quarter of it is an integer."""
     scale = 4
-    while scale < most:
+    while scale < maximum:
         scale = scale * 5 // 2 if str(scale)[0] == "8" else scale * 2
     return scale
 
 
-def _clock(at_s: float) -> str:
+def _format_time(at_s: float) -> str:
     return f"{datetime.fromtimestamp(at_s, UTC):%m-%d %H:%M}"
 
 

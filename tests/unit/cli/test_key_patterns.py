@@ -1,22 +1,22 @@
-"""Patterns of descriptors, as `reset --match` takes them."""
+"""Patterns of `reset --match`."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.cli.key_match import parse_pattern, scanned
-from ratelimit_rls.core.key_text import KeyText, parse_key
-from ratelimit_rls.core.keys import encode_tag, ending_of, storage_key
+from ratelimit_rls.cli.key_patterns import parse_pattern, scan_pattern
 from ratelimit_rls.core.model import Entry, Limit, Unit
+from ratelimit_rls.core.storage_key_parser import ParsedKey, parse_key
+from ratelimit_rls.core.storage_keys import encode_tag, key_suffix, storage_key
 
 LIMIT = Limit(10, Unit.MINUTE)
 
 
 def key_of(*entries: tuple[str, str]) -> bytes:
-    return storage_key(b"p:", encode_tag("edge", [Entry(*entry) for entry in entries]), ending_of(LIMIT))
+    return storage_key(b"p:", encode_tag("edge", [Entry(*entry) for entry in entries]), key_suffix(LIMIT))
 
 
-def text_of(*entries: tuple[str, str]) -> KeyText:
+def text_of(*entries: tuple[str, str]) -> ParsedKey:
     text = parse_key(key_of(*entries).decode(), "p:")
     assert text is not None
     return text
@@ -54,16 +54,16 @@ LONG = text_of(("user", "x" * 600))
         ("user=y*,**", LONG, False),
     ],
 )
-def test_which_descriptors_match(pattern: str, text: KeyText, matches: bool) -> None:
+def test_pattern_matches_descriptors(pattern: str, text: ParsedKey, matches: bool) -> None:
     assert parse_pattern(pattern).matches(text) is matches
 
 
 @pytest.mark.parametrize("pattern", ["", "user", "=a", "user=a,", "**,user=a"])
-def test_what_is_no_pattern(pattern: str) -> None:
-    with pytest.raises(ValueError, match="where key=value belongs"):
+def test_invalid_pattern_is_rejected(pattern: str) -> None:
+    with pytest.raises(ValueError, match="must be key=value"):
         parse_pattern(pattern)
 
 
-def test_the_scan_takes_prefix_and_domain_as_they_are() -> None:
-    assert scanned("", "edge") == b"rl:{edge[/}]*"
-    assert scanned("p*[x]:", r"e\g?/d") == rb"p\*\[x\]:rl:{e\\g\?%2Fd[/}]*"
+def test_scan_pattern_escapes_prefix_and_domain() -> None:
+    assert scan_pattern("", "edge") == b"rl:{edge[/}]*"
+    assert scan_pattern("p*[x]:", r"e\g?/d") == rb"p\*\[x\]:rl:{e\\g\?%2Fd[/}]*"
