@@ -1,1 +1,1 @@
-"""What `make bench` runs: how much CPU a decision costs, beside what the transport costs alone."""
+"""Benchmarks of `make bench`: CPU per decision, compared with the bare transport."""

@@ -1,4 +1,4 @@
-"""`python -m bench`: what a decision costs, in calls per second and CPU per call, beside bare echo."""
+"""`python -m bench`: calls per second and CPU per call of a decision, compared with bare echo."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _positive(kind: type[Number]) -> Callable[[str], Number]:
 
 
 def plan(chosen: argparse.Namespace) -> Plan:
-    """What the options ask for."""
+    """Return the plan of the options."""
     peer = chosen.peer is not None
     offered = (
         scenarios.quick(peer=peer) if chosen.quick else scenarios.every(peer=peer, envoy=envoy.binary() is not None)
@@ -93,8 +93,8 @@ def main() -> None:
         return
     if not {SERVICE_CORE, LOAD_CORE} <= os.sched_getaffinity(0):
         raise SystemExit("two cores are needed, 0 for the server and 1 for Redis and the load: one alone measures both")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else all servers would be left behind
-    gc.disable()  # a collection of the load would stand in the figures as a pause of the service
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # otherwise all servers would keep running
+    gc.disable()  # a garbage collection in the load would look like a pause of the service
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as directory:
             bench = Bench(todo, Path(directory), progress)

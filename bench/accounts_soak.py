@@ -1,7 +1,7 @@
-"""`python -m bench.accounts_soak`: a hundred thousand users with custom limits and a key each, beside ten.
+"""`python -m bench.accounts_soak`: 100,000 users with custom limits and a key each, compared with ten.
 
-What they cost at start, in memory and in every decision; how long a change of one takes to act; and what a caller sees
-while all of them are read anew.
+Measures start time, memory and CPU per decision, the time until a change takes effect, and latency while all users are
+reloaded.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from bench.load import Load
 from bench.workload import TENANTS
 from ratelimit_rls.core.accounts import Accounts, Override, User
 from ratelimit_rls.core.model import Limit, Unit
-from ratelimit_rls.identity.directory import Directory, Index
-from ratelimit_rls.records.database import Database
-from ratelimit_rls.records.desk import Actor, Desk
-from ratelimit_rls.records.follow import Follower
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
-from tests.databases import PostgresServer
-from tests.process import free_port
-from tests.servers import Service
+from ratelimit_rls.database.change_follower import ChangeFollower
+from ratelimit_rls.database.database import Database
+from ratelimit_rls.database.repository import Actor, Repository
+from ratelimit_rls.identity.directory import AccountIndex, Directory
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
+from tests.support.databases import PostgresServer
+from tests.support.process import free_port
+from tests.support.servers import Service
 
 USERS = 100_000
 FEW = 10
 SETS = 100
-"""Different limits among the users: those of a price list, and what was agreed on with some."""
+"""Number of different limit sets: those of a price list, and individual agreements."""
 
 CHANGES = 20
-MOST_SLOWER = 1.1
-"""CPU of a call among many users, as a multiple of the same call among few."""
+MAX_SLOWDOWN = 1.1
+"""Maximum CPU of a call with many users, relative to the same call with few."""
 
 ACTS_WITHIN_S = 1.0
 RELOAD_S = 120.0
@@ -53,8 +53,8 @@ _ACTOR = Actor("soak")
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A service that knows so many users, as it stands before anybody has called."""
+class StartMeasurement:
+    """A service with that many users, before the first call."""
 
     users: int
     seconds: float
@@ -62,8 +62,8 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Paced:
-    """What a call cost, round by round."""
+class PacedMeasurement:
+    """CPU per call, per round."""
 
     users: int
     calls_per_s: tuple[float, ...]
@@ -73,23 +73,23 @@ class Paced:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """All users read anew while somebody calls, one call after the other."""
+    """Reload of all users during sequential calls."""
 
-    seconds: float  # until a change that came with it acted
-    usual_ms: float  # the 99th part of a hundred of calls before, and during
+    seconds: float  # until a change in it took effect
+    usual_ms: float  # 99th percentile of calls before, and during the reload
     during_ms: float
     longest_ms: float
-    read_gap_ms: float  # between two turns of an event loop: while rows are read
-    taken_gap_ms: float  # while what was read takes the place of what was there
+    read_gap_ms: float  # between two event loop iterations while rows are read
+    taken_gap_ms: float  # while the new accounts replace the old ones
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All of one database."""
+    """Results of one database."""
 
     database: str
-    started: tuple[Started, Started]
-    paced: tuple[Paced, Paced]
+    started: tuple[StartMeasurement, StartMeasurement]
+    paced: tuple[PacedMeasurement, PacedMeasurement]
     acted_s: tuple[float, ...]
     reload: Reload
 
@@ -100,7 +100,7 @@ class Record:
 
     @property
     def well(self) -> bool:
-        return self.slower <= MOST_SLOWER and max(self.acted_s) < ACTS_WITHIN_S
+        return self.slower <= MAX_SLOWDOWN and max(self.acted_s) < ACTS_WITHIN_S
 
     def lines(self) -> Iterator[str]:
         few, many = self.started
@@ -116,7 +116,7 @@ class Record:
         for paced in self.paced:
             rate, us, held = median(paced.calls_per_s), median(paced.us), paced.resident_bytes / MIB
             yield f"  {paced.users:>7,} users: {rate:,.0f} calls/s, {us:.1f} µs, then {held:.0f} MiB"
-        yield f"  a call among many ÷ among few: {self.slower:.2f} (at most {MOST_SLOWER:g})"
+        yield f"  a call among many ÷ among few: {self.slower:.2f} (at most {MAX_SLOWDOWN:g})"
         yield f"  a change acted after {median(self.acted_s):.3f} s, at most {max(self.acted_s):.3f} s"
         reload = self.reload
         yield (
@@ -131,7 +131,7 @@ class Record:
 
 @contextmanager
 def databases(name: str) -> Iterator[tuple[str, str]]:
-    """URLs of two empty ones."""
+    """Yield URLs of two empty databases."""
     if name == "postgresql":
         with PostgresServer() as server:
             yield server.url(server.new_database()), server.url(server.new_database())
@@ -154,7 +154,7 @@ def service(url: str, directory: str) -> Service:
 
 
 def soak(name: str, users: int, sets: int, rounds: int, seconds: float) -> Record:
-    """On one kind of database."""
+    """Run the soak on one kind of database."""
     with ExitStack() as running:
         urls = running.enter_context(databases(name))
         directory = running.enter_context(tempfile.TemporaryDirectory(prefix="accounts-rules-"))
@@ -165,7 +165,7 @@ def soak(name: str, users: int, sets: int, rounds: int, seconds: float) -> Recor
             one = service(url, directory)
             begun_s = time.monotonic()
             running.enter_context(one)
-            started.append(Started(count, time.monotonic() - begun_s, resident_bytes(one.pid)))
+            started.append(StartMeasurement(count, time.monotonic() - begun_s, resident_bytes(one.pid)))
             services.append(one)
         few, many = services
         paced = _paced(services, (FEW, users), rounds, seconds)
@@ -174,8 +174,10 @@ def soak(name: str, users: int, sets: int, rounds: int, seconds: float) -> Recor
         return Record(name, (started[0], started[1]), paced, acted, asyncio.run(_reload(urls[1], many)))
 
 
-def _paced(services: Sequence[Service], users: Sequence[int], rounds: int, seconds: float) -> tuple[Paced, Paced]:
-    """The same calls to both in turns, by all of the many users, whether they are known or not."""
+def _paced(
+    services: Sequence[Service], users: Sequence[int], rounds: int, seconds: float
+) -> tuple[PacedMeasurement, PacedMeasurement]:
+    """Send the same calls of all users to both services in turn."""
     calls = callers.requests(max(users))
     figures: list[list[tuple[float, float]]] = [[], []]
     for number in range(rounds + 1):
@@ -186,20 +188,22 @@ def _paced(services: Sequence[Service], users: Sequence[int], rounds: int, secon
                 tally = load.run(seconds)
                 spent_s = cpu.process_s(service.pid) - before
                 load.drain()
-            if number:  # the first round makes ready what is kept for each caller
+            if number:  # the first round fills the caches
                 of_it.append((tally.calls / tally.seconds, spent_s / tally.calls * 1e6))
     few, many = (
-        Paced(count, tuple(rate for rate, _ in of_it), tuple(us for _, us in of_it), resident_bytes(service.pid))
+        PacedMeasurement(
+            count, tuple(rate for rate, _ in of_it), tuple(us for _, us in of_it), resident_bytes(service.pid)
+        )
         for count, service, of_it in zip(users, services, figures, strict=True)
     )
     return few, many
 
 
 class Caller:
-    """One of the users, by gRPC."""
+    """One user, calling over gRPC."""
 
     def __init__(self, channel: grpc.Channel, number: int) -> None:
-        self._call = channel.unary_unary(SHOULD_RATE_LIMIT)
+        self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT)
         request = RateLimitRequest(domain=callers.DOMAIN)
         entries = request.descriptors.add().entries
         entries.add(key="tenant", value=f"tenant-{number % TENANTS:02}")
@@ -212,7 +216,7 @@ class Caller:
 
 
 async def _changes(url: str, service: Service, users: int) -> tuple[float, ...]:
-    """Seconds from when another process has changed one user until the service decides by it."""
+    """Measure the seconds from a change of a user by another process until it takes effect."""
     database = Database(url)
     acted = []
     try:
@@ -222,7 +226,7 @@ async def _changes(url: str, service: Service, users: int) -> tuple[float, ...]:
                 caller = Caller(channel, user)
                 caller.limit()
                 limits = (Limit(1_000 + number, Unit.HOUR),)
-                async with Desk(database).change(_ACTOR) as change:
+                async with Repository(database).change(_ACTOR) as change:
                     await change.set_override(callers.user_id(user), Override(limits, time.time() + 3600))
                 changed_s = time.monotonic()
                 while caller.limit() != 1_000 + number:
@@ -240,7 +244,7 @@ async def _reload(url: str, service: Service) -> Reload:
         with grpc.insecure_channel(service.grpc_address) as channel:
             caller = Caller(channel, 1)
             before = [_timed(caller)[0] for _ in range(1_000)]
-            async with Desk(database).change(_ACTOR) as change:
+            async with Repository(database).change(_ACTOR) as change:
                 await change.put_users([User(callers.user_id(1), "", (Limit(77, Unit.HOUR),))])
             begun_s = time.monotonic()
             during = []
@@ -252,7 +256,7 @@ async def _reload(url: str, service: Service) -> Reload:
                 if time.monotonic() - begun_s > RELOAD_S:
                     raise SystemExit("all users were not read anew")
             seconds = time.monotonic() - begun_s
-            # What the reload has left behind (plans that do not hold any more) is not over with it.
+            # The reload also has later effects: cached plans are invalid.
             during += [_timed(caller)[0] for _ in range(1_000)]
         gaps = await _gaps(database)
         return Reload(seconds, _p99_ms(before), _p99_ms(during), max(during) * 1e3, *gaps)
@@ -271,12 +275,12 @@ def _p99_ms(times_s: Sequence[float]) -> float:
 
 
 async def _gaps(database: Database) -> tuple[float, float]:
-    """In a loop of our own, where it can be told what it was that held it: milliseconds."""
+    """Measure blocking of an event loop in milliseconds, in our own loop, where the cause is known."""
     directory = Directory()
     taken_s: list[float] = []
 
     async def take(accounts: Accounts) -> None:
-        index = await asyncio.to_thread(Index, accounts)
+        index = await asyncio.to_thread(AccountIndex, accounts)
         begun_s = time.perf_counter()
         directory.load(index)
         taken_s.append(time.perf_counter() - begun_s)
@@ -292,14 +296,14 @@ async def _gaps(database: Database) -> tuple[float, float]:
             last_s = now_s
 
     turning = asyncio.create_task(turn())
-    follower = Follower(Desk(database), database, take, directory.apply, poll_s=60)
+    follower = ChangeFollower(Repository(database), database, take, directory.apply, poll_s=60)
     try:
         await follower.start()
         await follower.close()
     finally:
         turning.cancel()
     longest = sorted(gaps_s)
-    # The turn in which everything was taken over is not one in which rows were read.
+    # The iteration that replaced the accounts is not one that read rows.
     while longest and longest[-1] >= taken_s[0]:
         longest.pop()
     return longest[-1] * 1e3, taken_s[0] * 1e3
@@ -308,10 +312,10 @@ async def _gaps(database: Database) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accounts_soak", description=__doc__)
     parser.add_argument("--users", type=int, default=USERS)
-    parser.add_argument("--sets", type=int, default=SETS, help="different limits among them (default: %(default)s)")
+    parser.add_argument("--sets", type=int, default=SETS, help="number of different limit sets (default: %(default)s)")
     parser.add_argument("--databases", nargs="+", choices=["sqlite", "postgresql"], default=["sqlite", "postgresql"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of load in a round (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of load per round (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     well = True
     for name in chosen.databases:

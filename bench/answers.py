@@ -1,4 +1,4 @@
-"""What answers must be for the figures to count: decisions, traced where they are to be, and made by the service."""
+"""Validation of responses: they must be decisions of the service, and traced where required."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from typing import Any
 
 from bench import envoy
-from bench.collector import taken
+from bench.collector import fetch_received
 from bench.connection import LoadError
 from bench.fleet import TRACED_SHARE
-from bench.scenarios import Asked, Scenario
-from ratelimit_rls.transport.grpc.messages import CheckResponse, RateLimitResponse
+from bench.scenarios import RequestKind, Scenario
+from ratelimit_rls.protos.messages import CheckResponse, RateLimitResponse
 
 TOO_MANY_REQUESTS = 429
-TOLD_WITHIN_S = 10.0
+EXPORT_TIMEOUT_S = 10.0
 
 
-def look_at(scenario: Scenario, samples: list[bytes]) -> None:
-    """Some answers, taken under load, say OK to every descriptor when read with real protobuf."""
+def check_samples(scenario: Scenario, samples: list[bytes]) -> None:
+    """Check that sampled responses are OK for every descriptor, decoded with protobuf."""
     if not samples:
         raise LoadError("no answer was kept to be looked at")
-    if scenario.asked is Asked.CHECKS:
+    if scenario.asked is RequestKind.CHECKS:
         for sample in samples:
-            _look_at_check(CheckResponse.FromString(sample))
+            _check_authz_response(CheckResponse.FromString(sample))
         return
     for sample in samples:
         answer = RateLimitResponse.FromString(sample)
@@ -37,19 +37,19 @@ def look_at(scenario: Scenario, samples: list[bytes]) -> None:
             raise LoadError(f"a descriptor met no limit, so nothing was decided:\n{answer}")
 
 
-def check_told(collector: str, calls: int) -> None:
-    """The service was scraped and has traced as many calls as it was to, but for the last, which are not sent yet."""
-    give_up = time.monotonic() + TOLD_WITHIN_S
-    while (told := taken(collector)).calls < calls * TRACED_SHARE / 2 or not told.scrapes:
+def check_exported(collector: str, calls: int) -> None:
+    """Check that the service was scraped and exported the expected number of traces, except the last ones."""
+    give_up = time.monotonic() + EXPORT_TIMEOUT_S
+    while (result := fetch_received(collector)).calls < calls * TRACED_SHARE / 2 or not result.scrapes:
         if time.monotonic() > give_up:
-            raise LoadError(f"of {calls} calls, {told.calls} were traced, and metrics scraped {told.scrapes} times")
+            raise LoadError(f"of {calls} calls, {result.calls} were traced, and metrics scraped {result.scrapes} times")
         time.sleep(0.05)
-    if told.calls > calls * TRACED_SHARE * 2:
-        raise LoadError(f"of {calls} calls, {told.calls} were traced: not {TRACED_SHARE:.0%}")
+    if result.calls > calls * TRACED_SHARE * 2:
+        raise LoadError(f"of {calls} calls, {result.calls} were traced: not {TRACED_SHARE:.0%}")
 
 
-def _look_at_check(answer: Any) -> None:
-    """Passed or refused by a limit, and for no other reason: a key that nobody knows would be quick to deal with."""
+def _check_authz_response(answer: Any) -> None:
+    """Check that a response is a decision by a limit: rejecting unknown keys would be cheaper."""
     if answer.status.code == 0 and answer.HasField("ok_response"):
         return
     if answer.denied_response.status.code != TOO_MANY_REQUESTS:
@@ -57,7 +57,7 @@ def _look_at_check(answer: Any) -> None:
 
 
 def check_allowed(admin_port: int, requests: int) -> None:
-    """Each request that Envoy answered was one that the service allowed: none went past the filter."""
+    """Check that the service allowed every request that Envoy answered: none bypassed the filter."""
     allowed = envoy.allowed_requests(admin_port)
     if allowed != requests:
         raise LoadError(f"Envoy answered {requests} requests, of which the service allowed {allowed}")

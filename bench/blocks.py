@@ -1,7 +1,7 @@
-"""Reading a server's header blocks with almost no work: a block seen before means what it meant.
+"""Fast reader of a server's header blocks, which caches blocks by their bytes.
 
-A block made of table indices alone changes nothing in the HPACK table, so once it was read it is known by its bytes
-until the table changes. Strings stay as they came; only the few that matter are known in both of their codings.
+A block that consists of table indices does not change the HPACK table, so its meaning is cached until the table
+changes. Strings are not decoded; the few relevant ones are known in both encodings.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ STATIC_ENTRIES = 61
 TABLE_BYTES = 4096
 ENTRY_OVERHEAD_BYTES = 32
 
-# A string as it stands in a block, its length byte (with the Huffman bit) included.
+# String literals as encoded in a block, including the length byte with the Huffman bit.
 GRPC_STATUS = (b"\x0bgrpc-status", b"\x88\x9a\xca\xc8\xb2\x12\x34\xda\x8f")
 ZERO = (b"\x010", b"\x81\x07")
-STATIC = b"\x06static"  # stands for the names of the static table, none of which matters here
+STATIC = b"\x06static"  # placeholder for names of the static table, none of which matters here
 
 
 class UnreadableBlock(Exception):
-    """A header block that this reader cannot follow."""
+    """A header block with unsupported encoding."""
 
 
 @dataclass(slots=True)
-class Blocks:
-    """What the header blocks of one connection mean."""
+class HeaderBlockReader:
+    """Reader of the header blocks of one connection."""
 
-    known: set[bytes] = field(default_factory=set)  # blocks that need no reading
-    known_ok: set[bytes] = field(default_factory=set)  # of these, the ones with grpc-status 0
+    known: set[bytes] = field(default_factory=set)  # cached blocks
+    known_ok: set[bytes] = field(default_factory=set)  # cached blocks with grpc-status 0
     _last: list[Header] = field(default_factory=list)
     _table: list[Header] = field(default_factory=list)  # newest first
     _table_bytes: int = 0
 
     def read(self, block: bytes) -> bool:
-        """Whether the block holds grpc-status 0; remembered by its bytes if they will mean the same again."""
+        """Return True if the block contains grpc-status 0; cache it if it does not change the table."""
         headers, table_changed = self._decode(block)
         self._last = headers
         ok = any(name in GRPC_STATUS and value in ZERO for name, value in headers)
@@ -50,7 +50,7 @@ class Blocks:
         return ok
 
     def last_words(self) -> str:
-        """The block read last, for a person."""
+        """The last block in readable form."""
         return ", ".join(f"{_text(name)}: {_text(value)}" for name, value in self._last if name != STATIC)
 
     def _decode(self, block: bytes) -> tuple[list[Header], bool]:
@@ -59,10 +59,10 @@ class Blocks:
         at = 0
         while at < len(block):
             first = block[at]
-            if first & 0x80:  # an entry of the table
+            if first & 0x80:  # indexed field
                 index, at = _integer(block, at, 7)
                 headers.append(self._entry(index))
-            elif first & 0xE0 == 0x20:  # a new table size: 0 and then 4096 again empties it
+            elif first & 0xE0 == 0x20:  # dynamic table size update: 0 and then 4096 clears it
                 size, at = _integer(block, at, 5)
                 if size < TABLE_BYTES:
                     self._table, self._table_bytes = [], 0
@@ -94,7 +94,7 @@ class Blocks:
             raise UnreadableBlock(f"header index {index} with {len(self._table)} entries in the table") from None
 
     def _add(self, header: Header) -> None:
-        # Huffman-coded text is at most 8/5 of its bytes; below this bound nothing was evicted, whatever the coding.
+        # Huffman-coded text has at most 8/5 of its bytes; below this bound nothing was evicted, whatever the encoding.
         self._table_bytes += sum(len(part) * 8 // 5 for part in header) + ENTRY_OVERHEAD_BYTES
         if self._table_bytes > TABLE_BYTES:
             raise UnreadableBlock("the server sends ever new headers: its table has begun to forget the first ones")
@@ -127,7 +127,7 @@ def _text(string: bytes) -> str:
     length, start = _integer(string, 0, 7)
     raw = string[start : start + length]
     if string[0] & 0x80:
-        # Only an error message needs this, so the package that knows the code is no condition for a run.
+        # Only needed for an error message, so the hpack package is optional.
         try:
             from hpack.huffman_table import decode_huffman
         except ImportError:

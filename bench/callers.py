@@ -1,6 +1,6 @@
-"""Callers that a database knows: who they are, what each may do, and what they send, over RLS and through ext_authz.
+"""Callers with accounts in a database: their limits and requests, over RLS and ext_authz.
 
-Three callers in a hundred may call once an hour and call on: they are refused, and every refusal is recorded.
+3 % of the callers are limited to one call per hour and are denied; every denial is recorded.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from bench import wire
 from bench.workload import SUBDIRECTORY, TENANTS
 from ratelimit_rls.core.accounts import Tier, User
 from ratelimit_rls.core.model import Limit, Unit
-from ratelimit_rls.identity import secrets
-from ratelimit_rls.records.database import Database
-from ratelimit_rls.records.desk import Actor, Desk
-from ratelimit_rls.records.rows import chunks
-from ratelimit_rls.records.tables import api_keys
-from ratelimit_rls.transport.grpc.messages import CheckRequest
+from ratelimit_rls.database.database import Database
+from ratelimit_rls.database.repository import Actor, Repository
+from ratelimit_rls.database.row_mapping import chunks
+from ratelimit_rls.database.tables import api_keys
+from ratelimit_rls.identity import key_format
+from ratelimit_rls.protos.messages import CheckRequest
 
 DOMAIN = "callers"
 KEY_SECRET = "the-secret-of-a-benchmark"
-REFUSED_TENANTS = (97, 98, 99)
-REFUSED_SHARE = len(REFUSED_TENANTS) / TENANTS
+DENIED_TENANTS = (97, 98, 99)
+DENIED_SHARE = len(DENIED_TENANTS) / TENANTS
 
 PLENTY = 1_000_000_000
 TRIAL = "trial"
 TIERS = ("free", "pro", "enterprise")
 CUSTOM_SETS = 5
-"""How many different sets of custom limits there are, unless somebody asks for more."""
+"""Default number of different sets of custom limits."""
 
 
 def user_id(number: int) -> str:
@@ -41,19 +41,22 @@ def user_id(number: int) -> str:
 
 
 def key_text(number: int) -> str:
-    """The API key of a user: the same in every run, so that requests and database can be made apart."""
-    return key_of(f"known {number}")
+    """Return the API key of a user: equal in every run, so that requests and database can be created separately."""
+    return parse_key_text(f"known {number}")
 
 
-def key_of(words: str) -> str:
-    """Some key, for some words."""
+def parse_key_text(words: str) -> str:
+    """Return a key derived from a text."""
     drawn = hashlib.sha512(words.encode()).digest()
     public = base64.b32encode(drawn[:8])[:12].decode().lower()
     return f"rlk_{public}_{base64.urlsafe_b64encode(drawn[8:40]).rstrip(b'=').decode()}"
 
 
 def write_rules(root: Path, *, of_database: bool, on_invalid: str = "ip") -> None:
-    """`of_database`: callers prove who they are, and limits are their own. Otherwise a header says it, and rules do."""
+    """Write the rules.
+
+    With `of_database`, callers have credentials and their own limits; else a header and the rules define them.
+    """
     config = root / SUBDIRECTORY / "config"
     config.mkdir(parents=True, exist_ok=True)
     plenty, once = (f"rate_limit: {{unit: hour, requests_per_unit: {most}}}" for most in (PLENTY, 1))
@@ -73,36 +76,36 @@ def write_rules(root: Path, *, of_database: bool, on_invalid: str = "ip") -> Non
         lines += [f"      - {{key: user, limits_of: user, {plenty}}}", f"      - {{key: route, {plenty}}}"]
     else:
         lines += [f"      - {{key: user, {plenty}}}", f"      - {{key: route, {plenty}}}"]
-        for tenant in REFUSED_TENANTS:
+        for tenant in DENIED_TENANTS:
             lines += [f"  - key: tenant\n    value: tenant-{tenant}\n    descriptors:"]
             lines += [f"      - {{key: user, {once}}}", f"      - {{key: route, {plenty}}}"]
     (config / f"{DOMAIN}.yaml").write_text("\n".join(lines) + "\n")
 
 
 def requests(callers: int) -> list[bytes]:
-    """DATA frames of RateLimitRequests, two descriptors each, one for each caller."""
+    """Return DATA frames of RateLimitRequests with two descriptors, one per caller."""
     return [wire.data(_request(number)) for number in range(callers)]
 
 
 def _request(number: int) -> bytes:
     tenant = ("tenant", f"tenant-{number % TENANTS:02}")
-    asked = [(tenant, ("user", user_id(number))), (tenant, ("route", f"/route-{number:06}"))]
-    return wire.rate_limit_request(DOMAIN, asked)
+    requested = [(tenant, ("user", user_id(number))), (tenant, ("route", f"/route-{number:06}"))]
+    return wire.rate_limit_request(DOMAIN, requested)
 
 
 def checks(callers: int) -> list[bytes]:
-    """DATA frames of CheckRequests, one for each caller, with its API key and its name in headers."""
+    """Return DATA frames of CheckRequests, one per caller, with API key and name in headers."""
     return [wire.data(check(number, key_text(number))) for number in range(callers)]
 
 
 def check(number: int, credential: str, header: str = "x-api-key") -> bytes:
-    """What Envoy says of an ordinary GET; every request is then another, as ids make it."""
-    told = CheckRequest()
-    told.attributes.source.address.socket_address.address = "192.0.2.7"
-    told.attributes.source.address.socket_address.port_value = 40_000 + number % 20_000
-    told.attributes.destination.address.socket_address.address = "198.51.100.1"
-    told.attributes.destination.address.socket_address.port_value = 8443
-    http = told.attributes.request.http
+    """Return Envoy's CheckRequest of an ordinary GET; ids make every request different."""
+    result = CheckRequest()
+    result.attributes.source.address.socket_address.address = "192.0.2.7"
+    result.attributes.source.address.socket_address.port_value = 40_000 + number % 20_000
+    result.attributes.destination.address.socket_address.address = "198.51.100.1"
+    result.attributes.destination.address.socket_address.port_value = 8443
+    http = result.attributes.request.http
     http.id, http.method, http.scheme, http.protocol = str(10**12 + number), "GET", "https", "HTTP/2"
     http.host, http.path = "api.example.com", f"/route-{number:06}?page=2"
     headers = {
@@ -120,13 +123,13 @@ def check(number: int, credential: str, header: str = "x-api-key") -> bytes:
         header: credential,
     }
     http.headers.update(headers)
-    return bytes(told.SerializeToString())
+    return bytes(result.SerializeToString())
 
 
 def users(count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = False) -> Iterator[User]:
-    """One in ten has custom limits, or all have; everybody a tier. Limits that are never reached differ by a little."""
+    """Return users with a tier; a tenth, or all, have custom limits, which differ slightly and are never reached."""
     for number in range(count):
-        is_trial = number % TENANTS in REFUSED_TENANTS
+        is_trial = number % TENANTS in DENIED_TENANTS
         tier = TRIAL if is_trial else TIERS[number % len(TIERS)]
         is_custom = not is_trial and (all_custom or number % 10 == 0)
         limits = (Limit(PLENTY - 1 - number % custom_sets, Unit.HOUR),) if is_custom else ()
@@ -136,11 +139,11 @@ def users(count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = Fals
 async def fill(
     url: str, count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = False, keys: bool = True
 ) -> None:
-    """Bring the database to this version's schema and put so many users into it, each with a key if there are any."""
+    """Upgrade the database and add users, each with a key."""
     database = Database(url)
     try:
         await database.upgrade()
-        async with Desk(database).change(Actor("bench"), patience_s=600) as change:
+        async with Repository(database).change(Actor("bench"), timeout_s=600) as change:
             await change.put_tier(Tier(TRIAL, (Limit(1, Unit.HOUR),)))
             for number, tier in enumerate(TIERS):
                 await change.put_tier(Tier(tier, (Limit(PLENTY + number, Unit.HOUR),)))
@@ -152,7 +155,7 @@ async def fill(
 
 
 async def _add_keys(database: Database, count: int) -> None:
-    """Past the desk, which makes keys one by one, each with its row in the audit."""
+    """Insert keys directly: the repository adds them one by one, each with an audit entry."""
     async with database.begin(600) as connection:
         for some in chunks(map(str, range(count)), 1000):
             await connection.execute(insert(api_keys), [_key_row(int(number)) for number in some])
@@ -161,8 +164,8 @@ async def _add_keys(database: Database, count: int) -> None:
 def _key_row(number: int) -> dict[str, object]:
     text = key_text(number)
     return {
-        "key_id": secrets.public_id(text, "rlk"),
-        "api_key_hash": secrets.digest(KEY_SECRET.encode(), text),
+        "key_id": key_format.public_id(text, "rlk"),
+        "api_key_hash": key_format.digest(KEY_SECRET.encode(), text),
         "user_id": user_id(number),
         "key_name": None,
         "tier": None,

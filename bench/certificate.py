@@ -1,4 +1,4 @@
-"""A certificate for localhost that lives as long as one run."""
+"""Certificate for localhost, valid for one run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Where the certificate and its key are; in one directory, as the reference wants them."""
+    """Paths of certificate and key, in one directory as envoyproxy/ratelimit requires."""
 
     certificate: Path
     key: Path
 
     def client(self, *, shows_it: bool = False) -> ssl.SSLContext:
-        """A caller that trusts this certificate and speaks HTTP/2; `shows_it`: it has no other to show."""
+        """Return a client context that trusts this certificate; with `shows_it` it also presents it."""
         context = ssl.create_default_context(cafile=str(self.certificate))
         context.set_alpn_protocols(["h2"])
         if shows_it:
@@ -31,7 +31,7 @@ class Certificate:
 
 
 def make(directory: Path) -> Certificate:
-    """Write a self-signed certificate for localhost and its key, P-256 as most meshes have it."""
+    """Write a self-signed certificate for localhost and its key, with P-256 as in most meshes."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)

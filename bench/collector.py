@@ -1,6 +1,6 @@
-"""Takes what a service tells of itself: `python -m bench.collector METRICS_URL`, on the port that its first line names.
+"""Telemetry collector: `python -m bench.collector METRICS_URL` prints its port on the first line.
 
-Traces come by OTLP over HTTP, metrics are scraped. It keeps nothing but how much of both there was, which a GET says.
+It receives traces by OTLP over HTTP and scrapes metrics. It keeps only the numbers of both, which a GET returns.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.request import urlopen
 
 SCRAPE_EVERY_S = 1.0
-"""A measurement lasts a second and has about one scrape in it. Where Prometheus asks every 15 s, they cost less."""
+"""Scrape interval.
+
+A measurement of a second contains about one scrape; Prometheus usually scrapes every 15 s, which costs less.
+"""
 
 
 @dataclass(slots=True)
-class Taken:
-    calls: int = 0  # that were traced: spans of a server
+class Received:
+    calls: int = 0  # traced calls: server spans
     scrapes: int = 0
 
 
-def taken(url: str) -> Taken:
-    """What a collector has so far."""
+def fetch_received(url: str) -> Received:
+    """Return the numbers of a collector."""
     with urlopen(url) as answer:
-        return Taken(**json.load(answer))
+        return Received(**json.load(answer))
 
 
 def scrape(url: str) -> bool:
-    """Whether there were metrics: a service that is about to start or to end has none."""
+    """Return True if metrics were returned: a starting or stopping service has none."""
     with suppress(OSError, HTTPException), urlopen(url) as answer:
         return bool(answer.read())
     return False
 
 
 def traced_calls(export: bytes) -> int:
-    """Of an ExportTraceServiceRequest: a call has a span of its own, beside those of what was done for it."""
-    # Only the collector's own process needs to know what a span is.
+    """Return the number of server spans in an ExportTraceServiceRequest; a call also has internal spans."""
+    # Imported here: only the collector process needs it.
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -50,15 +53,15 @@ def traced_calls(export: bytes) -> int:
     return sum(span.kind == Span.SPAN_KIND_SERVER for scope in scopes for span in scope.spans)
 
 
-def server(so_far: Taken) -> ThreadingHTTPServer:
-    """Not serving yet; on a free port of the loopback interface."""
+def server(so_far: Received) -> ThreadingHTTPServer:
+    """Return a server on a free loopback port, not serving yet."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             so_far.calls += traced_calls(self.rfile.read(int(self.headers["content-length"])))
-            self._answer(b"")  # of protobuf, the message in which nothing is said: all was taken
+            self._answer(b"")  # empty protobuf message: everything was accepted
 
         def do_GET(self) -> None:
             self._answer(json.dumps(asdict(so_far)).encode())
@@ -76,7 +79,7 @@ def server(so_far: Taken) -> ThreadingHTTPServer:
 
 
 def main() -> None:
-    so_far = Taken()
+    so_far = Received()
     listening = server(so_far)
     threading.Thread(target=listening.serve_forever, daemon=True).start()
     print(listening.server_address[1], flush=True)

@@ -1,7 +1,7 @@
-"""One HTTP/2 connection that keeps a fixed number of calls in flight and looks at no more of an answer than it must.
+"""HTTP/2 client connection with a fixed number of calls in flight and minimal parsing of responses.
 
-Of each answer it reads the frame headers, the first two bytes of the message (the overall code) and the bytes of the
-trailers, which are known after the first few. Everything else a server may say is handled, off the hot path.
+Of each response it reads the frame headers, the first two bytes of the message (the overall code) and the trailers,
+which are recognised by their bytes after the first few. All other frames are handled off the hot path.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench import wire
-from bench.blocks import Blocks, UnreadableBlock
+from bench.blocks import HeaderBlockReader, UnreadableBlock
 
 GRPC_PREFIX_BYTES = 5
 FRAME_HEADER_BYTES = 9
 RECEIVE_BYTES = 262_144
-MOST_REQUEST_BYTES = 16_384  # one frame, and what every server's window for a call has room for
-ROOM_BYTES = 2**30  # given back to the server whenever it has sent as much
+MAX_REQUEST_BYTES = 16_384  # one frame, within the initial stream window of every server
+ROOM_BYTES = 2**30  # window that is returned to the server whenever it has sent as much
 
 _HEADER = struct.Struct(">IBI")
 _STREAM_ID = struct.Struct(">I")
 
 
 class LoadError(Exception):
-    """The load could not be kept up: the figures of this run would mean nothing."""
+    """The load failed, so that the figures of this run would be meaningless."""
 
 
 Address = tuple[str, int] | str
-"""A host and port, or the path of a Unix socket."""
+"""Host and port, or the path of a Unix socket."""
 
 
 def connected(address: Address) -> socket.socket:
@@ -50,7 +50,7 @@ def connected(address: Address) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server listens and what it is asked."""
+    """Address of a server and the method to call."""
 
     address: Address
     tls: ssl.SSLContext | None = None
@@ -69,13 +69,13 @@ class Target:
 class Connection:
     def __init__(self, target: Target, timeout: str | None = "5S") -> None:
         self.answered = 0
-        self.refused = 0  # answered, but not to pass
+        self.refused = 0  # responses that deny the request
         self.sent = 0
         self.reads = 0
-        self.samples: list[bytes] = []  # messages of some answers, for a reader with real protobuf
+        self.samples: list[bytes] = []  # messages of some responses, to be decoded with protobuf
         self.wants_samples = 0
         self._watched_for_room = False
-        self._blocks = Blocks()
+        self._blocks = HeaderBlockReader()
         self._rest = b""
         self._unsent = b""
         self._stream_id = 1
@@ -84,7 +84,7 @@ class Connection:
         self._most_streams = 100
         self._settled = False
         self._passes = target.method.passes
-        self._first_head = self._head = b""  # plain requests bring theirs
+        self._first_head = self._head = b""  # HTTP requests have their own
         if target.method is not wire.HTTP:
             scheme = "https" if target.tls else "http"
             first, later = wire.header_blocks(scheme, "ratelimit", timeout, target.method.path)
@@ -94,7 +94,7 @@ class Connection:
         self._send(wire.opening())
 
     def prime(self, calls: Iterator[bytes], in_flight: int) -> None:
-        """Settle the connection with two calls, one after the other, so that every later call is like the second."""
+        """Make two calls, one after the other, so that all later calls are like the second."""
         while not self._settled:
             self.receive()
         if self._most_streams < in_flight:
@@ -108,13 +108,13 @@ class Connection:
         self.socket.setblocking(False)
 
     def ask(self, count: int, calls: Iterator[bytes]) -> int:
-        """Send up to `count` calls, as many as the server's window has room for; says how many."""
+        """Send up to `count` calls, as many as the server's window allows; return their number."""
         out = bytearray()
         head, head_bytes = self._head, len(self._head)
         put, id_offset = _STREAM_ID.pack_into, wire.STREAM_ID_OFFSET
         stream_id, room, asked = self._stream_id, self._may_send_bytes, 0
         while asked < count:
-            if room < MOST_REQUEST_BYTES:
+            if room < MAX_REQUEST_BYTES:
                 break
             data = next(calls)
             at = len(out)
@@ -123,7 +123,7 @@ class Connection:
             put(out, at + id_offset, stream_id)
             if head_bytes:
                 put(out, at + head_bytes + id_offset, stream_id)
-                room -= len(data) - FRAME_HEADER_BYTES  # windows are for DATA alone
+                room -= len(data) - FRAME_HEADER_BYTES  # flow control applies to DATA only
             stream_id += 2
             asked += 1
         self._stream_id, self._may_send_bytes = stream_id, room
@@ -132,7 +132,7 @@ class Connection:
         return asked
 
     def receive(self) -> int:
-        """Take what has arrived; says how many calls it finished."""
+        """Receive data; return the number of finished calls."""
         try:
             chunk = self.socket.recv(RECEIVE_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -155,11 +155,11 @@ class Connection:
 
     @property
     def blocked(self) -> bool:
-        """The socket took less than it was given; the next `ask` hands over the rest."""
+        """True if the socket buffer is full; the next `ask` sends the rest."""
         return bool(self._unsent)
 
     def watch_for_room(self, poll: select.epoll) -> None:
-        """Have `poll` tell, too, when the socket takes more, for as long as something waits for that."""
+        """Register for writability while data is waiting to be sent."""
         if self.blocked != self._watched_for_room:
             self._watched_for_room = self.blocked
             poll.modify(self.socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.blocked else 0))
@@ -234,7 +234,7 @@ class Connection:
         self._most_streams = values.get(wire.SETTINGS_MAX_CONCURRENT_STREAMS, 2**31)
         if values.get(wire.SETTINGS_HEADER_TABLE_SIZE, 4096) < 512:
             raise LoadError("the server keeps no header table, which the prepared header block needs")
-        if values.get(wire.SETTINGS_INITIAL_WINDOW_SIZE, wire.DEFAULT_WINDOW_BYTES) < MOST_REQUEST_BYTES:
+        if values.get(wire.SETTINGS_INITIAL_WINDOW_SIZE, wire.DEFAULT_WINDOW_BYTES) < MAX_REQUEST_BYTES:
             raise LoadError("the server's window for a call is too small for one request")
         self._send(wire.frame(wire.SETTINGS, wire.ACK, 0))
         self._settled = True

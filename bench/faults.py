@@ -1,4 +1,4 @@
-"""What can go wrong between the service and its Redis, done to real servers one at a time, and noted."""
+"""Injection of Redis faults into real servers, one at a time, with a record of each."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import mixed_load
-from tests.relays import SlowRelay
-from tests.servers import RedisServer, Service
+from tests.support.servers import RedisServer, Service
+from tests.support.tcp_proxy import SlowProxy
 
 SLOW_MS = 50.0
-MOST_PAUSED_S = 2.0
-MOST_DOWN_S = 1.5
+MAX_PAUSED_S = 2.0
+MAX_DOWN_S = 1.5
 
 
 class Fault(NamedTuple):
-    """One that was injected: from its beginning to the moment at which Redis was as before."""
+    """An injected fault: from its start to the recovery of Redis."""
 
     name: str
-    begun_s: float  # of the day
+    begun_s: float  # wall clock
     ended_s: float
-    away: tuple[float, float] | None = None  # from when until when there was no server at all, if so
-    forgets: bool = False  # whether counters began anew: a server lost its data, or somebody reset them
+    away: tuple[float, float] | None = None  # period without any server, if so
+    forgets: bool = False  # True if counters were lost or reset
 
 
 class Faults:
-    """Guarantee: when a method returns, every server runs, answers, and takes writes again."""
+    """Injects faults. When a method returns, every server runs, responds and accepts writes again."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Faults:
         rules: Path,
         seed: int,
         *,
-        relay: SlowRelay | None = None,
+        relay: SlowProxy | None = None,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`relay` stands before the only server; without one, nothing is slowed down.
+        """`relay` is a proxy in front of the only server; without one, the network is not slowed down.
 
-        `settle` waits until all servers agree that all of them are there.
+        `settle` waits until all servers agree that all of them are available.
         """
         self.done: list[Fault] = []
         self._servers = servers
@@ -58,7 +58,7 @@ class Faults:
         self._versions = 0
 
     def kinds(self) -> list[Callable[[], None]]:
-        """All that there are here."""
+        """Return the available kinds of faults."""
         usual = [self.kill, self.pause, self.flush_scripts, self.cut, self.fill_memory, self.reload, self.reset]
         return usual + ([self.slow] if self._relay is not None else [])
 
@@ -66,11 +66,11 @@ class Faults:
         self._drawn.choice(self.kinds())()
 
     def kill(self) -> None:
-        """And start again, empty."""
+        """Kill a server and restart it empty."""
         server, begun_s = self._server(), time.time()
         server.kill()
         gone_s = time.time()
-        time.sleep(self._drawn.uniform(0.1, MOST_DOWN_S))
+        time.sleep(self._drawn.uniform(0.1, MAX_DOWN_S))
         away = gone_s, time.time()
         server.start()
         self._settle()
@@ -79,7 +79,7 @@ class Faults:
     def pause(self) -> None:
         server, begun_s = self._server(), time.time()
         server.pause()
-        time.sleep(self._drawn.uniform(0.1, MOST_PAUSED_S))
+        time.sleep(self._drawn.uniform(0.1, MAX_PAUSED_S))
         server.resume()
         self._settle()
         self._note("paused", begun_s)
@@ -97,7 +97,7 @@ class Faults:
         self._note("scripts flushed", begun_s)
 
     def cut(self) -> None:
-        """All connections, those that listen included."""
+        """Close all client connections, including subscribers."""
         server, begun_s = self._server(), time.time()
         for kind in ("normal", "pubsub"):
             server.cli("CLIENT", "KILL", "TYPE", kind)
@@ -120,7 +120,7 @@ class Faults:
         self._note("rules reloaded", begun_s)
 
     def reset(self) -> None:
-        """All counters of one kind, as an operator does it."""
+        """Reset all counters of one kind, as an operator does."""
         begun_s = time.time()
         kind = self._drawn.choice([kind.name for kind in mixed_load.KINDS if kind.audited])
         matching = ("--domain", mixed_load.DOMAIN, "--match", f"{kind}=*", "--yes")

@@ -1,4 +1,4 @@
-"""The servers of a run: one for each scenario, started when it is first measured, with the rules it asks for."""
+"""The servers of a run: one per scenario, started on its first measurement, with its rules."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pathlib import Path
 
 from bench import callers, certificate, cpu, wire, workload
 from bench.connection import Target
-from bench.scenarios import Asked, Scenario, Server, Way
+from bench.scenarios import ClientRoute, RequestKind, Scenario, Server
 from bench.servers import LOOPBACK, Servers, Started, StartedEnvoy, free_port
 
 SERVICE_CORE, LOAD_CORE = 0, 1
 
 TRACED_SHARE = 0.01
 EXPORT_EVERY_MS = 500
-"""So that every measurement has what it costs to send traces, too. The default is 5 s, and fewer, larger exports."""
+"""Export interval of traces: every measurement includes an export.
+
+The default is 5 s, with fewer and larger exports.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Of a server: how long from exec until it took a connection, and what it holds before the first call."""
+    """Start of a server: time from exec to the first connection, and memory before the first call."""
 
     took_s: float
     resident_bytes: int
@@ -28,12 +31,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that answers."""
+    """A running server."""
 
-    pid: int | None  # none where an Envoy is alone
+    pid: int | None  # None for Envoy alone
     target: Target
     start: Start
-    collector: str | None = None  # the URL of who takes its traces
+    collector: str | None = None  # URL of the collector of its traces
     envoy: StartedEnvoy | None = None
 
 
@@ -44,11 +47,11 @@ class RunningRedis:
 
 
 class Fleet:
-    """`most_keys`: of callers, however many a scenario would have."""
+    """Servers of all scenarios. `max_keys` limits the number of callers of every scenario."""
 
-    def __init__(self, directory: Path, most_keys: int, peer: Path | None) -> None:
+    def __init__(self, directory: Path, max_keys: int, peer: Path | None) -> None:
         self._directory = directory
-        self._most_keys = most_keys
+        self._most_keys = max_keys
         self._peer = peer
         self._certificate = certificate.make(directory)
         self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
@@ -69,7 +72,7 @@ class Fleet:
         return self._servers.log(scenario.name)
 
     def redis(self, scenario: Scenario) -> RunningRedis | None:
-        """The one Redis of the run, if the scenario's server asks it."""
+        """Return the Redis of the run, if the scenario's server uses it."""
         if scenario.uses_redis and self._redis is None:
             self._redis = RunningRedis(*self._servers.redis())
         return self._redis if scenario.uses_redis else None
@@ -78,7 +81,7 @@ class Fleet:
         return min(scenario.keys, self._most_keys)
 
     def running(self, scenario: Scenario) -> Running:
-        """The scenario's server: one process for each, so that no scenario works with what another left behind."""
+        """Return the server of a scenario. Each has its own process, so that no state is shared."""
         if scenario not in self._running:
             self._running[scenario] = self._start(scenario)
         return self._running[scenario]
@@ -90,12 +93,12 @@ class Fleet:
         metrics = f"{LOOPBACK}:{free_port()}"
         collector = self._collector(scenario, metrics) if scenario.telemetry else None
         started = self._start_server(scenario, telemetry(metrics, collector) if collector else {})
-        if scenario.way is Way.ENVOY:
+        if scenario.way is ClientRoute.ENVOY:
             assert isinstance(started.address, tuple)
             before = self._servers.envoy(f"{scenario.name}-front", started.address[1])
             return Running(started.pid, Target(before.address, None, wire.HTTP), _start(started), collector, before)
-        has_tls, shows_it = scenario.way in (Way.TLS, Way.MTLS), scenario.way is Way.MTLS
-        method = wire.CHECK if scenario.asked is Asked.CHECKS else wire.SHOULD_RATE_LIMIT
+        has_tls, shows_it = scenario.way in (ClientRoute.TLS, ClientRoute.MTLS), scenario.way is ClientRoute.MTLS
+        method = wire.CHECK if scenario.asked is RequestKind.CHECKS else wire.SHOULD_RATE_LIMIT
         target = Target(started.address, self._certificate.client(shows_it=shows_it) if has_tls else None, method)
         return Running(started.pid, target, _start(started), collector)
 
@@ -103,7 +106,7 @@ class Fleet:
         redis = self.redis(scenario)
         address = redis.address if redis else None
         if scenario.echoes:
-            tls = self._certificate if scenario.way is Way.TLS else None
+            tls = self._certificate if scenario.way is ClientRoute.TLS else None
             return self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
         if scenario.server is Server.PEER:
             assert self._peer is not None
@@ -116,8 +119,11 @@ class Fleet:
         return self._servers.collector(f"{scenario.name}-collector", f"http://{metrics}/metrics")
 
     def _rules(self, scenario: Scenario) -> Path:
-        """Where the scenario's rules are, apart from all others: the reference must be able to read its own."""
-        if scenario.asked is Asked.DESCRIPTORS:
+        """Return the directory of the scenario's rules.
+
+        It is separate, since envoyproxy/ratelimit must be able to read its own.
+        """
+        if scenario.asked is RequestKind.DESCRIPTORS:
             root = self._directory / f"rules {scenario.rules.name}"
             workload.write_rules(root, scenario.rules)
         else:
@@ -126,26 +132,26 @@ class Fleet:
         return root
 
     def _variables(self, scenario: Scenario) -> dict[str, str]:
-        """What the scenario asks of the service, beside what every rate limiter is told."""
-        told: dict[str, str] = {}
+        """Return the variables of the scenario, in addition to those of every rate limiter."""
+        result: dict[str, str] = {}
         if scenario.workers > 1:
-            told["RLS_WORKERS"] = str(scenario.workers)
-        if scenario.way is Way.UNIX:
-            told["GRPC_UDS"] = str(self._directory / "grpc.sock")
-        if scenario.way in (Way.TLS, Way.MTLS):
-            told["GRPC_SERVER_USE_TLS"] = "true"
-            told["GRPC_SERVER_TLS_CERT"] = str(self._certificate.certificate)
-            told["GRPC_SERVER_TLS_KEY"] = str(self._certificate.key)
-        if scenario.way is Way.MTLS:
-            told["GRPC_CLIENT_TLS_CACERT"] = str(self._certificate.certificate)
+            result["RLS_WORKERS"] = str(scenario.workers)
+        if scenario.way is ClientRoute.UNIX:
+            result["GRPC_UDS"] = str(self._directory / "grpc.sock")
+        if scenario.way in (ClientRoute.TLS, ClientRoute.MTLS):
+            result["GRPC_SERVER_USE_TLS"] = "true"
+            result["GRPC_SERVER_TLS_CERT"] = str(self._certificate.certificate)
+            result["GRPC_SERVER_TLS_KEY"] = str(self._certificate.key)
+        if scenario.way is ClientRoute.MTLS:
+            result["GRPC_CLIENT_TLS_CACERT"] = str(self._certificate.certificate)
         if scenario.records:
-            told["RLS_DATABASE_URL"] = f"sqlite:///{self._database(scenario)}"
-            told["RLS_KEY_SECRET"] = callers.KEY_SECRET
-            told["RLS_ADMIN_PORT"] = str(free_port())
-        return told
+            result["RLS_DATABASE_URL"] = f"sqlite:///{self._database(scenario)}"
+            result["RLS_KEY_SECRET"] = callers.KEY_SECRET
+            result["RLS_ADMIN_PORT"] = str(free_port())
+        return result
 
     def _database(self, scenario: Scenario) -> Path:
-        """Its own, as a copy of one that was filled once for as many callers: that takes a quarter of a minute."""
+        """Return a copy of a database with that many callers; filling it takes 15 s and is done once."""
         known = self.keys(scenario)
         filled = self._directory / f"{known}-callers.db"
         if not filled.exists():
@@ -160,7 +166,7 @@ def _start(started: Started) -> Start:
 
 
 def telemetry(metrics: str, collector: str) -> dict[str, str]:
-    """Variables of a service that serves metrics at this address and sends traces of some calls to this URL."""
+    """Return the variables for serving metrics at this address and exporting sampled traces to this URL."""
     return {
         "USE_PROMETHEUS": "true",
         "PROMETHEUS_ADDR": metrics,

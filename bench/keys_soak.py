@@ -1,8 +1,8 @@
-"""`python -m bench.keys_soak`: what a million callers cost a Redis, in every kind of state, and that all of it expires.
+"""`python -m bench.keys_soak`: Redis memory of a million callers for every kind of state, and its expiry.
 
-Every kind has a new server to itself. Callers are planned by real rules and decided by the store that the service uses;
-what the server's `used_memory` grew by is divided by their number. Then nobody comes any more, and the server must be
-empty soon after the last state was due to expire.
+Every kind has its own new server. Calls are planned with real rules and decided by the store of the service; the growth
+of `used_memory` is divided by their number. Then there are no more calls, and the server must be empty soon after the
+last state was due to expire.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from ratelimit_rls.core.model import Descriptor, Entry, Plan, Request
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.batch import record_key
-from ratelimit_rls.store.redis.new import redis_store
-from ratelimit_rls.store.redis.node import Terms
-from ratelimit_rls.store.redis.store import form
-from tests.servers import RedisServer, redis_binaries
+from ratelimit_rls.store.redis.factory import redis_store
+from ratelimit_rls.store.redis.script_node import RedisOptions
+from ratelimit_rls.store.redis.store import layout
+from ratelimit_rls.store.script_codec import make_idempotency_key
+from tests.support.servers import RedisServer, redis_binaries
 
 CALLERS = 1_000_000
 SERVERS = ("redis-6.2", "valkey-9")
 CALLS_PER_SECOND = 8_000
-"""At least, on a busy machine: the window must not end before all of them are there."""
+"""Minimum rate on a busy machine: the window must not end before all calls were made."""
 
-SHORTEST_WINDOW_S = 3
-LATE_S = 120.0
-"""Redis looks for what has expired at its leisure: a million states that are due at once take it 10 to 30 s."""
+MIN_WINDOW_S = 3
+MAX_LATE_S = 120.0
+"""Maximum delay of expiry: Redis expires lazily, and takes 10 to 30 s for a million states."""
 
 EXPIRING_MEANWHILE = 4
-"""Servers at once: one is filled while others become empty."""
+"""Number of concurrent servers: one is filled while others expire."""
 
 BATCH = 512
 
 
-class Visit(NamedTuple):
-    """What every caller does once."""
+class SpendStep(NamedTuple):
+    """One call, or several equal ones, of every caller."""
 
     hits: int = 1
     times: int = 1
@@ -52,52 +52,54 @@ class Visit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A state: what has it written. With several visits, those before the last write what is not counted for it."""
+class StateKind:
+    """A kind of state and the calls that write it. Only the state written by the last step is measured."""
 
     name: str
-    rule: str  # `…` is the window
-    visits: tuple[Visit, ...]
-    keys: int = 1  # that a caller has in the end, this one included
+    rule: str  # `…` is replaced by the window
+    visits: tuple[SpendStep, ...]
+    keys: int = 1  # keys per caller at the end, including this one
 
 
-def _bucket(algorithm: str) -> Kind:
-    return Kind(algorithm, f"rate_limit: {{…, requests_per_unit: 10, algorithm: {algorithm}}}", (Visit(10),))
+def _bucket(algorithm: str) -> StateKind:
+    return StateKind(algorithm, f"rate_limit: {{…, requests_per_unit: 10, algorithm: {algorithm}}}", (SpendStep(10),))
 
 
 KINDS = (
-    Kind("fixed_window", "rate_limit: {…, requests_per_unit: 10}", (Visit(),)),
-    Kind("sliding_window", "rate_limit: {…, requests_per_unit: 10, algorithm: sliding_window}", (Visit(),)),
-    Kind("sliding_log, 1 hit", "rate_limit: {…, requests_per_unit: 10, algorithm: sliding_log}", (Visit(),)),
-    Kind("sliding_log, 10 hits", "rate_limit: {…, requests_per_unit: 10, algorithm: sliding_log}", (Visit(times=10),)),
+    StateKind("fixed_window", "rate_limit: {…, requests_per_unit: 10}", (SpendStep(),)),
+    StateKind("sliding_window", "rate_limit: {…, requests_per_unit: 10, algorithm: sliding_window}", (SpendStep(),)),
+    StateKind("sliding_log, 1 hit", "rate_limit: {…, requests_per_unit: 10, algorithm: sliding_log}", (SpendStep(),)),
+    StateKind(
+        "sliding_log, 10 hits", "rate_limit: {…, requests_per_unit: 10, algorithm: sliding_log}", (SpendStep(times=10),)
+    ),
     _bucket("token_bucket"),
     _bucket("leaky_bucket"),
     _bucket("gcra"),
-    Kind(
+    StateKind(
         "penalty, 1 violation",
         "rate_limit: {…, requests_per_unit: 1}, penalty: {within: …, after: 1, multipliers: [1]}",
-        (Visit(), Visit()),
+        (SpendStep(), SpendStep()),
         keys=2,
     ),
-    Kind("warning", "rate_limit: {…, requests_per_unit: 10}, warn_at: 0.5", (Visit(), Visit(6)), keys=2),
-    Kind("request id", "rate_limit: {…, requests_per_unit: 10}", (Visit(), Visit(with_id=True)), keys=2),
+    StateKind("warning", "rate_limit: {…, requests_per_unit: 10}, warn_at: 0.5", (SpendStep(), SpendStep(6)), keys=2),
+    StateKind("request id", "rate_limit: {…, requests_per_unit: 10}", (SpendStep(), SpendStep(with_id=True)), keys=2),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One kind of state on one server."""
+class StateMeasurement:
+    """Result of one kind of state on one server."""
 
     server: str
     kind: str
     bytes_each: float
     window_s: int
-    empty_after_s: float  # from the last write
-    late_s: float  # from when the last state was due
+    empty_after_s: float  # seconds from the last write
+    late_s: float  # seconds from when the last state was due
 
     @property
     def well(self) -> bool:
-        return self.late_s <= LATE_S
+        return self.late_s <= MAX_LATE_S
 
     def __str__(self) -> str:
         empty = f"empty {self.empty_after_s:.1f} s after the last write, {self.late_s:.1f} s after the last was due"
@@ -105,13 +107,13 @@ class Measured:
 
 
 class TooSlow(Exception):
-    """The first states had expired before the last were there."""
+    """The first states expired before the last were written."""
 
 
-class Filling:
-    """One server and one kind: every caller makes all of its visits, and the server's memory is read in between."""
+class KeyspaceFill:
+    """Fills one server with one kind of state: every caller makes its calls, and memory is read in between."""
 
-    def __init__(self, kind: Kind, server: RedisServer, callers: int, window_s: int) -> None:
+    def __init__(self, kind: StateKind, server: RedisServer, callers: int, window_s: int) -> None:
         self._kind = kind
         self._server = server
         self._callers = callers
@@ -121,9 +123,9 @@ class Filling:
         self._planner = Planner(compile_documents({"soak.yaml": text.encode()}).tree, Policy())
 
     def bytes_each(self) -> float:
-        """Of the state that the last visit has written. Raises TooSlow."""
-        self._visit(Visit(), callers=1)  # the script is there from now on
-        self._server.cli("FLUSHALL", "SYNC")  # Valkey would free what an attempt before has left in its own time
+        """Return the bytes per state written by the last step. Raises TooSlow."""
+        self._visit(SpendStep(), callers=1)  # loads the script
+        self._server.cli("FLUSHALL", "SYNC")  # SYNC: Valkey would free earlier data asynchronously
         used_bytes = [self._used_bytes()]
         for visit in self._kind.visits:
             self._visit(visit, self._callers)
@@ -133,40 +135,40 @@ class Filling:
         return (used_bytes[-1] - used_bytes[-2]) / self._callers
 
     def due_s(self) -> float:
-        """Until the last state expires, be it of one who came early or late."""
+        """Return when the last state is due to expire."""
         return max(int(self._server.cli("PTTL", key)) for key in self._some_keys()) / 1000
 
     def _some_keys(self) -> Iterator[bytes]:
         for number in (0, self._callers // 2, self._callers - 1):
             plan = self._plan(number, self._kind.visits[-1].hits)
             yield from plan.keys
-            yield record_key(plan.keys, form(plan.outline).asked, _id(number))
+            yield make_idempotency_key(plan.keys, layout(plan.template).operation, _id(number))
 
-    def _visit(self, visit: Visit, callers: int) -> None:
-        """On a connection that is closed again: its buffers are not states."""
+    def _visit(self, visit: SpendStep, callers: int) -> None:
+        """Make the calls on a connection that is closed afterwards, so that its buffers are not measured."""
         asyncio.run(self._spend(visit, callers))
         while self._clients() > 1:
             time.sleep(0.01)
 
-    async def _spend(self, visit: Visit, callers: int) -> None:
+    async def _spend(self, visit: SpendStep, callers: int) -> None:
         address = RedisServers("single", (RedisAddress("127.0.0.1", self._server.port),))
-        store = redis_store(address, None, Terms(timeout_s=60.0, once_s=self._once_s))
+        store = redis_store(address, None, RedisOptions(timeout_s=60.0, idempotency_s=self._once_s))
         await store.start()
         try:
             numbers = iter(range(callers))
             while some := list(islice(numbers, BATCH)):
-                asked = [store.prepare(self._plan(number, visit.hits)) for number in some]
+                requested = [store.prepare(self._plan(number, visit.hits)) for number in some]
                 if visit.with_id:
-                    asked = [one.once(_id(number)) for number, one in zip(some, asked, strict=True)]
+                    requested = [one.idempotent(_id(number)) for number, one in zip(some, requested, strict=True)]
                 for _ in range(visit.times):
-                    for answer in await store.spend(asked):
+                    for answer in await store.spend(requested):
                         if isinstance(answer, Exception):
                             raise answer
         finally:
             await store.close()
 
     def _plan(self, number: int, hits: int) -> Plan:
-        number *= max(1, CALLERS // self._callers)  # however few there are, their keys are as long as those of many
+        number *= max(1, CALLERS // self._callers)  # keys are equally long for any number of callers
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
         return self._planner.plan(Request("edge", (Descriptor((Entry("remote_address", address),)),), hits))
 
@@ -178,35 +180,38 @@ class Filling:
 
 
 def _id(number: int) -> bytes:
-    """As long as a UUID."""
+    """Return a request id with the length of a UUID."""
     return b"%036d" % number
 
 
 def window_s(calls: int, now_s: float) -> int:
-    """Long enough for all to come within it, and just begun: windows begin at multiples of their length."""
-    least = max(SHORTEST_WINDOW_S, calls // CALLS_PER_SECOND)
+    """Return a window that has just started and is long enough for all calls.
+
+    Windows start at multiples of their length.
+    """
+    least = max(MIN_WINDOW_S, calls // CALLS_PER_SECOND)
     return min(range(least, 3 * least), key=lambda length: (now_s % length, length))
 
 
-def measure(server_name: str, kind: Kind, callers: int, filling: Lock) -> Measured:
-    """Fill a server, then see it empty; `filling` is held meanwhile, so that no two are filled at once."""
+def measure(server_name: str, kind: StateKind, callers: int, filling: Lock) -> StateMeasurement:
+    """Fill a server, then wait until it is empty. The lock `filling` prevents concurrent filling."""
     with RedisServer(redis_binaries()[server_name]) as server:
         with filling:
             length_s, bytes_each, due_s = _filled(server, kind, callers)
             written_s = time.monotonic()
         time.sleep(due_s)
-        while server.cli("DBSIZE") and time.monotonic() < written_s + due_s + 2 * LATE_S:
+        while server.cli("DBSIZE") and time.monotonic() < written_s + due_s + 2 * MAX_LATE_S:
             time.sleep(0.05)
         empty_after_s = time.monotonic() - written_s
-        return Measured(server_name, kind.name, bytes_each, length_s, empty_after_s, empty_after_s - due_s)
+        return StateMeasurement(server_name, kind.name, bytes_each, length_s, empty_after_s, empty_after_s - due_s)
 
 
-def _filled(server: RedisServer, kind: Kind, callers: int) -> tuple[int, float, float]:
-    """The window, bytes each, and when the last state is due to expire."""
+def _filled(server: RedisServer, kind: StateKind, callers: int) -> tuple[int, float, float]:
+    """Return the window, the bytes per state, and when the last state is due to expire."""
     calls = callers * sum(visit.times for visit in kind.visits)
     while True:
         length_s = window_s(calls, time.time())
-        attempt = Filling(kind, server, callers, length_s)
+        attempt = KeyspaceFill(kind, server, callers, length_s)
         try:
             return length_s, attempt.bytes_each(), attempt.due_s()
         except TooSlow:
@@ -214,16 +219,16 @@ def _filled(server: RedisServer, kind: Kind, callers: int) -> tuple[int, float, 
 
 
 def soak(
-    callers: int, servers: Sequence[str], kinds: Sequence[Kind], at_once: int = EXPIRING_MEANWHILE
-) -> Iterator[Measured]:
-    """In order, with so many servers at once; of kinds for which everybody must come ten times, a tenth of the callers.
+    callers: int, servers: Sequence[str], kinds: Sequence[StateKind], at_once: int = EXPIRING_MEANWHILE
+) -> Iterator[StateMeasurement]:
+    """Measure all kinds on all servers, several at once; kinds with ten calls per caller use a tenth of the callers.
 
-    The fewer there are, the less it matters how many servers hold them.
+    Results are in order. With fewer callers, the number of concurrent servers matters less.
     """
     filling = Lock()
     pairs = [(server, kind) for server in servers for kind in kinds]
 
-    def measured(pair: tuple[str, Kind]) -> Measured:
+    def measured(pair: tuple[str, StateKind]) -> StateMeasurement:
         server, kind = pair
         return measure(server, kind, callers // max(visit.times for visit in kind.visits), filling)
 
@@ -231,8 +236,8 @@ def soak(
         yield from pool.map(measured, pairs)
 
 
-def table(figures: Sequence[Measured]) -> Iterator[str]:
-    """As docs/operations.md has it."""
+def table(figures: Sequence[StateMeasurement]) -> Iterator[str]:
+    """Yield the rows of the table in docs/operations.md."""
     servers = list(dict.fromkeys(one.server for one in figures))
     yield f"| state | {' | '.join(servers)} |"
     yield "|---" * (1 + len(servers)) + "|"
@@ -243,9 +248,13 @@ def table(figures: Sequence[Measured]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.keys_soak", description=__doc__)
-    parser.add_argument("--callers", type=int, default=CALLERS, help="each with keys of its own (default: a million)")
+    parser.add_argument(
+        "--callers", type=int, default=CALLERS, help="number of callers with their own keys (default: a million)"
+    )
     parser.add_argument("--servers", nargs="+", choices=list(redis_binaries()), default=SERVERS)
-    parser.add_argument("--kinds", nargs="+", choices=[kind.name for kind in KINDS], help="of states (default: all)")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=[kind.name for kind in KINDS], help="kinds of state (default: all)"
+    )
     chosen = parser.parse_args(arguments)
     kinds = [kind for kind in KINDS if chosen.kinds is None or kind.name in chosen.kinds]
     figures = []

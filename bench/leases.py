@@ -1,7 +1,7 @@
-"""What one Redis core can do for hot counters: `python -m bench.leases`.
+"""`python -m bench.leases`: capacity of one Redis core for hot counters.
 
-Each run of the script moves one counter, as a request for a lease does. Redis's own CPU is what is counted, so that it
-does not matter how fast this process asks.
+Each script run updates one counter, like a lease request. The CPU of Redis is measured, so that the speed of this
+process does not matter.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ratelimit_rls.core.model import Algorithm, Charge, Limit, Outline, Plan, Slot, Step, Unit
+from ratelimit_rls.core.model import Algorithm, Charge, CounterOp, DescriptorPlan, Limit, Plan, PlanTemplate, Unit
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.new import redis_store
-from ratelimit_rls.store.redis.node import Terms
-from tests.servers import RedisServer, redis_binaries
+from ratelimit_rls.store.redis.factory import redis_store
+from ratelimit_rls.store.redis.script_node import RedisOptions
+from tests.support.servers import RedisServer, redis_binaries
 
 SECONDS = 3.0
 AT_ONCE = 64
@@ -22,22 +22,25 @@ LEASE_S = 0.1
 
 def plan(algorithm: Algorithm) -> Plan:
     limit = Limit(10_000, Unit.SECOND, algorithm, 10_000 if algorithm.has_burst else 0)
-    step = Step(limit, 1, Charge.ADMITTED)
+    step = CounterOp(limit, 1, Charge.ADMITTED)
     return Plan(
-        Outline("bench", True, (step,), (Slot(None, (step,), 1),)), (b"rl:{hot}:%s" % algorithm.value.encode(),)
+        PlanTemplate("bench", True, (step,), (DescriptorPlan(None, (step,), 1),)),
+        (b"rl:{hot}:%s" % algorithm.value.encode(),),
     )
 
 
 def cpu_s(server: RedisServer) -> float:
-    told = server.cli("INFO", "cpu")
-    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+    result = server.cli("INFO", "cpu")
+    return float(result["used_cpu_user"]) + float(result["used_cpu_sys"])
 
 
 async def measure(server: RedisServer, algorithm: Algorithm) -> float:
-    """Microseconds of Redis for one run."""
-    store = redis_store(RedisServers("single", (RedisAddress("127.0.0.1", server.port),)), None, Terms(timeout_s=10))
+    """Return the microseconds of Redis per script run."""
+    store = redis_store(
+        RedisServers("single", (RedisAddress("127.0.0.1", server.port),)), None, RedisOptions(timeout_s=10)
+    )
     await store.start()
-    ask = store.prepare(plan(algorithm)).at_most(5)
+    ask = store.prepare(plan(algorithm)).take_up_to(5)
     runs = 0
     begun_s, before_s = time.monotonic(), cpu_s(server)
     while time.monotonic() - begun_s < SECONDS:

@@ -1,7 +1,7 @@
-"""The load generator: a fixed number of calls in flight over a few connections, from requests built beforehand.
+"""Closed-loop load generator: a fixed number of calls in flight over a few connections, with prebuilt requests.
 
-Closed loop: an answer is followed by the next request. It counts what it sent and what came back, and refuses to give
-a figure when a call failed, was refused or went missing.
+Each response is followed by the next request. It counts requests and responses, and raises an error instead of
+returning figures if a call failed, was denied or got lost.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Self
 from bench.connection import Connection, LoadError, Target
 
 STALL_S = 10.0
-SAMPLES = 2  # per connection and run: taken while the load is on, read when it is over
+SAMPLES = 2  # per connection and run: taken under load, decoded afterwards
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a stretch of load did."""
+    """Result of a period of load."""
 
     calls: int
     seconds: float
@@ -40,7 +40,7 @@ class Load:
         *,
         some_are_refused: bool = False,
     ) -> None:
-        """A sequence of calls is sent again and again, an iterator must not end."""
+        """Connect. A sequence of calls is repeated; an iterator must be infinite."""
         self._calls = calls if isinstance(calls, Iterator) else cycle(calls)
         self._some_are_refused = some_are_refused
         self._each = max(1, in_flight // connections)
@@ -65,11 +65,11 @@ class Load:
 
     @property
     def samples(self) -> list[bytes]:
-        """Messages of a few answers, as they came."""
+        """Return the messages of a few responses."""
         return [message for connection in self._connections.values() for message in connection.samples]
 
     def run(self, seconds: float, at_least_calls: int = 0) -> Tally:
-        """Keep the load up for so long, and until so many calls are answered; the last ones are still in flight."""
+        """Run for at least the given time and number of calls; the last ones are still in flight afterwards."""
         start = time.perf_counter()
         before, reads_before, refused_before = self._answered, self._reads(), self._refused()
         for connection in self._connections.values():
@@ -81,7 +81,7 @@ class Load:
         return Tally(self._answered - before, now - start, reads, refused)
 
     def drain(self) -> int:
-        """Wait for the last answers; how many calls were answered in all, every one of them OK or as it may be."""
+        """Wait for the last responses; return the total number of responses, all of which were acceptable."""
         self._each = 0
         while self._answered < self._sent:
             self._turn()

@@ -1,6 +1,6 @@
-"""Logs of `sliding_log` that hold many hits before they are measured, put into Redis as the script would leave them.
+"""Prefilled logs of `sliding_log`, written to Redis in the format of the script.
 
-To come to a thousand hits a log would have to be met by a thousand batches, since those of one batch are one element.
+Filling a log with a thousand hits by calls would take a thousand batches, since the hits of a batch are one element.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from redis import Redis
 
 from bench.connection import LoadError
 from bench.workload import DOMAIN, TENANTS
-from ratelimit_rls.core.keys import encode_tag, ending_of, storage_key
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Unit
+from ratelimit_rls.core.storage_keys import encode_tag, key_suffix, storage_key
 
 WINDOW_S = 3600
 ONE_EXPIRES_EVERY_S = 0.5
-"""About as often as each of some thousand callers comes, so that a log stays as long as it is."""
+"""Interval in which hits expire.
+
+About that of the calls of one of several thousand callers, so that the length is stable.
+"""
 
 
 def key(number: int) -> bytes:
-    """Of the first limit that the request of this number meets."""
+    """Return the key of the first limit that applies to the request of this number."""
     entries = (Entry("tenant", f"tenant-{number % TENANTS:02}"), Entry("user", f"user-{number:06}"))
-    return storage_key(b"", encode_tag(DOMAIN, entries), ending_of(Limit(1, Unit.HOUR, Algorithm.SLIDING_LOG)))
+    return storage_key(b"", encode_tag(DOMAIN, entries), key_suffix(Limit(1, Unit.HOUR, Algorithm.SLIDING_LOG)))
 
 
 def fill(address: str, keys: Sequence[bytes], hits: int) -> int:
-    """Every log then holds so many hits, of which the oldest is about to expire; says how many bytes each one takes."""
+    """Fill every log with hits, the oldest of which is about to expire; return the bytes per log."""
     first, *others = keys
     with Redis.from_url(f"redis://{address}") as client:
         now_s, now_us = client.time()
@@ -44,7 +47,7 @@ def fill(address: str, keys: Sequence[bytes], hits: int) -> int:
 
 
 def check(address: str, keys: Sequence[bytes], hits: int) -> None:
-    """Calls have been added to the logs that were filled, and so were decided by them."""
+    """Check that calls were added to the prefilled logs, and thus decided by them."""
     with Redis.from_url(f"redis://{address}") as client:
         newest = client.lindex(keys[0], -1)
     if newest is None or int(newest.split()[1]) <= hits:

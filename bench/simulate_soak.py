@@ -1,7 +1,7 @@
-"""`python -m bench.simulate_soak`: `ratelimit-rls simulate` on a log of ten million lines, watching its memory.
+"""`python -m bench.simulate_soak`: memory of `ratelimit-rls simulate` on a log of ten million lines.
 
-The log comes through a pipe and is never on disk. Wanted: every line replayed, and memory (of all its processes)
-that is within its bound and has stopped to grow by half time.
+The log is streamed through a pipe and never on disk. Requirements: every line is replayed, and the memory of all
+processes is within its bound and does not grow in the second half.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bench.cpu import resident_bytes
 
 LINES = 10_000_000
 CALLERS = 1_000_000
-LINES_PER_SECOND = 1_000  # of the log's own time
-MOST_BYTES = 900 * 2**20
-"""For each rule set. Counters, requests and lines held back have bounds of 256, 64 and a few MiB; Lua and Python take
-their slack."""
+LINES_PER_SECOND = 1_000  # in the time of the log
+MAX_BYTES = 900 * 2**20
+"""Maximum memory per rule set. Counters, cached requests and buffered lines have bounds of 256, 64 and a few MiB; the
+rest is overhead of Lua and Python."""
 
-MOST_GROWTH = 0.05
+MAX_GROWTH = 0.05
 LOOK_EVERY_S = 0.25
 TELL_EVERY_S = 10.0
 
@@ -63,20 +63,20 @@ class Record:
 
     @property
     def growth(self) -> float:
-        """From the peak of the first half to that of the second."""
+        """Growth from the peak of the first half to that of the second."""
         half = len(self.looks_bytes) // 2
         return max(self.looks_bytes[half:]) / max(self.looks_bytes[:half]) - 1 if half else 0.0
 
     @property
     def well(self) -> bool:
-        within = self.peak_bytes <= MOST_BYTES * self.rule_sets
-        return self.calls == self.lines and within and self.growth <= MOST_GROWTH
+        within = self.peak_bytes <= MAX_BYTES * self.rule_sets
+        return self.calls == self.lines and within and self.growth <= MAX_GROWTH
 
 
 def write_log(path: str, lines: int, written: Synchronized[int]) -> None:
     drawn = random.Random(1)
     start = datetime(2024, 3, 1, tzinfo=UTC)
-    with open(path, "w") as log, suppress(BrokenPipeError):  # whoever reads it has gone, and says so itself
+    with open(path, "w") as log, suppress(BrokenPipeError):  # the reader has exited and reports the error itself
         for number in range(lines):
             if number % LINES_PER_SECOND == 0:
                 second = (start + timedelta(seconds=number // LINES_PER_SECOND)).strftime("%Y-%m-%dT%H:%M:%S")
@@ -113,16 +113,16 @@ def soak(lines: int, *, against: bool = False) -> Record:
 
 
 def _environment() -> dict[str, str]:
-    """The package of this checkout, wherever the command runs."""
+    """Return an environment that uses the package of this checkout."""
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def _watch(process: subprocess.Popen[str], record: Record, lines: Callable[[], int]) -> None:
-    """Looks at the memory often, and says now and then how far it has come."""
+    """Sample the memory, and print the progress periodically."""
     began = told = time.monotonic()
     lines_told = 0
     while process.poll() is None:
-        with suppress(OSError, IndexError):  # it ended while we looked
+        with suppress(OSError, IndexError):  # it ended meanwhile
             record.looks_bytes.append(resident_bytes(process.pid))
         time.sleep(LOOK_EVERY_S)
         now = time.monotonic()
@@ -136,7 +136,7 @@ def _watch(process: subprocess.Popen[str], record: Record, lines: Callable[[], i
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.simulate_soak", description=__doc__)
     parser.add_argument("--lines", type=int, default=LINES)
-    parser.add_argument("--against", action="store_true", help="two rule sets at once")
+    parser.add_argument("--against", action="store_true", help="compare two rule sets")
     chosen = parser.parse_args(arguments)
     record = soak(chosen.lines, against=chosen.against)
     rate = record.calls * 60 / record.took_s if record.took_s else 0

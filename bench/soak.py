@@ -1,7 +1,7 @@
-"""`python -m bench.soak`: steady load from a million callers on each store in turn, for as long as one can wait.
+"""`python -m bench.soak`: maximum load from a million callers on each store in turn, for a configurable time.
 
-What could pile up does: more callers than the cache holds, and new connections every minute. Wanted: not one call
-without its answer, and memory that has stopped to grow by half time.
+There are more callers than fit into the cache, and new connections every minute. Requirements: every call gets a
+response, and memory does not grow in the second half.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from bench import workload
 from bench.connection import LoadError, Target
 from bench.cpu import resident_bytes
 from bench.load import Load
-from tests.servers import RedisServer, Service
+from tests.support.servers import RedisServer, Service
 
 CALLERS = 1_000_000
 MINUTE_S = 60.0
-MOST_GROWTH = 0.03
-LOOKS = 12  # at the memory in one minute: the collector of the embedded store makes it rise and fall
+MAX_GROWTH = 0.03
+LOOKS = 12  # memory samples per minute: the garbage collector of the embedded store makes it fluctuate
 
 
 @dataclass(slots=True)
 class Record:
-    """What one store did, minute by minute."""
+    """Results of one store, per minute."""
 
     peaks_bytes: list[int] = field(default_factory=list)
     errors: int = 0
 
     @property
     def growth(self) -> float:
-        """From half time to the end, as a part of what was held at half time."""
+        """Relative growth from half time to the end."""
         half_time = self.peaks_bytes[len(self.peaks_bytes) // 2]
         return self.peaks_bytes[-1] / half_time - 1
 
     @property
     def well(self) -> bool:
-        return not self.errors and self.growth <= MOST_GROWTH
+        return not self.errors and self.growth <= MAX_GROWTH
 
 
 def soak(name: str, service: Service, calls: Sequence[bytes], minutes: int, minute_s: float) -> Record:
-    """Load for so many minutes, with a line for each."""
+    """Run the load, and print a line per minute."""
     record = Record()
     start = 0
     for minute in range(1, minutes + 1):
         answered, peak_bytes = 0, 0
         try:
-            # From where the minute before ended: whoever asked longest ago asks next.
+            # Continue where the previous minute ended, so that the least recent caller is next.
             load_calls = [*calls[start:], *calls[:start]]
             with Load(Target(("127.0.0.1", service.grpc_port)), load_calls, in_flight=64, connections=4) as load:
                 for _ in range(LOOKS):
@@ -71,7 +71,7 @@ def soak(name: str, service: Service, calls: Sequence[bytes], minutes: int, minu
 
 
 def verdict(records: dict[str, Record]) -> int:
-    """Say for each store how it went; the exit code."""
+    """Print the verdict of each store; return the exit code."""
     for name, record in records.items():
         said = "ok" if record.well else "NOT OK"
         print(f"{name}: {record.errors} errors, {record.growth:+.1%} memory since half time: {said}")
@@ -80,10 +80,10 @@ def verdict(records: dict[str, Record]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("--minutes", type=int, default=30, help="on each store (default: 30)")
+    parser.add_argument("--minutes", type=int, default=30, help="minutes on each store (default: 30)")
     parser.add_argument("--stores", nargs="+", choices=["redis", "embedded"], default=["redis", "embedded"])
-    parser.add_argument("--callers", type=int, default=CALLERS, help="different requests (default: a million)")
-    parser.add_argument("--minute", type=float, default=MINUTE_S, help="seconds in a minute, to try it out")
+    parser.add_argument("--callers", type=int, default=CALLERS, help="number of different callers (default: a million)")
+    parser.add_argument("--minute", type=float, default=MINUTE_S, help="length of a minute in seconds, for testing")
     chosen = parser.parse_args(arguments)
     calls = workload.requests(1, chosen.callers)
     records = {}

@@ -1,4 +1,4 @@
-"""Whether targets were met: what a call costs in one scenario over what it costs in another, within rounds."""
+"""Verdicts on targets: ratios of the cost of a call in two scenarios, within rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from bench.measure import Measurement
 from bench.scenarios import (
     ALGORITHMS,
-    ALL_REFUSED,
+    ALL_DENIED,
     CALLERS,
     CHECKS,
     DESCRIPTORS,
@@ -25,9 +25,9 @@ from bench.scenarios import (
     REDIS_2,
     THROUGH_ENVOY,
     TWO_WORKERS,
+    ClientRoute,
     Scenario,
     Server,
-    Way,
     with_everything,
     with_records,
 )
@@ -40,8 +40,8 @@ VERSUS = {
     (5, False): (1.8, 0.5, 0.85),
     **{(descriptors, True): (2.5, 0.35, 0.2) for descriptors in DESCRIPTORS},
 }
-"""By descriptors, and whether one key is hot: ours ÷ theirs, at least so many calls a second, and at most so much CPU
-of the service and of Redis."""
+"""Targets for ours ÷ theirs by number of descriptors and hot key: minimum calls per second, maximum CPU of the service
+and of Redis."""
 
 
 def service_us(one: Measurement) -> float:
@@ -65,12 +65,12 @@ def ratios(
     under: Sequence[Measurement],
     cost: Callable[[Measurement], float] = service_us,
 ) -> list[float]:
-    """What a call costs in one scenario over what it costs in another, round by round."""
+    """Return the cost of a call in one scenario divided by that in another, per round."""
     return [cost(one) / cost(other) for one, other in zip(over, under, strict=True)]
 
 
 def spread(values: Iterable[float], form: str) -> str:
-    """The median, and in brackets the least and the most if there are several."""
+    """Format the median, with minimum and maximum in brackets if there are several values."""
     ordered = sorted(values)
     middle = format(median(ordered), form)
     return middle if len(ordered) == 1 else f"{middle} ({ordered[0]:{form}}..{ordered[-1]:{form}})"
@@ -78,7 +78,7 @@ def spread(values: Iterable[float], form: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one scenario may cost at most, in proportion to another."""
+    """Maximum cost of one scenario relative to another."""
 
     label: str
     over: Scenario
@@ -90,10 +90,10 @@ class Target:
 def targets() -> Iterator[Target]:
     yield Target("redis, 2 descriptors ÷ bare echo", REDIS_2, ECHO, 1 / 0.4)
     yield Target("embedded, 2 descriptors ÷ bare echo", EMBEDDED_2, ECHO, 1 / 0.45)
-    yield Target("all refused, as is known, 2 descriptors ÷ bare echo", ALL_REFUSED, ECHO, 1 / 0.65)
-    yield Target("mTLS ÷ plaintext", replace(REDIS_2, way=Way.MTLS), REDIS_2, 1 / 0.7)
-    yield Target("TLS ÷ plaintext, embedded", replace(EMBEDDED_2, way=Way.TLS), EMBEDDED_2, 1.5)
-    yield Target("TLS ÷ plaintext, bare echo", replace(ECHO, way=Way.TLS), ECHO, 1.5)
+    yield Target("all refused, as is known, 2 descriptors ÷ bare echo", ALL_DENIED, ECHO, 1 / 0.65)
+    yield Target("mTLS ÷ plaintext", replace(REDIS_2, way=ClientRoute.MTLS), REDIS_2, 1 / 0.7)
+    yield Target("TLS ÷ plaintext, embedded", replace(EMBEDDED_2, way=ClientRoute.TLS), EMBEDDED_2, 1.5)
+    yield Target("TLS ÷ plaintext, bare echo", replace(ECHO, way=ClientRoute.TLS), ECHO, 1.5)
     yield Target("never seen before ÷ seen before", NEVER_SEEN, REDIS_2, 1 / 0.65)
     yield Target("100,000 rules ÷ 10", MANY_RULES[-1], MANY_RULES[0], 1.1)
     yield Target("two workers ÷ one", TWO_WORKERS, ONE_WORKER, 1.15)
@@ -104,7 +104,7 @@ def targets() -> Iterator[Target]:
 
 
 def verdicts(results: Results) -> list[str]:
-    """The targets, and what was measured beside them."""
+    """Return the targets with the measured values."""
     lines = [line for target in targets() for line in _verdict(results, target)]
     for label, without in (("RLS", CALLERS), ("ext_authz", CHECKS)):
         recorded, everything = with_records(without), with_everything(without)
@@ -114,7 +114,7 @@ def verdicts(results: Results) -> list[str]:
     if TWO_WORKERS in results:
         least = spread((one.least_worker for one in results[TWO_WORKERS]), ".0%")
         lines.append(f"  of two workers, the one that did less did {least}")
-    lines += [line for one in (REDIS_2, replace(REDIS_2, keys=1)) for line in _asked_of_redis(results, one)]
+    lines += [line for one in (REDIS_2, replace(REDIS_2, keys=1)) for line in _redis_commands(results, one)]
     lines += _long_logs(results)
     lines += _filter(results)
     for theirs in results:
@@ -132,7 +132,7 @@ def _verdict(results: Results, target: Target) -> list[str]:
 
 
 def _long_logs(results: Results) -> list[str]:
-    """How a sliding log grows with the hits it holds, which are as many as its limit at most."""
+    """Report how the cost of a sliding log grows with its number of hits."""
     told = []
     shortest, *_ = LONG_LOGS
     for one in LONG_LOGS:
@@ -150,7 +150,7 @@ def _long_logs(results: Results) -> list[str]:
 
 
 def _filter(results: Results) -> list[str]:
-    """What a request costs through an Envoy that asks the service, and what it costs through one that asks nobody."""
+    """Report the cost of a request through Envoy with and without the rate limit filter."""
     if ENVOY_ALONE not in results or THROUGH_ENVOY not in results:
         return []
     asking, alone = results[THROUGH_ENVOY], results[ENVOY_ALONE]
@@ -163,20 +163,20 @@ def _filter(results: Results) -> list[str]:
     ]
 
 
-def _asked_of_redis(results: Results, scenario: Scenario) -> list[str]:
-    """An EVALSHA is a round trip; what its script calls is not."""
+def _redis_commands(results: Results, scenario: Scenario) -> list[str]:
+    """Report the Redis commands per call. An EVALSHA is a round trip; commands of its script are not."""
     told = ", ".join(f"{name} {often:.3f}" for name, often in _per_call(results.get(scenario, ())).items())
     return [f"Redis commands a call, {scenario.name}: {told}"] if told else []
 
 
 def _per_call(measured: Sequence[Measurement]) -> dict[str, float]:
-    """Commands of Redis by name."""
+    """Return the mean number of Redis commands per call, by name."""
     names = sorted({name for one in measured for name in one.redis_commands})
     return {name: median(one.redis_commands.get(name, 0.0) for one in measured) for name in names}
 
 
 def _commands(label: str, results: Results, over: Scenario, under: Scenario) -> list[str]:
-    """What Redis was asked with and without, per call: a command of its own, or more of one, would be a round trip."""
+    """Compare Redis commands per call of two scenarios: an additional command would be a round trip."""
     if over not in results or under not in results:
         return []
     without, with_records = _per_call(results[under]), _per_call(results[over])
@@ -197,13 +197,13 @@ def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
     )
     goals = VERSUS.get((ours.descriptors, ours.keys == 1), (None, None, None))
     parts = [
-        f"{label} {spread(measured, '.2f')}" + _beside(median(measured), goal, is_least=label == "calls/s")
+        f"{label} {spread(measured, '.2f')}" + _compare(median(measured), goal, is_least=label == "calls/s")
         for (label, measured), goal in zip(told, goals, strict=True)
     ]
     return [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
 
 
-def _beside(measured: float, goal: float | None, *, is_least: bool) -> str:
+def _compare(measured: float, goal: float | None, *, is_least: bool) -> str:
     if goal is None:
         return ""
     is_met = measured >= goal if is_least else measured <= goal

@@ -1,6 +1,6 @@
-"""The bytes that callers send: HTTP/2 frames, HPACK blocks and RateLimitRequest messages, written by hand.
+"""Encoding of client requests: HTTP/2 frames, HPACK blocks and RateLimitRequest messages.
 
-Everything here runs before a measurement starts; the load generator only copies what was built and sets stream ids.
+Everything here runs before a measurement; the load generator only copies prebuilt bytes and sets stream ids.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Method(NamedTuple):
-    """What is called, and how an answer begins that lets the request pass."""
+    """gRPC method, and the first bytes of a response that allows the request."""
 
     path: str
     passes: bytes
@@ -23,9 +23,9 @@ SHOULD_RATE_LIMIT = Method(
 )
 CHECK = Method(
     "/envoy.service.auth.v3.Authorization/Check",
-    b"\x0a\x00",  # a status with nothing in it: code 0
+    b"\x0a\x00",  # empty status: code 0
 )
-HTTP = Method("", b"")  # plain requests, which bring their headers; an answer passes by its headers alone
+HTTP = Method("", b"")  # HTTP requests with their own headers; the response is judged by its headers only
 METHOD = SHOULD_RATE_LIMIT.path
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -38,38 +38,38 @@ DEFAULT_WINDOW_BYTES = 65_535
 WIDE_WINDOW_BYTES = 2**31 - 1
 
 STATIC_NAMES = {":authority": 1, ":path": 4, "content-type": 31}
-"""Where HPACK's own table has them."""
+"""Indices in the static table of HPACK."""
 
 Entry = tuple[str, str]
 Descriptor = Sequence[Entry]
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One HTTP/2 frame."""
+    """Encode an HTTP/2 frame."""
     return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Encode a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", key, value) for key, value in values.items()))
 
 
 def opening() -> bytes:
-    """What a connection starts with: the preface, no push, and windows so wide that no answer waits for us."""
+    """Return the start of a connection: preface, no push, and windows so large that no response is delayed."""
     wide = settings({SETTINGS_ENABLE_PUSH: 0, SETTINGS_INITIAL_WINDOW_SIZE: WIDE_WINDOW_BYTES})
     return PREFACE + wide + window_update(WIDE_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
 
 def window_update(more_bytes: int) -> bytes:
-    """Leave for the peer to send so much more on the whole connection."""
+    """Encode a WINDOW_UPDATE of the connection."""
     return frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", more_bytes))
 
 
 def header_blocks(scheme: str, authority: str, timeout: str | None, path: str = METHOD) -> tuple[bytes, bytes]:
-    """The block of a connection's first call and that of all later ones.
+    """Return the header block of a connection's first call and that of all later ones.
 
-    The first puts every header into the peer's dynamic table, the later ones name them by index, as Envoy does: a
-    server is measured with the few bytes per call that its real callers send.
+    The first adds every header to the peer's dynamic table, the later ones use indices, as Envoy does: servers are
+    measured with the few bytes per call that real clients send.
     """
     headers = [
         (":path", path),
@@ -99,7 +99,7 @@ def _string(text: str) -> bytes:
 
 
 def get(headers: Mapping[str, str]) -> bytes:
-    """The HEADERS frame of a GET without a body. No header goes to the peer's table: all of them vary."""
+    """Encode the HEADERS frame of a GET without body. Headers are not indexed, since all of them vary."""
     block = b"\x82\x86"  # GET, http
     for name, value in headers.items():
         index = STATIC_NAMES.get(name, 0)
@@ -109,16 +109,16 @@ def get(headers: Mapping[str, str]) -> bytes:
 
 
 def data(message: bytes) -> bytes:
-    """The DATA frame that carries one message and ends the request."""
+    """Encode the DATA frame that contains one message and ends the request."""
     return frame(DATA, END_STREAM, 0, struct.pack(">BI", 0, len(message)) + message)
 
 
 STREAM_ID_OFFSET = 5
-"""In every frame. Those of calls are built with 0 there, and the sender sets it."""
+"""Offset of the stream id in a frame. Prebuilt frames contain 0; the sender sets it."""
 
 
 def rate_limit_request(domain: str, descriptors: Iterable[Descriptor]) -> bytes:
-    """A RateLimitRequest of this domain and these descriptors."""
+    """Encode a RateLimitRequest."""
     message = _field(1, domain.encode())
     for descriptor in descriptors:
         entries = b"".join(_field(1, _field(1, key.encode()) + _field(2, value.encode())) for key, value in descriptor)

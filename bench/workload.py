@@ -1,6 +1,6 @@
-"""What is asked and under which rules: requests with 1, 2 or 5 descriptors, each descriptor with a rule of its own.
+"""Requests and rules of the benchmark: 1, 2 or 5 descriptors, each with its own rule.
 
-The limits are so high that nothing is refused, unless that is what is measured.
+Limits are so high that nothing is denied, except in scenarios that measure denials.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ TENANTS = 100
 
 PLENTY = 1_000_000_000
 RULES_IN_A_FILE = 10_000
-LONGEST_LOG = 10_000
-"""What a sliding log may remember; callers of whom there are many do not come to that many calls."""
+MAX_LOG_LENGTH = 10_000
+"""Maximum limit of a sliding log; with many callers none reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of a scenario; by default those that the reference can read, too."""
+    """Rules of a scenario; the defaults are compatible with envoyproxy/ratelimit."""
 
-    algorithm: str = ""  # of every limit; empty: a fixed window
-    charge: str = ""  # who pays; empty: as the reference has it, refused calls, too
-    most: int = PLENTY  # calls an hour, of every limit
-    others: int = 0  # rules beside those that are met
-    hits_held: int = 0  # of every sliding log, before it is measured
-    lease: str = ""  # how long a part of a limit may be kept in the process
+    algorithm: str = ""  # algorithm of every limit; empty: fixed window
+    charge: str = ""  # `charge` of the rules; empty: the default, which includes denied calls
+    most: int = PLENTY  # calls per hour of every limit
+    others: int = 0  # additional rules that do not match
+    hits_held: int = 0  # hits in every sliding log before it is measured
+    lease: str = ""  # duration of leases
 
     @property
     def name(self) -> str:
-        """What tells it from the default; a part of the scenario's name."""
+        """Differences from the default; part of the scenario's name."""
         parts = [self.algorithm, self.charge, "leased" if self.lease else "", "refused" if self.most == 1 else ""]
         parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_held}-hits" if self.hits_held else ""]
         return "-".join(part for part in parts if part)
 
 
 def requests(descriptors: int, keys: int, first: int = 0) -> list[bytes]:
-    """DATA frames of `keys` different requests: no two share a counter, so each touches `descriptors` keys."""
+    """Return DATA frames of `keys` different requests; no two share a counter, so each uses `descriptors` keys."""
     return [wire.data(request(number, descriptors)) for number in range(first, first + keys)]
 
 
 def request(number: int, descriptors: int) -> bytes:
-    """The RateLimitRequest of one caller: (tenant, user), (tenant, route) and so on."""
+    """Return the RateLimitRequest of one caller: (tenant, user), (tenant, route) and so on."""
     tenant = ("tenant", f"tenant-{number % TENANTS:02}")
     return wire.rate_limit_request(DOMAIN, [(tenant, (key, f"{key}-{number:06}")) for key in LIMITED_BY[:descriptors]])
 
 
-AS_THE_REFERENCE = RuleSet()
+DEFAULT_RULES = RuleSet()
 
 
-def write_rules(root: Path, rules: RuleSet = AS_THE_REFERENCE) -> None:
-    """Write the rules where RUNTIME_ROOT and RUNTIME_SUBDIRECTORY make the reference look for them."""
+def write_rules(root: Path, rules: RuleSet = DEFAULT_RULES) -> None:
+    """Write the rules to the path that envoyproxy/ratelimit derives from RUNTIME_ROOT and RUNTIME_SUBDIRECTORY."""
     config = root / SUBDIRECTORY / "config"
     config.mkdir(parents=True, exist_ok=True)
     beside = min(rules.others, RULES_IN_A_FILE)
@@ -76,6 +76,6 @@ def _lines(domain: str, rules: RuleSet, others: int) -> Iterator[str]:
     yield from (f"domain: {domain}", "descriptors:", "  - key: tenant", "    descriptors:")
     for key in LIMITED_BY:
         yield f"      - {{key: {key}, {', '.join(terms)}}}"
-        # Each is a rule of its own on the level at which requests look for theirs.
+        # Each is a separate rule on the level of the matching rules.
         for number in range(others // len(LIMITED_BY)):
             yield f"      - {{key: {key}, value: other-{number:06}, {limit}}}"

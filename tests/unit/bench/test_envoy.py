@@ -1,4 +1,4 @@
-"""Envoy makes of the load's requests what the load would ask itself, and only what the service allowed is counted."""
+"""Load through Envoy: it sends the same descriptors as the direct load, and only allowed requests are counted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpack import Decoder
 from bench import answers, envoy, wire, workload
 from bench.connection import Connection, LoadError, Target
 from bench.load import Load
-from bench.pace import Paced
+from bench.pace import PacedLoad
 from bench.servers import Servers, StartedEnvoy
-from tests.servers import Service
+from tests.support.servers import Service
 
 KEYS = 50
 
@@ -38,13 +38,13 @@ def through(started: StartedEnvoy) -> Target:
 
 
 def ask_two(started: StartedEnvoy, requests: list[bytes]) -> None:
-    """One after the other."""
+    """Send the requests one after the other."""
     connection = Connection(through(started))
     with closing(connection):
         connection.prime(iter(requests), 1)
 
 
-def test_a_request_is_one_frame_of_headers_that_leaves_no_mark_in_the_table() -> None:
+def test_request_is_one_headers_frame_without_table_changes() -> None:
     decoder = Decoder()
     for number, request in enumerate(envoy.requests(3)):
         length, kind, flags = int.from_bytes(request[:3], "big"), request[3], request[4]
@@ -60,7 +60,7 @@ def test_a_request_is_one_frame_of_headers_that_leaves_no_mark_in_the_table() ->
         assert not decoder.header_table.dynamic_entries
 
 
-def test_requests_without_a_body_need_no_window() -> None:
+def test_requests_without_body_need_no_flow_control_window() -> None:
     ours, theirs = socket.socketpair()
 
     class Paired(Target):
@@ -71,14 +71,14 @@ def test_requests_without_a_body_need_no_window() -> None:
         theirs.sendall(wire.settings({}))
         connection.receive()
         ours.setblocking(False)
-        # Over twice what a window has room for by default, of which no more is given.
+        # More than twice the default window, which is never enlarged.
         assert connection.ask(2_000, cycle(envoy.requests(1))) == 2_000
 
 
 @pytest.mark.e2e
-def test_the_service_is_asked_once_about_each_request(tmp_path: Path, servers: Servers) -> None:
-    with service(tmp_path, workload.PLENTY) as asked:
-        started = servers.envoy("envoy", asked.grpc_port)
+def test_envoy_calls_the_service_once_per_request(tmp_path: Path, servers: Servers) -> None:
+    with service(tmp_path, workload.PLENTY) as requested:
+        started = servers.envoy("envoy", requested.grpc_port)
         with Load(through(started), envoy.requests(KEYS), in_flight=16, connections=2) as load:
             load.run(0, at_least_calls=2_000)
             answered = load.drain()
@@ -88,33 +88,33 @@ def test_the_service_is_asked_once_about_each_request(tmp_path: Path, servers: S
             LoadError, match=f"answered {answered + 1} requests, of which the service allowed {answered}"
         ):
             answers.check_allowed(started.admin_port, answered + 1)
-        with Paced(through(started), envoy.requests(KEYS), connections=1) as paced:
+        with PacedLoad(through(started), envoy.requests(KEYS), connections=1) as paced:
             assert paced.run(500, 0.1).calls == 50
 
 
 @pytest.mark.e2e
-def test_both_descriptors_of_a_request_meet_their_limits(tmp_path: Path, servers: Servers) -> None:
-    """Each with a key of its own: the first of two callers who share one of them has used it up."""
+def test_both_descriptors_of_a_request_are_limited(tmp_path: Path, servers: Servers) -> None:
+    """Each descriptor has its own key: of two callers that share one, the first uses it up."""
     ours = wire.get({":path": "/a", ":authority": "api", "x-tenant": "t", "x-user": "alice"})
     same_route = wire.get({":path": "/a", ":authority": "api", "x-tenant": "t", "x-user": "bob"})
     same_user = wire.get({":path": "/b", ":authority": "api", "x-tenant": "t", "x-user": "alice"})
     for another in (same_route, same_user):
-        with service(tmp_path, 1) as asked:
-            started = servers.envoy("envoy", asked.grpc_port)
+        with service(tmp_path, 1) as requested:
+            started = servers.envoy("envoy", requested.grpc_port)
             with pytest.raises(LoadError, match=r"a call failed: .*x-envoy-ratelimited: true"):
                 ask_two(started, [ours, another])
 
 
 @pytest.mark.e2e
-def test_a_service_that_does_not_answer_gives_no_figures(tmp_path: Path, servers: Servers) -> None:
-    with service(tmp_path, workload.PLENTY) as asked:
-        started = servers.envoy("envoy", asked.grpc_port)
+def test_no_figures_if_the_service_does_not_respond(tmp_path: Path, servers: Servers) -> None:
+    with service(tmp_path, workload.PLENTY) as requested:
+        started = servers.envoy("envoy", requested.grpc_port)
     with pytest.raises(LoadError, match="a call failed"):
         ask_two(started, envoy.requests(2))
 
 
 @pytest.mark.e2e
-def test_an_envoy_without_the_filter_asks_nobody(servers: Servers) -> None:
+def test_envoy_without_filter_makes_no_calls(servers: Servers) -> None:
     started = servers.envoy("envoy", None)
     with Load(through(started), envoy.requests(KEYS), in_flight=16, connections=2) as load:
         load.run(0, at_least_calls=2_000)

@@ -1,16 +1,17 @@
-"""The fault soak tells the truth: whatever must not be is found in its record, and nothing else is."""
+"""Verdict of the fault soak: it finds every violation in a record, and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
 
-from bench.fault_soak import Record, Vitals, recoveries, troubles
+from bench.fault_soak import Record, Vitals, recoveries, violations
 from bench.faults import Fault
-from bench.mixed_load import KINDS, Called, Outcome
+from bench.mixed_load import KINDS, CallRecord, Outcome
 from ratelimit_rls.core.model import Code
 
 OK, OVER = Code.OK, Code.OVER_LIMIT
@@ -22,14 +23,14 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 HELD = Vitals(80 * MIB, 13, 34, 2)
 
 
-def call(name: str, at_s: float, outcome: Outcome = OK, took_s: float = 0.001, **more: object) -> Called:
-    return Called(BY_NAME[name], 0, NOW_S + at_s, took_s, outcome)._replace(**more)
+def call(name: str, at_s: float, outcome: Outcome = OK, took_s: float = 0.001, **more: Any) -> CallRecord:
+    return CallRecord(BY_NAME[name], 0, NOW_S + at_s, took_s, outcome)._replace(**more)
 
 
 def record(
-    calls: Sequence[Called], *faults: Fault, begun: int | None = None, last: Vitals = HELD, lag_s: float = 0.001
+    calls: Sequence[CallRecord], *faults: Fault, begun: int | None = None, last: Vitals = HELD, lag_s: float = 0.001
 ) -> Record:
-    orders = [call("order", 0.1 * number) for number in range(100)]  # as a soak has them all the time
+    orders = [call("order", 0.1 * number) for number in range(100)]  # present throughout a soak
     return Record(
         seed=1,
         begun=len(calls) + len(orders) if begun is None else begun,
@@ -44,57 +45,57 @@ def killed(at_s: float, until_s: float) -> Fault:
     return Fault("killed", NOW_S + at_s, NOW_S + until_s, (NOW_S + at_s, NOW_S + until_s), forgets=True)
 
 
-def admitted(number: int, name: str = "share") -> list[Called]:
-    """In the window that begins now."""
+def admitted(number: int, name: str = "share") -> list[CallRecord]:
+    """Return calls in the window that begins now."""
     return [call(name, 0.01 * at) for at in range(number)]
 
 
 LIMIT = BY_NAME["share"].limit
 
 WELL = {
-    "quiet": record([]),
+    "no calls": record([]),
     "as many as the limit": record(admitted(LIMIT)),
-    "and as many again from an empty Redis": record(admitted(2 * LIMIT), Fault("reset", NOW_S, NOW_S + 1, None, True)),
-    "or from the share": replace(record(admitted(2 * LIMIT)), decided_here=[(NOW_S + 1, NOW_S + 1.2)]),
-    "a retry that is told the same": record(
+    "twice the limit after a reset of Redis": record(admitted(2 * LIMIT), Fault("reset", NOW_S, NOW_S + 1, None, True)),
+    "twice the limit with a local share": replace(record(admitted(2 * LIMIT)), decided_here=[(NOW_S + 1, NOW_S + 1.2)]),
+    "a retry that gets the same response": record(
         [call("order", 0, remaining=7, request_id="a"), call("order", 1, remaining=7, request_id="a")]
     ),
-    "late, as the machine is": record([call("share", 0, grpc.StatusCode.DEADLINE_EXCEEDED, 0.2)], lag_s=0.2),
-    "less held": record([], last=Vitals(70 * MIB, 12, 33, 1)),
+    "late within the lag of the machine": record([call("share", 0, grpc.StatusCode.DEADLINE_EXCEEDED, 0.2)], lag_s=0.2),
+    "fewer resources than before": record([], last=Vitals(70 * MIB, 12, 33, 1)),
 }
 
 NOT_WELL = {
-    "a call without an end": (record([], begun=101), "lost"),
+    "a lost call": (record([], begun=101), "lost"),
     "more than the limit": (record(admitted(LIMIT + 1)), "admitted"),
-    "an error where there must be none": (record([call("page", 0, UNAVAILABLE, details="Redis is away")]), "`allow`"),
-    "not the policy's word": (record([call("login", 0.5, OK)], killed(0.1, 0.9)), "without Redis"),
+    "an error with policy allow": (record([call("page", 0, UNAVAILABLE, details="Redis is away")]), "`allow`"),
+    "a decision that violates the policy": (record([call("login", 0.5, OK)], killed(0.1, 0.9)), "without Redis"),
     "a retry that was counted": (
         record([call("order", 0, remaining=7, request_id="a"), call("order", 1, remaining=6, request_id="a")]),
         "retry",
     ),
-    "no answer": (record([call("share", 0, grpc.StatusCode.DEADLINE_EXCEEDED, 0.1)]), "no answer"),
-    "an answer after the deadline": (record([call("share", 0, took_s=0.2)] * 2), "more than their deadlines"),
-    "never back": (record([], Fault("cut", NOW_S + 20, NOW_S + 21)), "only inf"),
-    "a connection more": (record([], last=HELD._replace(connections=3)), "connections 2 → 3"),
-    "a file more": (record([], last=HELD._replace(files=35)), "files"),
-    "several threads more": (record([], last=HELD._replace(threads=18)), "threads 13 → 18"),
-    "much memory more": (record([], last=HELD._replace(resident_bytes=90 * MIB)), "memory by 10.0 MiB"),
-    "a call that waits for ever": (replace(record([]), left_over={"held": 1}), "held is 1"),
+    "no response": (record([call("share", 0, grpc.StatusCode.DEADLINE_EXCEEDED, 0.1)]), "no answer"),
+    "a response after the deadline": (record([call("share", 0, took_s=0.2)] * 2), "more than their deadlines"),
+    "no recovery": (record([], Fault("cut", NOW_S + 20, NOW_S + 21)), "only inf"),
+    "an additional connection": (record([], last=HELD._replace(connections=3)), "connections 2 → 3"),
+    "an additional file": (record([], last=HELD._replace(files=35)), "files"),
+    "additional threads": (record([], last=HELD._replace(threads=18)), "threads 13 → 18"),
+    "memory growth": (record([], last=HELD._replace(resident_bytes=90 * MIB)), "memory by 10.0 MiB"),
+    "a call that waits forever": (replace(record([]), left_over={"held": 1}), "held is 1"),
 }
 
 
 @pytest.mark.parametrize("name", WELL)
-def test_what_is_well_is_left_alone(name: str) -> None:
-    assert list(troubles(WELL[name])) == []
+def test_correct_records_have_no_violations(name: str) -> None:
+    assert list(violations(WELL[name])) == []
 
 
 @pytest.mark.parametrize("name", NOT_WELL)
-def test_what_must_not_be_is_found(name: str) -> None:
+def test_violations_are_found(name: str) -> None:
     not_well, words = NOT_WELL[name]
-    assert any(words in trouble for trouble in troubles(not_well)), list(troubles(not_well))
+    assert any(words in trouble for trouble in violations(not_well)), list(violations(not_well))
 
 
-def test_a_recovery_lasts_until_redis_decides_several_calls_in_a_row() -> None:
+def test_recovery_ends_when_redis_decides_several_calls_in_a_row() -> None:
     faults = (
         Fault("cut", NOW_S, NOW_S + 1.05),
         Fault("paused", NOW_S + 3, NOW_S + 3.05),
@@ -106,7 +107,7 @@ def test_a_recovery_lasts_until_redis_decides_several_calls_in_a_row() -> None:
     assert back_s == pytest.approx([1.301 - 1.05, 3.101 - 3.05, 0.001], abs=1e-5)
 
 
-def test_a_fault_that_the_next_one_follows_before_redis_is_back_took_at_least_that_long() -> None:
+def test_recovery_interrupted_by_next_fault_lasts_until_it() -> None:
     faults = Fault("cut", NOW_S, NOW_S), Fault("cut", NOW_S + 0.02, NOW_S + 0.02)
     failing = [call("order", 0.01, UNAVAILABLE, details="no connection to Redis")]
     (_, first_s), _ = recoveries(record(failing, *faults))

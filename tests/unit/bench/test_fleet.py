@@ -1,4 +1,4 @@
-"""Servers with records do not share theirs."""
+"""Benchmark servers with a database do not share it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def keys_in(url: str) -> int:
     return int(keys)
 
 
-def test_every_scenario_has_a_database_of_its_own_that_was_filled_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_scenario_has_its_own_database_filled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[int] = []
     fill_now = callers.fill_now
 
@@ -30,7 +28,7 @@ def test_every_scenario_has_a_database_of_its_own_that_was_filled_once(
         fill_now(url, count)
 
     monkeypatch.setattr(callers, "fill_now", counted)
-    fleet = Fleet(tmp_path, most_keys=30, peer=None)
+    fleet = Fleet(tmp_path, max_keys=30, peer=None)
     urls = [fleet._variables(one)["RLS_DATABASE_URL"] for one in (with_records(CHECKS), with_everything(CHECKS))]
     assert len({*urls}) == 2
     assert [keys_in(url) for url in urls] == [30, 30]

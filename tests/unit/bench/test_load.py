@@ -1,4 +1,4 @@
-"""The load generator says the truth: what it sends is what a real reader reads, and what it counts came back OK."""
+"""The load generator sends valid messages and counts only OK responses."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hpack import Decoder, Encoder
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from bench import wire, workload
-from bench.blocks import Blocks
+from bench.blocks import HeaderBlockReader
 from bench.connection import LoadError, Target
 from bench.load import Load
-from ratelimit_rls.transport.grpc.messages import RateLimitRequest, RateLimitResponse
+from ratelimit_rls.protos.messages import RateLimitRequest, RateLimitResponse
 
 OK = RateLimitResponse(overall_code=RateLimitResponse.OK).SerializeToString()
 OVER_LIMIT = RateLimitResponse(overall_code=RateLimitResponse.OVER_LIMIT).SerializeToString()
 
 
 @contextmanager
-def front(path: Path, answer: bytes, seen: list[bytes], fails_after: int = 10**9) -> Iterator[Target]:
-    """A real gRPC server that notes what it was asked."""
+def front(path: Path, answer: bytes, observed: list[bytes], fails_after: int = 10**9) -> Iterator[Target]:
+    """A real gRPC server that records its requests."""
     server = NativeGrpcFront(f"unix:{path}", [(wire.METHOD, False)], io_threads=1, call_details=True)
     server.start()
 
@@ -36,8 +36,8 @@ def front(path: Path, answer: bytes, seen: list[bytes], fails_after: int = 10**9
                 if kind != EVENT_CALL or message is None or details is None:
                     continue
                 assert details[2] is not None and 4 < details[2] <= 5  # noqa: PT018
-                seen.append(message)
-                if len(seen) > fails_after:
+                observed.append(message)
+                if len(observed) > fails_after:
                     server.fail(call_id, 14, "no")
                 else:
                     server.respond(call_id, answer)
@@ -51,7 +51,7 @@ def front(path: Path, answer: bytes, seen: list[bytes], fails_after: int = 10**9
         thread.join()
 
 
-def test_a_request_written_by_hand_is_what_protobuf_reads() -> None:
+def test_handwritten_request_is_valid_protobuf() -> None:
     read = RateLimitRequest.FromString(workload.request(4321, 5))
     assert read.domain == workload.DOMAIN
     assert [[(entry.key, entry.value) for entry in one.entries] for one in read.descriptors] == [
@@ -59,7 +59,7 @@ def test_a_request_written_by_hand_is_what_protobuf_reads() -> None:
     ]
 
 
-def test_later_header_blocks_mean_what_the_first_one_said() -> None:
+def test_later_header_blocks_decode_to_the_same_headers() -> None:
     decoder = Decoder()
     first, later = wire.header_blocks("https", "ratelimit", "20m")
     headers = [(str(name), str(value)) for name, value in decoder.decode(first)]
@@ -70,8 +70,8 @@ def test_later_header_blocks_mean_what_the_first_one_said() -> None:
 
 
 @pytest.mark.parametrize("huffman", [True, False])
-def test_trailers_are_read_as_ok_only_with_status_0(huffman: bool) -> None:
-    encoder, blocks = Encoder(), Blocks()
+def test_trailers_are_ok_only_with_grpc_status_0(huffman: bool) -> None:
+    encoder, blocks = Encoder(), HeaderBlockReader()
     initial = [(":status", "200"), ("content-type", "application/grpc")]
     for status in ("0", "14", "0", "0", "14"):
         assert not blocks.read(encoder.encode(initial, huffman=huffman))
@@ -80,8 +80,8 @@ def test_trailers_are_read_as_ok_only_with_status_0(huffman: bool) -> None:
     assert encoder.encode([("grpc-status", "14")], huffman=huffman) in blocks.known
 
 
-def test_known_blocks_are_forgotten_when_the_table_changes() -> None:
-    encoder, blocks = Encoder(), Blocks()
+def test_cached_blocks_are_dropped_when_the_table_changes() -> None:
+    encoder, blocks = Encoder(), HeaderBlockReader()
     for _ in range(2):
         blocks.read(encoder.encode([("grpc-status", "0")]))
     assert blocks.known_ok
@@ -89,28 +89,31 @@ def test_known_blocks_are_forgotten_when_the_table_changes() -> None:
     assert not blocks.known_ok
 
 
-def test_every_request_is_sent_once_and_answered(tmp_path: Path) -> None:
-    seen: list[bytes] = []
+def test_every_request_is_sent_and_answered_once(tmp_path: Path) -> None:
+    observed: list[bytes] = []
     calls = workload.requests(2, 500)
-    with front(tmp_path / "grpc.sock", OK, seen) as target, Load(target, calls, in_flight=16, connections=2) as load:
+    with (
+        front(tmp_path / "grpc.sock", OK, observed) as target,
+        Load(target, calls, in_flight=16, connections=2) as load,
+    ):
         tally = load.run(0, at_least_calls=2_000)
         answered = load.drain()
         assert load.samples == [OK] * 4
     assert tally.calls >= 2_000
-    assert answered == len(seen)
-    times = Counter(seen)
+    assert answered == len(observed)
+    times = Counter(observed)
     assert set(times) == {workload.request(number, 2) for number in range(500)}
     assert max(times.values()) - min(times.values()) <= 1
 
 
-def test_answers_that_are_not_ok_give_no_figures(tmp_path: Path) -> None:
+def test_no_figures_if_responses_are_not_ok(tmp_path: Path) -> None:
     with front(tmp_path / "grpc.sock", OVER_LIMIT, []) as target, Load(target, workload.requests(1, 1)) as load:
         load.run(0, at_least_calls=100)
         with pytest.raises(LoadError, match="were not answered OK"):
             load.drain()
 
 
-def test_a_call_that_fails_gives_no_figures(tmp_path: Path) -> None:
+def test_no_figures_if_a_call_fails(tmp_path: Path) -> None:
     with (
         front(tmp_path / "grpc.sock", OK, [], fails_after=50) as target,
         Load(target, workload.requests(1, 1), in_flight=8, connections=1) as load,
@@ -120,7 +123,7 @@ def test_a_call_that_fails_gives_no_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_quick_run_prints_every_scenario_and_the_targets() -> None:
+def test_quick_run_prints_scenarios_and_targets() -> None:
     run = subprocess.run([sys.executable, "-m", "bench", "--quick"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     for line in ("echo-native ", "embedded-2 ", "redis-2 ", "redis, 2 descriptors ÷ bare echo: "):

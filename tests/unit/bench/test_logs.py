@@ -1,4 +1,4 @@
-"""Logs that were filled are what the service's own script decides by."""
+"""Prefilled sliding logs are the ones the service's script uses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench import logs, workload
 from bench.connection import LoadError
 from bench.workload import RuleSet
 from ratelimit_rls.core.model import Code, Decision, Descriptor, Entry, Request
+from ratelimit_rls.protos.messages import RateLimitRequest
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.new import redis_store
-from ratelimit_rls.store.redis.node import Terms
-from ratelimit_rls.transport.grpc.messages import RateLimitRequest
-from ratelimit_rls.trial.play import limiter_on
-from tests.servers import RedisServer
+from ratelimit_rls.simulation.runner import make_limiter
+from ratelimit_rls.store.redis.factory import redis_store
+from ratelimit_rls.store.redis.script_node import RedisOptions
+from tests.support.servers import RedisServer
 
 HITS = 20
 CALLERS = (7, 100_003)
@@ -31,14 +31,14 @@ def redis() -> Iterator[RedisServer]:
 
 
 async def decisions(redis: RedisServer, tmp_path: Path, limit: int) -> list[Decision]:
-    """Of each caller's first call, by the rules and requests of the workload."""
+    """Return the keys of each caller's first call, from the rules and requests of the workload."""
     workload.write_rules(tmp_path, RuleSet("sliding_log", "admitted", limit))
     rules = (tmp_path / workload.SUBDIRECTORY / "config" / "bench.yaml").read_bytes()
     servers = RedisServers("single", (RedisAddress("127.0.0.1", redis.port),))
-    store = redis_store(servers, None, Terms(timeout_s=10))
+    store = redis_store(servers, None, RedisOptions(timeout_s=10))
     await store.start()
     try:
-        limiter = limiter_on(compile_documents({"bench.yaml": rules}).tree, store)
+        limiter = make_limiter(compile_documents({"bench.yaml": rules}).tree, store)
         decided = await limiter.check([limiter.prepare(asked(number)) for number in CALLERS])
     finally:
         await store.close()
@@ -47,12 +47,12 @@ async def decisions(redis: RedisServer, tmp_path: Path, limit: int) -> list[Deci
 
 
 def asked(number: int) -> Request:
-    told = RateLimitRequest.FromString(workload.request(number, 1))
-    entries = (tuple(Entry(one.key, one.value) for one in descriptor.entries) for descriptor in told.descriptors)
-    return Request(told.domain, tuple(map(Descriptor, entries)))
+    result = RateLimitRequest.FromString(workload.request(number, 1))
+    entries = (tuple(Entry(one.key, one.value) for one in descriptor.entries) for descriptor in result.descriptors)
+    return Request(result.domain, tuple(map(Descriptor, entries)))
 
 
-async def test_a_log_holds_as_many_hits_as_it_was_given(
+async def test_filled_log_contains_the_given_hits(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "ONE_EXPIRES_EVERY_S", 60.0)  # none while this test runs
@@ -63,7 +63,7 @@ async def test_a_log_holds_as_many_hits_as_it_was_given(
         assert [one.code for one in decided] == [code, code]
 
 
-def test_hits_expire_one_after_the_other_from_now_on(redis: RedisServer) -> None:
+def test_filled_hits_expire_one_by_one(redis: RedisServer) -> None:
     before_s, before_us = redis.cli("TIME")
     logs.fill(redis.address, [logs.key(number) for number in CALLERS], HITS)
     now_s, now_us = redis.cli("TIME")
@@ -76,7 +76,7 @@ def test_hits_expire_one_after_the_other_from_now_on(redis: RedisServer) -> None
     assert earliest_us < moments_us[0] <= latest_us + 500_000
 
 
-async def test_calls_that_are_counted_elsewhere_give_no_figures(redis: RedisServer, tmp_path: Path) -> None:
+async def test_no_figures_if_calls_use_other_keys(redis: RedisServer, tmp_path: Path) -> None:
     keys = [logs.key(number) for number in CALLERS]
     redis.flush()
     with pytest.raises(LoadError, match="no call was added"):
@@ -88,7 +88,7 @@ async def test_calls_that_are_counted_elsewhere_give_no_figures(redis: RedisServ
     logs.check(redis.address, keys, HITS)
 
 
-def test_a_longer_log_takes_more_bytes(redis: RedisServer) -> None:
+def test_longer_log_takes_more_bytes(redis: RedisServer) -> None:
     keys = [logs.key(number) for number in CALLERS]
     short, long = (logs.fill(redis.address, keys, hits) for hits in (10, 1_000))
     assert 0 < short < long

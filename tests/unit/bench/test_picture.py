@@ -1,4 +1,4 @@
-"""The picture shows what was measured: bars on one scale, whiskers from the least to the most, and echo through all."""
+"""The SVG chart: bars on one scale, whiskers from minimum to maximum, and a line for bare echo."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from bench.measure import Measurement
 from bench.picture import draw
 from bench.scenarios import ECHO, EMBEDDED_2, ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, Scenario, Server
-from tests.unit.bench.measured import ONE
+from tests.unit.bench.sample_results import ONE
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLOT_WIDTH = 580
-MOST_US = 100  # where the scale ends when the most is a little over 90
+MAX_US = 100  # end of the scale if the maximum is slightly over 90
 
 
 def rounds(*us: tuple[float, float]) -> list[Measurement]:
@@ -27,16 +27,16 @@ def drawn(results: dict[Scenario, list[Measurement]]) -> ElementTree.Element:
 
 
 def bars(picture: ElementTree.Element, part: str) -> list[float]:
-    """In microseconds; without the legend's."""
+    """Return widths in microseconds, without those of the legend."""
     found = [rect for rect in picture.iter(f"{SVG}rect") if rect.get("class") == part]
-    return [float(rect.attrib["width"]) / PLOT_WIDTH * MOST_US for rect in found[1:]]
+    return [float(rect.attrib["width"]) / PLOT_WIDTH * MAX_US for rect in found[1:]]
 
 
 def texts(picture: ElementTree.Element) -> list[str | None]:
     return [text.text for text in picture.iter(f"{SVG}text")]
 
 
-def test_every_scenario_has_a_bar_of_its_median_for_the_service_and_one_for_redis() -> None:
+def test_each_scenario_has_median_bars_for_service_and_redis() -> None:
     picture = drawn({ECHO: rounds((20, 0)), REDIS_2: rounds((50, 10), (95, 30), (60, 20))})
     assert bars(picture, "service") == pytest.approx([20, 60], abs=0.1)
     assert bars(picture, "redis") == pytest.approx([20], abs=0.1)
@@ -49,10 +49,10 @@ def test_every_scenario_has_a_bar_of_its_median_for_the_service_and_one_for_redi
     ]
 
 
-def test_a_whisker_goes_from_the_least_to_the_most_and_one_round_has_none() -> None:
+def test_whiskers_span_min_to_max_and_single_round_has_none() -> None:
     picture = drawn({ECHO: rounds((20, 0)), EMBEDDED_2: rounds((50, 0), (95, 0), (60, 0))})
     (whisker,) = [path.attrib["d"] for path in picture.iter(f"{SVG}path")]
-    least, most = PLOT_WIDTH * 50 / MOST_US, PLOT_WIDTH * 95 / MOST_US
+    least, most = PLOT_WIDTH * 50 / MAX_US, PLOT_WIDTH * 95 / MAX_US
     assert whisker.startswith(f"M{least:.1f} ")
     assert f"H{most:.1f}M" in whisker
 
@@ -61,27 +61,27 @@ def echoes(picture: ElementTree.Element) -> Sequence[ElementTree.Element]:
     return [line for line in picture.iter(f"{SVG}line") if line.get("class") == "echo"]
 
 
-def test_bare_echo_is_a_line_through_all_rows_where_it_was_measured() -> None:
+def test_bare_echo_is_a_line_through_all_rows() -> None:
     picture = drawn({ECHO: rounds((30, 0), (20, 0), (25, 0)), REDIS_2: rounds((95, 20))})
     (echo,) = echoes(picture)
-    assert float(echo.attrib["x1"]) == float(echo.attrib["x2"]) == pytest.approx(PLOT_WIDTH * 25 / MOST_US, abs=0.1)
+    assert float(echo.attrib["x1"]) == float(echo.attrib["x2"]) == pytest.approx(PLOT_WIDTH * 25 / MAX_US, abs=0.1)
     assert "bare echo: 25.0" in texts(picture)
     assert not echoes(drawn({REDIS_2: rounds((95, 20))}))
 
 
-def test_an_echo_that_takes_more_than_all_decisions_leaves_them_their_room_and_is_marked() -> None:
+def test_echo_beyond_the_scale_is_marked() -> None:
     slow = Scenario(Server.ECHO_GRPCIO)
     picture = drawn({slow: rounds((450, 0)), REDIS_2: rounds((95, 20))})
-    assert bars(picture, "service") == pytest.approx([MOST_US, 95], abs=0.1)
+    assert bars(picture, "service") == pytest.approx([MAX_US, 95], abs=0.1)
     assert {"→ 450.0", "95.0 + 20.0"} <= {*texts(picture)}
 
 
-def test_an_envoy_has_a_bar_and_one_alone_has_no_other() -> None:
+def test_envoy_has_its_own_bar() -> None:
     alone, asking = replace(ONE, service_us=0, envoy_us=40), replace(ONE, service_us=60, redis_us=11, envoy_us=95)
     picture = drawn({ENVOY_ALONE: [alone], THROUGH_ENVOY: [asking]})
     assert bars(picture, "envoy") == pytest.approx([40, 95], abs=0.1)
     assert {"40.0", "60.0 + 11.0 + 95.0"} <= {*texts(picture)}
 
 
-def test_echoes_alone_are_drawn_too() -> None:
+def test_chart_with_only_echo_is_drawn() -> None:
     assert bars(drawn({ECHO: rounds((95, 0))}), "service") == pytest.approx([95], abs=0.1)

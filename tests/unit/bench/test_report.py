@@ -1,4 +1,4 @@
-"""The verdicts compare within a round and say the target beside what was measured."""
+"""Verdicts compare within a round and print the target next to the measured value."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from bench.scenarios import (
     MANY_RULES,
     REDIS_2,
     THROUGH_ENVOY,
+    ClientRoute,
     Scenario,
     Server,
-    Way,
     with_everything,
     with_records,
 )
 from bench.verdicts import targets, verdicts
-from tests.unit.bench.measured import ONE
+from tests.unit.bench.sample_results import ONE
 
 
 def rounds(*service_us: float) -> list[Measurement]:
     return [replace(ONE, service_us=each) for each in service_us]
 
 
-def test_ratios_are_taken_within_a_round_so_a_slow_hour_cancels_out() -> None:
+def test_ratios_are_computed_within_a_round() -> None:
     results = {ECHO: rounds(20, 40, 30), REDIS_2: rounds(50, 100, 75)}
     assert verdicts(results) == ["redis, 2 descriptors ÷ bare echo: 2.50 (2.50..2.50) (at most 2.5: met)"]
 
 
-def test_a_missed_target_is_said_aloud() -> None:
-    results = {REDIS_2: rounds(40), replace(REDIS_2, way=Way.MTLS): rounds(64)}
+def test_missed_target_is_reported() -> None:
+    results = {REDIS_2: rounds(40), replace(REDIS_2, way=ClientRoute.MTLS): rounds(64)}
     assert verdicts(results) == ["mTLS ÷ plaintext: 1.60 (at most 1.43: MISSED)"]
 
 
-def test_everything_on_is_compared_with_everything_off_at_either_door() -> None:
+def test_all_features_are_compared_with_none_for_rls_and_ext_authz() -> None:
     results = {
         CALLERS: rounds(50),
         with_everything(CALLERS): rounds(57),
@@ -63,7 +63,7 @@ def test_everything_on_is_compared_with_everything_off_at_either_door() -> None:
     assert {*results} <= {*plan(options([])).scenarios}
 
 
-def test_what_redis_is_asked_is_told_by_call() -> None:
+def test_redis_commands_are_reported_per_call() -> None:
     def asked(**commands: float) -> list[Measurement]:
         return [replace(ONE, redis_commands=commands)]
 
@@ -81,7 +81,7 @@ def test_what_redis_is_asked_is_told_by_call() -> None:
     ]
 
 
-def test_logs_are_compared_with_a_fixed_window_and_with_the_shortest() -> None:
+def test_logs_are_compared_with_fixed_window_and_shortest_log() -> None:
     of_redis = {FEW_FIXED_WINDOWS: 10, LONG_LOGS[0]: 20, LONG_LOGS[1]: 21, LONG_LOGS[2]: 25}
     results = {one: [replace(ONE, redis_us=us, log_bytes=one.rules.hits_held * 20)] for one, us in of_redis.items()}
     assert verdicts(results) == [
@@ -92,7 +92,7 @@ def test_logs_are_compared_with_a_fixed_window_and_with_the_shortest() -> None:
     assert {*results} <= {*plan(options([])).scenarios}
 
 
-def test_what_the_filter_adds_is_told_of_envoy_itself_and_of_everybody() -> None:
+def test_filter_cost_is_reported_for_envoy_and_in_total() -> None:
     alone = [replace(ONE, service_us=0, envoy_us=each, calls_per_s=20_000) for each in (40, 20)]
     asking = [replace(ONE, service_us=60, redis_us=10, envoy_us=each, calls_per_s=8_000) for each in (60, 30)]
     results = {ENVOY_ALONE: alone, THROUGH_ENVOY: asking}
@@ -103,7 +103,7 @@ def test_what_the_filter_adds_is_told_of_envoy_itself_and_of_everybody() -> None
     ]
 
 
-def test_an_envoy_alone_has_no_service_in_the_table() -> None:
+def test_envoy_alone_has_no_service_figures() -> None:
     alone = replace(ONE, service_us=0, service_share=0, envoy_us=40)
     results = {
         ECHO: [ONE],
@@ -119,14 +119,14 @@ def test_an_envoy_alone_has_no_service_in_the_table() -> None:
     assert "in 2 of 2 measurements" in report.reading(results)
 
 
-def test_without_an_envoy_everything_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenarios_without_envoy_are_measured_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.envoy.binary", lambda: Path("envoy"))
     every = plan(options([])).scenarios
     monkeypatch.setattr("bench.envoy.binary", lambda: None)
     assert {*every} - {*plan(options([])).scenarios} == {ENVOY_ALONE, THROUGH_ENVOY}
 
 
-def test_ours_is_divided_by_theirs() -> None:
+def test_ratio_is_ours_divided_by_theirs() -> None:
     theirs = [replace(ONE, service_us=100, redis_us=40, calls_per_s=10_000)]
     ours = [replace(ONE, service_us=50, redis_us=10, calls_per_s=30_000)]
     lines = verdicts({REDIS_2: ours, Scenario(Server.PEER): theirs})
@@ -136,7 +136,7 @@ def test_ours_is_divided_by_theirs() -> None:
     ]
 
 
-def test_a_pattern_chooses_scenarios_and_an_unknown_name_lists_them() -> None:
+def test_pattern_selects_scenarios_and_unknown_name_lists_all() -> None:
     assert [one.name for one in plan(options(["--only", "redis-5*", "--only", "*-mtls"])).scenarios] == [
         "redis-5",
         "redis-5-hot",
@@ -146,17 +146,17 @@ def test_a_pattern_chooses_scenarios_and_an_unknown_name_lists_them() -> None:
         plan(options(["--only", "redis-3"]))
 
 
-def test_no_two_scenarios_have_one_name() -> None:
+def test_scenario_names_are_unique() -> None:
     names = [one.name for one in plan(options([])).scenarios]
     assert len({*names}) == len(names)
 
 
-def test_every_target_is_about_scenarios_that_are_measured() -> None:
+def test_every_target_refers_to_measured_scenarios() -> None:
     measured = {*plan(options([])).scenarios}
     assert {one for target in targets() for one in (target.over, target.under)} <= measured
 
 
-def test_other_costs_than_the_service_s_are_compared_with_their_own() -> None:
+def test_redis_and_envoy_costs_are_compared_separately() -> None:
     gcra = next(one for one in ALGORITHMS if one.rules.algorithm == "gcra")
     ours, theirs = replace(ONE, redis_us=30), replace(ONE, redis_us=10)
     assert verdicts({gcra: [ours], FIXED_WINDOW: [theirs]}) == [
@@ -165,7 +165,7 @@ def test_other_costs_than_the_service_s_are_compared_with_their_own() -> None:
     ]
 
 
-def test_latencies_are_held_against_the_references() -> None:
+def test_latencies_are_compared_with_envoyproxy_ratelimit() -> None:
     ours = Latencies(calls=100, per_s=50, p50_us=1500, p99_us=5000, p99_9_us=9000, max_us=9000, late_share=0)
     theirs = replace(ours, p50_us=1000, p99_us=20_000, p99_9_us=9000)
     assert report.latencies({REDIS_2: ours})[1:] == []
@@ -175,10 +175,10 @@ def test_latencies_are_held_against_the_references() -> None:
     )
 
 
-def test_starts_are_held_against_what_they_may_take() -> None:
+def test_start_times_are_compared_with_their_limits() -> None:
     few, *_, many = MANY_RULES
-    told = report.starts({REDIS_2: Start(1.6, 140_000_000), few: Start(1.4, 151_000_000), many: Start(5.0, 2**30)})
-    assert told == [
+    result = report.starts({REDIS_2: Start(1.6, 140_000_000), few: Start(1.4, 151_000_000), many: Start(5.0, 2**30)})
+    assert result == [
         "redis-2: served 1.60 s after exec (at most 1.5 s: MISSED), with 134 MiB (at most 143: met)",
         "redis-2-10-rules: served 1.40 s after exec (at most 1.5 s: met), with 144 MiB (at most 143: MISSED)",
         "redis-2-100000-rules: served 5.00 s after exec (at most 5 s: met), with 1024 MiB",
@@ -186,12 +186,12 @@ def test_starts_are_held_against_what_they_may_take() -> None:
 
 
 @pytest.mark.parametrize("option", [["--seconds", "-1"], ["--seconds", "0"], ["--repeats", "0"], ["--in-flight", "0"]])
-def test_a_number_that_cannot_be_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_number_option_is_rejected(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options(option)
     assert f"argument {option[0]}: {option[1]} is not above 0" in capsys.readouterr().err
 
 
-def test_who_wants_the_reference_is_told_how() -> None:
+def test_missing_peer_binary_prints_instructions() -> None:
     with pytest.raises(SystemExit, match="the reference is measured if its binary is given: --peer PATH"):
         plan(options(["--only", "peer-2"]))

@@ -1,4 +1,4 @@
-"""The soak tells the truth: memory that grows and calls that fail are not ok, and a real run is."""
+"""The soak fails on growing memory and failed calls, and a real run passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 2**20
     ],
     ids=["warm and flat", "grows", "a call failed"],
 )
-def test_flat_memory_and_no_errors_are_ok_and_nothing_else_is(
+def test_verdict_requires_flat_memory_and_no_errors(
     mib: list[int], errors: int, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verdict({"redis": Record([one * MIB for one in mib], errors)}) == code
@@ -26,9 +26,9 @@ def test_flat_memory_and_no_errors_are_ok_and_nothing_else_is(
 
 
 @pytest.mark.slow
-def test_a_soak_of_seconds_is_ok_on_both_stores(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_soak_passes_on_both_stores(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--minutes", "6", "--minute", "0.5", "--callers", "3000"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("calls/s") == 12
-    assert "redis: 0 errors" in told
-    assert "embedded: 0 errors" in told
+    result = capsys.readouterr().out
+    assert result.count("calls/s") == 12
+    assert "redis: 0 errors" in result
+    assert "embedded: 0 errors" in result

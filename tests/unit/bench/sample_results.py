@@ -1,4 +1,4 @@
-"""A measurement that tests of what is made of measurements vary."""
+"""A sample measurement, which tests of reports and charts vary."""
 
 from __future__ import annotations
 

@@ -1,0 +1,130 @@
+"""`python -m bench.instructions`: instructions of the service per call, counted by callgrind.
+
+Unlike times, counts are repeatable: the same code, calls and machine give the same figure within 1 %, however busy the
+machine is. `--package DIRECTORY` measures another checkout of the package with the same calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench import wire
+from bench.connection import Connection, Target, connected
+from bench.servers import LOOPBACK, ROOT, free_port
+
+START_S = 180.0
+"""Start timeout: callgrind is about fifty times slower."""
+
+WARM_UP_ROUNDS = 30
+RULES = """\
+domain: bench
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 4000000000}
+  - key: path
+    rate_limit: {unit: hour, requests_per_unit: 4000000000}
+"""
+_COLLECTED = re.compile(r"Collected : (\d+)")
+
+
+def calls() -> Iterator[bytes]:
+    """Yield requests of 32 users in a loop: after the warm-up, all are cached."""
+    users = [
+        wire.data(wire.rate_limit_request("bench", [[("user", f"user-{number}")], [("path", "/v1/things")]]))
+        for number in range(32)
+    ]
+    return itertools.cycle(users)
+
+
+def exchange(connection: Connection, in_flight: int, rounds: int, requests: Iterator[bytes]) -> None:
+    """Send `in_flight` calls and wait for all responses, `rounds` times."""
+    for _ in range(rounds):
+        connection.ask(in_flight, requests)
+        while connection.answered < connection.sent:
+            select.select([connection.socket], [], [])
+            connection.receive()
+
+
+def measured(package: Path, in_flight: int, rounds: int) -> float:
+    """Return the instructions per call."""
+    with tempfile.TemporaryDirectory() as directory:
+        rules = Path(directory, "rules.yaml")
+        rules.write_text(RULES)
+        port = free_port()
+        variables = {
+            **os.environ,
+            "RLS_RULES": str(rules),
+            "GRPC_PORT": str(port),
+            "GRPC_HOST": LOOPBACK,
+            "PORT": "0",
+            "DEBUG_PORT": "0",
+            "RLS_DRAIN_DELAY": "0s",
+            "PYTHONHASHSEED": "0",
+        }
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file=out"]
+        command += [sys.executable, "-m", "ratelimit_rls", "serve"]
+        paths = {"PYTHONPATH": str(package), "VALGRIND_LAUNCHER": ""}
+        with (Path(directory) / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=directory, env={**variables, **paths}, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            _until_it_listens(process, port, Path(directory, "log"))
+            connection = Connection(Target((LOOPBACK, port)))
+            requests = calls()
+            connection.prime(requests, in_flight)
+            exchange(connection, in_flight, WARM_UP_ROUNDS, requests)
+            _control(process.pid, "--instr=on")
+            exchange(connection, in_flight, rounds, requests)
+            _control(process.pid, "--instr=off")
+        finally:
+            process.terminate()
+            process.wait()
+        counted = _COLLECTED.search(Path(directory, "log").read_text())
+        assert counted is not None, "callgrind did not say what it counted"
+        return int(counted[1]) / (rounds * in_flight)
+
+
+def _control(pid: int, order: str) -> None:
+    subprocess.run(["callgrind_control", order, str(pid)], check=True, capture_output=True)
+
+
+def _until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s and process.poll() is None:
+        try:
+            connected((LOOPBACK, port)).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise SystemExit(f"the service did not start under callgrind:\n{log.read_text()}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
+    parser.add_argument("--package", type=Path, default=ROOT, help="checkout to measure (default: this one)")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 32], help="concurrent calls (default: 1 32)")
+    parser.add_argument("--calls", type=int, default=3200, help="number of measured calls (default: 3200)")
+    chosen = parser.parse_args(arguments)
+    if shutil.which("callgrind_control") is None:
+        parser.error("valgrind is not installed")
+    for in_flight in chosen.in_flight:
+        counted = measured(chosen.package.resolve(), in_flight, max(1, chosen.calls // in_flight))
+        print(f"{in_flight:5} in flight: {counted:10,.0f} instructions a call", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
