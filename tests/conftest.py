@@ -1,50 +1,72 @@
-"""Fixtures every folder of tests may use; the servers behind them are in tests/servers.py."""
+"""Fixtures for all tests; the servers are in tests/support/servers.py."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from tests.databases import _upgraded_database, _upgraded_file, database_url, postgres_server, upgraded_url
-from tests.servers import RedisServer, redis_binaries
+from tests.support.databases import _upgraded_database, _upgraded_file, database_url, postgres_server, upgraded_url
+from tests.support.servers import RedisServer, redis_binaries
 
-# Fixtures are found by being here.
+# pytest finds fixtures in this module.
 __all__ = ["_upgraded_database", "_upgraded_file", "database_url", "postgres_server", "upgraded_url"]
 
-# Also where Python is told to keep no bytecode: pytest rewrites every assertion of every module, and doing so each time
-# takes as long as many hundred tests.
+# Keep bytecode even with PYTHONDONTWRITEBYTECODE: otherwise pytest rewrites the assertions of every module each time,
+# which takes as long as many hundred tests.
 sys.dont_write_bytecode = False
 
-settings.register_profile("few", max_examples=30)
-settings.register_profile("many", max_examples=100)
+# Not judged by wall time, which is that of a busy machine, too.
+_untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", _untimed, max_examples=30)
+settings.register_profile("many", _untimed, max_examples=100)
 settings.load_profile("few")
-"""Of random examples: many with --hypothesis-profile=many, as `make test` runs them."""
+"""Profiles of Hypothesis; `make test` uses --hypothesis-profile=many."""
 
 REDIS_IDS = ("redis-6.2", "valkey-9", "redis-on-path")
 
 
+MAX_PROCESSES = 4
+"""Every process of pytest-xdist imports and collects all tests, which takes 8 s of CPU."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run all tests in one process per core, and chosen files or tests in this process."""
+    runs_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return min(MAX_PROCESSES, len(os.sched_getaffinity(0))) if runs_all else 0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The quick tests run first, whatever was selected: what is broken shows within seconds."""
+    """Run quick tests first, so that failures show within seconds."""
     items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "e2e", "chaos")))
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays until the end: looking through it again and again for garbage takes seconds."""
+    """Exclude the collected tests from garbage collection, which would take seconds."""
     gc.collect()
     gc.freeze()
 
 
-def of_every_run(name: str) -> object:
-    """One server of a wheel is; an older one, one that the machine happens to have, or several are for `make test`."""
+def param_with_slow_mark(name: str) -> object:
+    """Return the parameter, marked slow for all servers but one; `make test` runs them all."""
     slow = name in ("redis-6.2", "redis-on-path", "cluster", "per-second")
     return pytest.param(name, marks=pytest.mark.slow) if slow else name
 
 
-@pytest.fixture(scope="session", params=map(of_every_run, REDIS_IDS))
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary directory for Unix sockets: their paths have at most 107 bytes, and pytest's are long."""
+    with TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="session", params=map(param_with_slow_mark, REDIS_IDS))
 def _running_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     binary = redis_binaries().get(request.param)
     if binary is None:
@@ -55,7 +77,7 @@ def _running_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_server(_running_redis: RedisServer) -> RedisServer:
-    """Each Redis there is, in turn: empty, and running again should the test before have stopped it."""
+    """Each available Redis in turn: empty, and restarted if the previous test stopped it."""
     _running_redis.flush()
     return _running_redis
 
@@ -68,6 +90,6 @@ def _any_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def any_redis(_any_redis: RedisServer) -> RedisServer:
-    """One Redis, for tests to which its version does not matter."""
+    """One Redis, for tests that do not depend on its version."""
     _any_redis.flush()
     return _any_redis

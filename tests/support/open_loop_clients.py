@@ -1,7 +1,7 @@
-"""Clients that call at a steady rate, whatever comes of it, and keep what each was told.
+"""Open-loop clients: calls at a constant rate, with all outcomes.
 
-Unlike tests/steady.py nobody waits for an answer before the next call is sent: a server that hangs is not spared, as
-Envoy does not spare it. Every call has a deadline.
+Unlike in tests/support/closed_loop_clients.py, the next call does not wait for a response: a hanging server keeps
+receiving calls, as from Envoy. Every call has a deadline.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import grpc
 from grpc import aio
 
 from ratelimit_rls.core.model import Code
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitResponse
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitResponse
 
 _CONNECTIONS = 4
 
 
-class Told(NamedTuple):
-    """One call: its span on the monotonic clock, and how it ended."""
+class CallRecord(NamedTuple):
+    """One call: its start and end on the monotonic clock, and its outcome."""
 
-    message: int  # its number
+    message: int  # index of the message
     begun_s: float
     ended_s: float
-    outcome: int | grpc.StatusCode  # the overall code of an answer, or the status of a call that had none
-    left: tuple[int, ...]  # what each descriptor was told to have left
+    outcome: int | grpc.StatusCode  # overall code of the response, or gRPC status without one
+    left: tuple[int, ...]  # remaining hits of each descriptor
     details: str = ""
 
 
-class Paced:
-    """`messages` in turn, `per_second` of them, from a thread of its own."""
+class OpenLoopClients:
+    """Sends `messages` in turn, `per_second` of them, from a thread."""
 
     def __init__(self, address: str, messages: Sequence[bytes], *, per_second: float, timeout_s: float) -> None:
-        self.calls: list[Told] = []
+        self.calls: list[CallRecord] = []
         self._address = address
         self._messages = messages
         self._per_second = per_second
@@ -57,7 +57,7 @@ class Paced:
         return max(call.ended_s - call.begun_s for call in self.calls)
 
     def stop(self) -> None:
-        """Send nothing more, and wait for what is under way."""
+        """Stop sending, and wait for calls in flight."""
 
         async def stop() -> None:
             if self._pace is not None:
@@ -67,7 +67,7 @@ class Paced:
         self._run(stop())
 
     def use_up(self) -> None:
-        """Stop, and send every message as fast as it is answered until it is refused."""
+        """Stop the load, then send every message without pauses until it is denied."""
         self.stop()
 
         async def until_refused(message: int) -> None:
@@ -85,7 +85,7 @@ class Paced:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _start(self) -> None:
-        # Without a pool of its own, each channel of one process would share a connection.
+        # Without a local subchannel pool, all channels of the process would share a connection.
         own_pool = (("grpc.use_local_subchannel_pool", 1),)
         self._channels = [aio.insecure_channel(self._address, options=own_pool) for _ in range(_CONNECTIONS)]
         self._methods = [channel.unary_unary(SHOULD_RATE_LIMIT) for channel in self._channels]
@@ -93,9 +93,9 @@ class Paced:
         self._pace = asyncio.create_task(self._keep_pace())
 
     async def _keep_pace(self) -> None:
-        """What could not be sent in time for want of a turn is sent late, not left out."""
+        """Send calls when they are due. Calls that the event loop delays are sent late, not skipped."""
         begun_s = time.monotonic()
-        under_way: set[asyncio.Task[Told]] = set()
+        under_way: set[asyncio.Task[CallRecord]] = set()
         try:
             for number in itertools.count():
                 ahead_s = begun_s + number / self._per_second - time.monotonic()
@@ -108,7 +108,7 @@ class Paced:
         finally:
             await asyncio.gather(*under_way)
 
-    async def _call(self, method: aio.UnaryUnaryMultiCallable[bytes, bytes], message: int) -> Told:
+    async def _call(self, method: aio.UnaryUnaryMultiCallable[bytes, bytes], message: int) -> CallRecord:
         begun_s = time.monotonic()
         outcome: int | grpc.StatusCode
         left: tuple[int, ...] = ()
@@ -118,7 +118,7 @@ class Paced:
             outcome, left = answer.overall_code, tuple(status.limit_remaining for status in answer.statuses)
         except aio.AioRpcError as error:
             outcome, details = error.code(), error.details() or ""
-        told = Told(message, begun_s, time.monotonic(), outcome, left, details)
+        told = CallRecord(message, begun_s, time.monotonic(), outcome, left, details)
         self.calls.append(told)
         return told
 

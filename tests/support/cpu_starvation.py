@@ -1,4 +1,4 @@
-"""How long processes were ready to run and had no core: what a busy machine adds to whatever is timed on it."""
+"""Measures how long processes were runnable without a core: the delay that a busy machine adds to timings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Self
 _EVERY_S = 0.002
 
 _Waits = dict[str, int]
-"""Of one process: for each of its threads, by its path in /proc, the nanoseconds that it had waited until then."""
+"""Nanoseconds that each thread of a process has waited so far, by its path in /proc."""
 
 
-class Starved:
-    """Samples what the kernel says of all threads of some processes, for as long as a block runs.
+class CpuStarvation:
+    """Samples the kernel's scheduling statistics of all threads of some processes while a block runs.
 
-    Those of our own that only watch, this one and the main thread, are left out: nobody waits for them.
+    The sampling thread and the main thread of this process are left out: no call waits for them.
     """
 
     def __init__(self, *pids: int) -> None:
@@ -30,7 +30,7 @@ class Starved:
         self._thread = threading.Thread(target=self._sample)
 
     def between_s(self, since_s: float, until_s: float) -> float:
-        """Of each process the longest that one of its threads waited between two moments of the monotonic clock."""
+        """Return the sum over processes of the longest wait of a thread between two monotonic times."""
         first = max(0, bisect_right(self._at_s, since_s) - 1)
         last = min(len(self._at_s) - 1, bisect_left(self._at_s, until_s))
         return sum(map(_longest_s, self._waits[first], self._waits[last]))
@@ -49,7 +49,7 @@ class Starved:
         for thread in os.listdir(tasks):
             path = f"{tasks}/{thread}/schedstat"
             if int(thread) not in self._watching:
-                with suppress(OSError), open(path) as stat:  # unless it has ended
+                with suppress(OSError), open(path) as stat:  # the thread may have ended
                     waits[path] = int(stat.read().split()[1])
         return waits
 

@@ -1,7 +1,7 @@
-"""The textbook: each algorithm as its definition says, in exact fractions, with nothing in common with lua/.
+"""Test oracle: each algorithm by its definition, in exact fractions, independent of lua/.
 
-Retry and reset are not formulas here but searches for the first microsecond at which the answer changes, so that they
-are right by definition. Slow, and meant to be.
+Retry and reset are not formulas but searches for the first microsecond at which the result changes, so that they are
+right by definition. Speed does not matter here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from ratelimit_rls.core.model import (
     Algorithm,
-    Answer,
     Charge,
+    CounterOp,
     Limit,
-    Outline,
+    LimitState,
     Penalty,
     Plan,
-    Reading,
-    Step,
+    PlanTemplate,
+    StoreResult,
     WarnAt,
 )
 
@@ -68,7 +68,7 @@ class SlidingWindow(FixedWindow):
 @dataclass
 class SlidingLog:
     limit: Limit
-    hits: list[list[int]] = field(default_factory=list)  # [moment, how many]
+    hits: list[list[int]] = field(default_factory=list)  # [time, count]
 
     @property
     def capacity(self) -> int:
@@ -94,11 +94,11 @@ class SlidingLog:
 
 @dataclass
 class Bucket:
-    """Token bucket, leaky bucket and GCRA: what is used comes back evenly, and never becomes less than nothing."""
+    """Token bucket, leaky bucket and GCRA: usage decreases at a constant rate down to 0."""
 
     limit: Limit
     at: int = 0
-    level: int = 0  # in parts of a request, as many as its window has microseconds: each brings back whole ones
+    level: int = 0  # in fractions of a request, 1/window in µs, so that each microsecond restores an integer
 
     @property
     def capacity(self) -> int:
@@ -128,7 +128,7 @@ MODELS: dict[Algorithm, Callable[[Limit], FixedWindow | SlidingLog | Bucket]] = 
 
 
 def first_us(holds: Callable[[int], bool]) -> int:
-    """The first microsecond from now at which something holds that then holds for ever."""
+    """Return the first microsecond from now at which a monotonic condition holds."""
     if holds(0):
         return 0
     high = 1
@@ -142,24 +142,24 @@ def first_us(holds: Callable[[int], bool]) -> int:
 
 
 @dataclass
-class Offender:
-    """Who is watched by a penalty: what was refused, and the cooldown that followed."""
+class PenaltyState:
+    """State of a penalty: recent violations, and the cooldown that followed."""
 
     violations: list[int] = field(default_factory=list)
     cooldown_ends: int = 0
     holds: bool = False
 
-    def reading(self, penalty: Penalty, now: int, cost: int) -> Reading:
+    def reading(self, penalty: Penalty, now: int, cost: int) -> LimitState:
         if not self.violations:
-            return Reading(0, 0, 0)
+            return LimitState(0, 0, 0)
         recent = sum(1 for at in self.violations if at > now - penalty.within_us)
         refuses = cost >= 0 and self.holds and now < self.cooldown_ends
         told = min(recent, penalty.after + len(penalty.multipliers) - 1)
         reset = max(self.violations[-1] + penalty.within_us, self.cooldown_ends) - now
-        return Reading(told, self.cooldown_ends - now if refuses else 0, max(0, reset))
+        return LimitState(told, self.cooldown_ends - now if refuses else 0, max(0, reset))
 
-    def went(self, penalty: Penalty, now: int, retry: int, admitted: bool) -> None:
-        """`retry`: of the descriptor's own limits."""
+    def record_outcome(self, penalty: Penalty, now: int, retry: int, admitted: bool) -> None:
+        """Record the outcome of a call. `retry` is that of the descriptor's own limits."""
         if now < self.cooldown_ends:
             if admitted:
                 self.cooldown_ends, self.holds = 0, False
@@ -174,71 +174,71 @@ class Offender:
 @dataclass
 class Oracle:
     models: dict[bytes, FixedWindow | SlidingLog | Bucket] = field(default_factory=dict)
-    offenders: dict[bytes, Offender] = field(default_factory=dict)
+    offenders: dict[bytes, PenaltyState] = field(default_factory=dict)
     warned: set[bytes] = field(default_factory=set)
 
-    def decide(self, plan: Plan, now: int, patience_us: int | None = None) -> Answer:
+    def decide(self, plan: Plan, now: int, max_wait_us: int | None = None) -> StoreResult:
         before = copy.deepcopy(self.models)
-        outline = plan.outline
-        asked = list(_asked(plan))
-        lowest = [self._usage(one, now) for one in asked]
-        readings = [self._first_look(one, now, patience_us) for one in asked]
-        hasty = [_is_hasty(one, reading, patience_us) for one, reading in zip(asked, readings, strict=True)]
-        refused = self._refused(outline, asked, readings)
-        if refused and not outline.shadow_mode:
+        template = plan.template
+        plan_keys = list(_plan_keys(plan))
+        lowest = [self._usage(one, now) for one in plan_keys]
+        readings = [self._first_look(one, now, max_wait_us) for one in plan_keys]
+        hasty = [_is_hasty(one, reading, max_wait_us) for one, reading in zip(plan_keys, readings, strict=True)]
+        refused = self._refused(template, plan_keys, readings)
+        if refused and not template.shadow_mode:
             self.models = before
-            for i, one in enumerate(asked):
-                if isinstance(one.what, Step):
+            for i, one in enumerate(plan_keys):
+                if isinstance(one.what, CounterOp):
                     readings[i] = self._second_look(one.key, one.what, now, readings[i])
-        admitted = outline.shadow_mode or not refused
-        for i, one in enumerate(asked):
-            if not isinstance(one.what, Step):
+        admitted = template.shadow_mode or not refused
+        for i, one in enumerate(plan_keys):
+            if not isinstance(one.what, CounterOp):
                 beside = [readings[j] for j in one.beside]
                 meant = [readings[j].retry_us for j in one.beside if not readings[j].allowed and not hasty[j]]
                 readings[i] = self._settle(one, now, admitted, beside, meant, [lowest[j] for j in one.beside])
-        return Answer(refused, now, tuple(readings))
+        return StoreResult(refused, now, tuple(readings))
 
-    def _first_look(self, one: Asked, now: int, patience_us: int | None) -> Reading:
+    def _first_look(self, one: PlanKey, now: int, max_wait_us: int | None) -> LimitState:
         match one.what:
-            case Step():
-                return self._spend(one.key, one.what, now, patience_us)
+            case CounterOp():
+                return self._spend(one.key, one.what, now, max_wait_us)
             case Penalty():
                 return self._offender(one.key).reading(one.what, now, one.cost)
             case WarnAt():
-                return Reading(0, 0, 0)
+                return LimitState(0, 0, 0)
 
-    def _second_look(self, key: bytes, step: Step, now: int, first: Reading) -> Reading:
+    def _second_look(self, key: bytes, step: CounterOp, now: int, first: LimitState) -> LimitState:
         if step.charge is Charge.ALWAYS:
-            # A limit that refused beside what is now undone goes on refusing.
+            # A limit that denied next to a refunded one still denies.
             again = self._spend(key, step, now, None)
             return again if again.retry_us else again._replace(retry_us=first.retry_us)
         if not first.allowed:
             return first
         model = self._model(key, step)
-        return Reading(floor(model.capacity - model.used(now)), 0, model.reset(now))
+        return LimitState(floor(model.capacity - model.used(now)), 0, model.reset(now))
 
-    def _usage(self, one: Asked, now: int) -> Fraction:
-        """Thousandths, of a limit; watchers use nothing."""
-        if not isinstance(one.what, Step):
+    def _usage(self, one: PlanKey, now: int) -> Fraction:
+        """Return the usage of a limit in thousandths; 0 for monitors."""
+        if not isinstance(one.what, CounterOp):
             return Fraction(0)
         model = self._model(one.key, one.what)
         return Fraction(1000 * ceil(model.used(now)), model.capacity)
 
     def _settle(
         self,
-        one: Asked,
+        one: PlanKey,
         now: int,
         admitted: bool,
-        beside: Sequence[Reading],
+        beside: Sequence[LimitState],
         meant: Sequence[int],
         lowest: Sequence[Fraction],
-    ) -> Reading:
-        """`meant`: for how long those refuse that do so by the rules, and not for want of patience."""
+    ) -> LimitState:
+        """Settle the call. `meant` is the wait of limits that deny by the rules, not because the caller cannot wait."""
         if isinstance(one.what, Penalty):
             offender = self._offender(one.key)
             told = offender.reading(one.what, now, one.cost)
             if one.cost > 0 and not told.retry_us:
-                offender.went(one.what, now, 0 if -1 in meant else max(meant, default=0), admitted)
+                offender.record_outcome(one.what, now, 0 if -1 in meant else max(meant, default=0), admitted)
                 told = offender.reading(one.what, now, one.cost)
             return told
         assert isinstance(one.what, WarnAt)
@@ -251,28 +251,28 @@ class Oracle:
         if max(usages) > one.what.permille:
             self.warned.add(one.key)
         is_refused = not all(reading.allowed for reading in beside)
-        return Reading(2 if is_refused else int(one.key in self.warned), 0, 0)
+        return LimitState(2 if is_refused else int(one.key in self.warned), 0, 0)
 
-    def _offender(self, key: bytes) -> Offender:
-        return self.offenders.setdefault(key, Offender())
+    def _offender(self, key: bytes) -> PenaltyState:
+        return self.offenders.setdefault(key, PenaltyState())
 
-    def _refused(self, outline: Outline, asked: Sequence[Asked], readings: Sequence[Reading]) -> bool:
+    def _refused(self, template: PlanTemplate, plan_keys: Sequence[PlanKey], readings: Sequence[LimitState]) -> bool:
         over = [
-            (one.what, not reading.allowed and not (isinstance(one.what, Step) and one.what.shadow_mode))
-            for one, reading in zip(asked, readings, strict=True)
+            (one.what, not reading.allowed and not (isinstance(one.what, CounterOp) and one.what.shadow_mode))
+            for one, reading in zip(plan_keys, readings, strict=True)
         ]
-        is_quota = [isinstance(what, Step) and what.quota_mode for what, _ in over]
+        is_quota = [isinstance(what, CounterOp) and what.quota_mode for what, _ in over]
         quotas = [failed for (_, failed), quota in zip(over, is_quota, strict=True) if quota]
-        quotas += [False] if outline.quota_passes else []
+        quotas += [False] if template.quota_passes else []
         others = [failed for (_, failed), quota in zip(over, is_quota, strict=True) if not quota]
         return any(others) or (bool(quotas) and all(quotas))
 
-    def _model(self, key: bytes, step: Step) -> FixedWindow | SlidingLog | Bucket:
+    def _model(self, key: bytes, step: CounterOp) -> FixedWindow | SlidingLog | Bucket:
         model = self.models.setdefault(key, MODELS[step.limit.algorithm](step.limit))
         model.limit = step.limit
         return model
 
-    def _spend(self, key: bytes, step: Step, now: int, patience_us: int | None) -> Reading:
+    def _spend(self, key: bytes, step: CounterOp, now: int, max_wait_us: int | None) -> LimitState:
         model, cost = self._model(key, step), step.cost
         always = step.charge is Charge.ALWAYS
         need = 1 if cost == 0 and not always else cost
@@ -284,7 +284,7 @@ class Oracle:
         retry = 0
         if over:
             retry = -1 if need > model.capacity else first_us(lambda us: us > 0 and fits(now + us))
-        longest = step.max_delay_us if patience_us is None else min(step.max_delay_us, patience_us)
+        longest = step.max_delay_us if max_wait_us is None else min(step.max_delay_us, max_wait_us)
         waits = 0 < retry <= longest
         if cost != 0 and (always or waits or not over):
             model.add(now, cost)
@@ -292,39 +292,39 @@ class Oracle:
             retry = -1 - retry if cost > 0 else 0
         elif over and retry > 0:
             retry = first_us(lambda us: us > 0 and fits(now + us + longest))
-        return Reading(model.capacity - ceil(model.used(now)), retry, model.reset(now))
+        return LimitState(model.capacity - ceil(model.used(now)), retry, model.reset(now))
 
 
-def _is_hasty(one: Asked, first: Reading, patience_us: int | None) -> bool:
-    """Whether it is refused only because its caller cannot wait."""
-    if not isinstance(one.what, Step) or first.retry_us <= 0 or patience_us is None:
+def _is_hasty(one: PlanKey, first: LimitState, max_wait_us: int | None) -> bool:
+    """Return True if it is denied only because the caller cannot wait."""
+    if not isinstance(one.what, CounterOp) or first.retry_us <= 0 or max_wait_us is None:
         return False
-    return first.retry_us + min(one.what.max_delay_us, patience_us) <= one.what.max_delay_us
+    return first.retry_us + min(one.what.max_delay_us, max_wait_us) <= one.what.max_delay_us
 
 
-def _capacity(step: Step) -> int:
+def _capacity(step: CounterOp) -> int:
     return step.limit.burst or step.limit.requests_per_unit
 
 
-class Asked(NamedTuple):
-    """One key of a plan with what it is for; a watcher knows which readings lie beside it."""
+class PlanKey(NamedTuple):
+    """One key of a plan with its operation; a monitor also has the indices of its limits' states."""
 
     key: bytes
-    what: Step | Penalty | WarnAt
+    what: CounterOp | Penalty | WarnAt
     cost: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[CounterOp, ...] = ()
     beside: tuple[int, ...] = ()
 
 
-def _asked(plan: Plan) -> Iterator[Asked]:
+def _plan_keys(plan: Plan) -> Iterator[PlanKey]:
     keys = iter(plan.keys)
     at = 0
-    for slot in plan.outline.slots:
+    for slot in plan.template.slots:
         for step in slot.steps:
-            yield Asked(next(keys), step, step.cost)
+            yield PlanKey(next(keys), step, step.cost)
         before = tuple(range(at, at + len(slot.steps)))
         at += len(slot.steps)
         for watcher in slot.watchers:
-            yield Asked(next(keys), watcher, slot.steps[0].cost, slot.steps, before)
+            yield PlanKey(next(keys), watcher, slot.steps[0].cost, slot.steps, before)
             before = (*before, at)
             at += 1

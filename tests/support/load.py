@@ -1,4 +1,4 @@
-"""Many clients at once: calls in flight on real channels to one or more servers, and what came of them."""
+"""Concurrent clients: calls on real channels to one or more servers, with their outcomes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import grpc
 from grpc import aio
 
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitResponse
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitResponse
 
 Outcome = int | grpc.StatusCode
-"""The overall code of an answer, or the status of a call that had none."""
+"""Overall code of the response, or gRPC status without one."""
 
 
-async def hammer(
+async def run_load(
     addresses: Sequence[str], message: bytes, *, clients: int, calls: int, timeout_s: float = 20
 ) -> Counter[Outcome]:
-    """`calls` calls by `clients` clients that each wait for their answer, spread evenly over the servers."""
+    """Make `calls` calls with `clients` clients, distributed evenly over the servers; each waits for its response."""
     async with _Channels(addresses) as methods:
         outcomes: Counter[Outcome] = Counter()
         left = iter(range(calls))
@@ -38,7 +38,7 @@ async def hammer(
 
 class _Channels:
     def __init__(self, addresses: Sequence[str]) -> None:
-        # Without a pool of its own, each channel of one process would share a connection.
+        # Without a local subchannel pool, all channels of the process would share a connection.
         own_pool = (("grpc.use_local_subchannel_pool", 1),)
         self._channels = [aio.insecure_channel(address, options=own_pool) for address in addresses]
 

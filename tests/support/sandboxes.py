@@ -1,6 +1,7 @@
-"""The set-ups of envoy/, each with all that its files expect to be there, and its verify step.
+"""The examples of envoy/, each with the prerequisites of its files and its verify step.
 
-What runs is the folder's own configuration and rules; only the addresses are moved (tests/servers.py, EnvoyServer).
+The configuration and rules are those of the folder; only addresses are changed (EnvoyServer in
+tests/support/servers.py).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from tests.certificates import Authority
-from tests.process import Process, free_port
-from tests.redis_servers import RedisCluster
-from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+from tests.support.certificates import Authority
+from tests.support.process import Process, free_port
+from tests.support.redis_servers import RedisCluster
+from tests.support.servers import SANDBOXES, EnvoyServer, Service, Upstream
 
 NAMES = sorted(folder.parent.name for folder in SANDBOXES.glob("*/verify.sh"))
 
@@ -35,48 +36,48 @@ Where = Mapping[Any, int | str]
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a folder needs beside an upstream, one service on TCP and Envoy."""
+class Prerequisites:
+    """Prerequisites of a folder besides an upstream, one service on TCP and Envoy."""
 
     environment: Environment = field(default_factory=dict)
     where: Where = field(default_factory=dict)
-    replicas: Sequence[int] = (8081,)  # as the configuration calls their ports
+    replicas: Sequence[int] = (8081,)  # their ports in the configuration
     rules: Sequence[str] = ("rules.yaml",)
-    told: Mapping[str, str] = field(default_factory=dict)  # variables of verify.sh beside the usual ones
+    told: Mapping[str, str] = field(default_factory=dict)  # additional variables of verify.sh
 
 
-def _nothing(_: Path, __: ExitStack) -> Needs:
-    return Needs()
+def _nothing(_: Path, __: ExitStack) -> Prerequisites:
+    return Prerequisites()
 
 
-def _unix_socket(directory: Path, _: ExitStack) -> Needs:
+def _unix_socket(directory: Path, _: ExitStack) -> Prerequisites:
     path = directory / "rls.sock"
-    return Needs({"GRPC_UDS": path}, {"/run/ratelimit-rls/rls.sock": str(path)})
+    return Prerequisites({"GRPC_UDS": path}, {"/run/ratelimit-rls/rls.sock": str(path)})
 
 
-def _certificates(directory: Path, _: ExitStack) -> Needs:
+def _certificates(directory: Path, _: ExitStack) -> Prerequisites:
     certificates = issue(directory / "certs")
     files = ("ca.pem", "envoy.pem", "envoy.key")
-    return Needs(tls(certificates), {f"certs/{file}": str(certificates / file) for file in files})
+    return Prerequisites(tls(certificates), {f"certs/{file}": str(certificates / file) for file in files})
 
 
-def _two_domains(_: Path, __: ExitStack) -> Needs:
-    return Needs(rules=("rules.yaml", "exports.yaml"))
+def _two_domains(_: Path, __: ExitStack) -> Prerequisites:
+    return Prerequisites(rules=("rules.yaml", "exports.yaml"))
 
 
-def _database(directory: Path, _: ExitStack) -> Needs:
+def _database(directory: Path, _: ExitStack) -> Prerequisites:
     port, token = free_port(), secrets.token_hex()
     database = {"RLS_DATABASE_URL": f"sqlite:///{directory}/records.db"}
     told = {"API": f"http://127.0.0.1:{port}", "TOKEN": token}
-    return Needs({**database, "RLS_ADMIN_PORT": port, "RLS_ADMIN_TOKEN": token}, told=told)
+    return Prerequisites({**database, "RLS_ADMIN_PORT": port, "RLS_ADMIN_TOKEN": token}, told=told)
 
 
-def _cluster(_: Path, stack: ExitStack) -> Needs:
+def _cluster(_: Path, stack: ExitStack) -> Prerequisites:
     cluster = stack.enter_context(RedisCluster())
-    return Needs({"REDIS_URL": cluster.url}, replicas=(8081, 8083))
+    return Prerequisites({"REDIS_URL": cluster.url}, replicas=(8081, 8083))
 
 
-NEEDS: Mapping[str, Callable[[Path, ExitStack], Needs]] = {
+PREREQUISITES: Mapping[str, Callable[[Path, ExitStack], Prerequisites]] = {
     "rls-unix-socket": _unix_socket,
     "rls-mtls": _certificates,
     "per-route": _two_domains,
@@ -86,7 +87,7 @@ NEEDS: Mapping[str, Callable[[Path, ExitStack], Needs]] = {
 
 
 def issue(directory: Path) -> Path:
-    """certs/ as the README of rls-mtls makes it."""
+    """Create certs/ as described in the README of rls-mtls."""
     authority = Authority(directory)
     for name, file in (("ratelimit.internal", "ratelimit"), ("envoy.internal", "envoy")):
         for issued, suffix in zip(authority.issue(name), (".pem", ".key"), strict=True):
@@ -95,7 +96,7 @@ def issue(directory: Path) -> Path:
 
 
 def tls(certificates: Path) -> dict[str, object]:
-    """The service's side of it."""
+    """Return the TLS settings of the service."""
     return {
         "GRPC_SERVER_USE_TLS": "true",
         "GRPC_SERVER_TLS_CERT": certificates / "ratelimit.pem",
@@ -106,21 +107,21 @@ def tls(certificates: Path) -> dict[str, object]:
 
 
 class PortTaken(Exception):
-    """Somebody else listens where Envoy was to."""
+    """A port that Envoy needs is in use."""
 
 
 def check_free(port: int) -> None:
-    """Beforehand: another Envoy's admin page would say for ours that it is ready, while ours cannot listen and ends."""
+    """Check a port before starting: the admin page of another Envoy would report ready while ours exits."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore old connections
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
             raise PortTaken(f"port {port} is taken: does another sandbox or Envoy run? End it first") from None
 
 
-def end_as_by_ctrl_c() -> None:
-    """For programs that start servers: a closed terminal or `kill` must not leave them running."""
+def exit_on_sigterm() -> None:
+    """Exit on SIGTERM and SIGHUP as on Ctrl-C, so that a closed terminal or `kill` leaves no servers running."""
 
     def end(_: int, frame: FrameType | None) -> None:
         if _is_being_started(frame):
@@ -128,14 +129,14 @@ def end_as_by_ctrl_c() -> None:
             return
         raise KeyboardInterrupt
 
-    # One that is ignored already, as by nohup, stays so.
+    # Keep a signal ignored if it already is, as with nohup.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     for number in (*numbers, signal.SIGALRM):
         signal.signal(number, end)
 
 
 def _is_being_started(frame: FrameType | None) -> bool:
-    """Whether a child may be there that nobody knows of yet, so that nobody would end it."""
+    """Return True if a child process may exist that is not registered yet and would not be stopped."""
     while frame is not None:
         if frame.f_code is Process.start.__code__ and frame.f_locals["self"]._child is None:
             return True
@@ -144,10 +145,10 @@ def _is_being_started(frame: FrameType | None) -> bool:
 
 
 class Sandbox(AbstractContextManager["Sandbox"]):
-    """One folder, running.
+    """One example folder, running.
 
-    `reword` changes the text of its rules, `where` keeps Envoy's own ports (10000 and 9901) where it says; PortTaken if
-    they are not free.
+    `reword` changes the text of its rules. `where` sets the ports of Envoy (10000 and 9901); raises PortTaken if they
+    are in use.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 check_free(int(self._where[port]))
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rls-sandbox-")))
-            needs = NEEDS.get(self.folder.name, _nothing)(directory, stack)
+            needs = PREREQUISITES.get(self.folder.name, _nothing)(directory, stack)
             self._told = needs.told
             rules = [directory / name for name in needs.rules]
             for path in rules:
@@ -185,9 +186,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             self.envoy = EnvoyServer(self.folder / "envoy.yaml", where)
             for process in (*self.services, self.envoy):
                 stack.callback(process.close)
-            with ThreadPoolExecutor() as beside:  # most of a start is waiting
+            with ThreadPoolExecutor() as beside:  # starting is mostly waiting
                 started = [beside.submit(service.start) for service in self.services]
-                self.envoy.start()  # in this thread: it ends with the one that started it
+                self.envoy.start()  # in this thread: it is killed with the thread that started it
                 for service in started:
                     service.result()
             self._stack = stack.pop_all()
@@ -198,7 +199,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The variables by which verify.sh is told where everything is."""
+        """Return the variables with all addresses for verify.sh."""
         return {
             "ENVOY": self.envoy.url,
             "ADMIN": f"http://127.0.0.1:{self.envoy.admin_port}",
@@ -207,7 +208,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         }
 
     def verify(self) -> subprocess.CompletedProcess[str]:
-        """Runs the folder's verify.sh; 0 if all is as it says, and its words."""
+        """Run the folder's verify.sh and return its exit code and output."""
         return subprocess.run(
             [self.folder / "verify.sh"],
             env={"PATH": os.environ.get("PATH", os.defpath), "PYTHON": sys.executable, **self.addresses},

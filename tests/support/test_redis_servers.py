@@ -1,4 +1,4 @@
-"""Clusters, sentinels and relays under the tests do what the tests rely on."""
+"""Redis Cluster, Sentinel and TCP proxy fixtures behave as the tests expect."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from tests.conftest import REDIS_IDS
-from tests.redis_servers import RedisCluster, RedisSentinels, until
-from tests.relays import SlowRelay
-from tests.servers import ONCE, RedisServer, redis_binaries
+from tests.support.redis_servers import RedisCluster, RedisSentinels, wait_until
+from tests.support.servers import ONCE, RedisServer, redis_binaries
+from tests.support.tcp_proxy import SlowProxy
 
 
 @pytest.fixture(params=REDIS_IDS)
@@ -30,7 +30,7 @@ def cluster(binary: Path) -> Iterator[RedisCluster]:
 
 
 @pytest.mark.slow
-def test_a_slot_moves_in_steps(cluster: RedisCluster) -> None:
+def test_slot_moves_in_steps(cluster: RedisCluster) -> None:
     slot, old = cluster.slot_of("{a}"), cluster.node_of("{a}")
     new = next(node for node in cluster.nodes if node is not old)
     for number in range(10):
@@ -51,7 +51,7 @@ def test_a_slot_moves_in_steps(cluster: RedisCluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_joins_a_cluster_and_takes_a_slot(cluster: RedisCluster) -> None:
+def test_node_joins_a_cluster_and_takes_a_slot(cluster: RedisCluster) -> None:
     joined = cluster.add_node()
     assert len(cluster.nodes) == 4
     cluster.move_slot(cluster.slot_of("k"), joined)
@@ -59,29 +59,29 @@ def test_a_node_joins_a_cluster_and_takes_a_slot(cluster: RedisCluster) -> None:
     assert cluster.node_of("k") is joined
 
 
-# On one kind of server each: tests/chaos and tests/integration/store see others take over.
+# One server version each: tests/chaos and tests/integration/store cover the others.
 
 
 @pytest.mark.slow
-def test_a_replica_takes_over_from_a_node_that_was_killed() -> None:
+def test_replica_takes_over_from_a_killed_cluster_node() -> None:
     with RedisCluster(list(redis_binaries().values())[-1], replicas=1, password="s3cret") as cluster:
         gone = cluster.node_of("k")
         cluster.kill(gone)
-        until(lambda: cluster.node_of("k") is not gone, "a replica has taken over")
+        wait_until(lambda: cluster.node_of("k") is not gone, "a replica has taken over")
         cluster.wait_until_ok()
         assert cluster.nodes.index(cluster.node_of("k")) >= 3
 
 
 @pytest.mark.slow
-def test_a_replica_takes_over_from_a_master_that_was_killed() -> None:
+def test_replica_takes_over_from_a_killed_master() -> None:
     with RedisSentinels(replicas=2) as sentinels:
         assert sentinels.url.split(",")[0] == "main"
         gone = sentinels.kill_master()
         assert sentinels.wait_for_another(gone) in sentinels.servers[1:]
 
 
-def test_a_slow_relay_is_slow_when_it_is_told_to_be(any_redis: RedisServer) -> None:
-    with SlowRelay(any_redis) as relay, redis.Redis(port=relay.port, retry=ONCE) as client:
+def test_slow_proxy_delays_responses(any_redis: RedisServer) -> None:
+    with SlowProxy(any_redis) as relay, redis.Redis(port=relay.port, retry=ONCE) as client:
         client.set("k", "v")
         relay.delay_ms = 50
         began = time.monotonic()
@@ -89,4 +89,4 @@ def test_a_slow_relay_is_slow_when_it_is_told_to_be(any_redis: RedisServer) -> N
             for _ in range(100):
                 pipeline.get("k")
             assert pipeline.execute() == [b"v"] * 100
-        assert 0.05 <= time.monotonic() - began < 4  # late, but not once for each
+        assert 0.05 <= time.monotonic() - began < 4  # delayed once, not once per reply

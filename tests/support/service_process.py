@@ -1,4 +1,4 @@
-"""The service as a process that a test looks at closely: what it says of itself, and how it begins and ends."""
+"""The service as a process, with access to its log, statistics, health, workers and exit code."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench import cpu
-from tests.client import Reply, get, rate_limit_request
-from tests.process import STOP_TIMEOUT_S
-from tests.servers import Service
+from tests.support.grpc_client import Reply, get, rate_limit_request
+from tests.support.process import STOP_TIMEOUT_S
+from tests.support.servers import Service
 
-ROOMY = "domain: roomy\ndescriptors: [{key: all, rate_limit: {unit: year, requests_per_unit: 4000000000}}]\n"
-"""Rules under which nothing is refused while a test runs."""
+UNRESTRICTIVE_RULES = (
+    "domain: roomy\ndescriptors: [{key: all, rate_limit: {unit: year, requests_per_unit: 4000000000}}]\n"
+)
+"""Rules under which nothing is denied during a test."""
 
 HIT = bytes(rate_limit_request("roomy", {"all": "hits"}))
 
 
-class Watched(Service):
+class ServiceProcess(Service):
     def wait_for_log(self, words: str, times: int = 1, timeout_s: float = 20.0) -> None:
         self.wait_until(lambda: self.log().count(words) >= times, f"logs {words!r}", timeout_s)
 
     def ended(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """The exit code of a process that ends by itself or was told to."""
+        """Wait for the process to exit and return its exit code."""
         assert self._child is not None
         try:
             return self._child.wait(timeout_s)
@@ -41,23 +43,23 @@ class Watched(Service):
         return get(f"http://127.0.0.1:{self.debug_port}", path)
 
     def stat(self, name: str) -> int:
-        """One counter of /stats; 0 when it is not there."""
+        """Return a counter of /stats; 0 if absent."""
         counters = dict(line.split(": ") for line in self.debug("/stats").body.splitlines())
         return int(counters.get(name, 0))
 
     def health(self, name: str = "ratelimit") -> str:
-        """What gRPC's health service says, on a connection of its own."""
+        """Return the status of the gRPC health service, on a new connection."""
         with grpc.insecure_channel(self.grpc_address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5, wait_for_ready=True)
             return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     def family(self) -> list[int]:
-        """This process and those it started."""
+        """Return the ids of this process and its descendants."""
         return cpu.family(self.pid)
 
     def workers(self) -> list[int]:
-        """The processes that serve, as they name themselves in the log, oldest first."""
+        """Return the worker process ids from the log, oldest first."""
         named = map(int, re.findall(r"msg=serving .*worker=(\d+)", self.log()))
         return list(filter(alive, named))
 
@@ -69,8 +71,8 @@ class Watched(Service):
             time.sleep(0.02)
 
 
-class Launched(Watched):
-    """From the first instant: entering the block waits for nothing."""
+class StartingService(ServiceProcess):
+    """Service whose `with` block does not wait until it is ready."""
 
     def ready(self) -> bool:
         return True
@@ -80,7 +82,7 @@ class Launched(Watched):
 
 
 def connections(pid: int, port: int) -> int:
-    """How many connections to a port a process holds."""
+    """Return the number of connections of a process to a port."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = {f"socket:[{row[9]}]" for row in rows if row[3] == "01" and int(row[1].split(":")[1], 16) == port}
     descriptors = Path(f"/proc/{pid}/fd")
@@ -88,7 +90,7 @@ def connections(pid: int, port: int) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process, of whatever parent, still runs; one that only waits to be buried does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

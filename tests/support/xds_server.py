@@ -1,7 +1,7 @@
-"""A management server for tests: real ADS over gRPC, which sends what it is told and keeps what it is asked.
+"""xDS management server for tests: real ADS over gRPC; it records all requests.
 
-It runs in threads, so that tests of one event loop and tests of processes use the same. The messages on the stream are
-envoy-data-plane's, read by someone else's eyes; only RateLimitConfig, which that package does not have, is ours.
+It runs in threads, so that tests of one event loop and tests of processes can use it. The messages are those of
+envoy-data-plane, an independent implementation; only RateLimitConfig, which that package lacks, is ours.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import grpc
 import yaml
 from google.protobuf import json_format
 
-from ratelimit_rls.transport.grpc.messages import RateLimitConfig
-from tests.process import free_port
+from ratelimit_rls.protos.messages import RateLimitConfig
+from tests.support.process import free_port
 
 with warnings.catch_warnings():
-    # The package declares its validators in a way pydantic wants changed.
+    # The package declares its validators in a deprecated way.
     warnings.simplefilter("ignore")
     from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
     from envoy_data_plane.google.protobuf import Any as AnyMessage
@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 
 
 def config(text: str, **fields: Any) -> AnyMessage:
-    """A RateLimitConfig from YAML with the proto's own field names, as a resource."""
+    """Return a RateLimitConfig resource from YAML with the field names of the proto."""
     message = json_format.ParseDict({**yaml.safe_load(text), **fields}, RateLimitConfig())
     return resource(message.SerializeToString())
 
@@ -45,7 +45,7 @@ def resource(value: bytes, type_url: str = TYPE_URL) -> AnyMessage:
 
 @dataclass(eq=False)
 class Stream:
-    """One client's stream: what it asked for, in order, and what it is to be sent."""
+    """Stream of one client: its requests in order, and the responses to send."""
 
     metadata: Mapping[str, str | bytes]
     requests: list[DiscoveryRequest] = field(default_factory=list)
@@ -53,9 +53,9 @@ class Stream:
 
 
 class AdsServer:
-    """Answers every stream with what was sent last, unless the client says that it has that version.
+    """Sends the latest resources on every stream, unless the client already has that version.
 
-    `certificates` are key, chain and the CA of clients, each as bytes. A restart keeps the port.
+    `certificates` are key, chain and client CA, each as bytes. A restart keeps the port.
     """
 
     def __init__(self, certificates: tuple[bytes, bytes, bytes] | None = None) -> None:
@@ -94,13 +94,13 @@ class AdsServer:
         self._server.start()
 
     def stop(self) -> None:
-        """As a process that ends: every stream is cut, nobody listens."""
+        """Stop like a process that exits: close every stream and the port."""
         self.end_streams(grpc.StatusCode.UNAVAILABLE)
         self._server.stop(0).wait()
         self._pool.shutdown()
 
     def send(self, version: str, *resources: AnyMessage, type_url: str = TYPE_URL) -> str:
-        """To every stream there is, and to those that come; the nonce."""
+        """Send resources on all current and future streams; returns the nonce."""
         with self._news:
             self._sent += 1
             nonce = f"nonce-{self._sent}"
@@ -108,23 +108,23 @@ class AdsServer:
                 version_info=version, resources=list(resources), type_url=type_url, nonce=nonce
             )
             for stream in self.streams:
-                if stream.requests:  # or it is told when it asks
+                if stream.requests:  # else it is sent on its first request
                     stream.outbox.put(self._latest)
         return nonce
 
     def end_streams(self, code: grpc.StatusCode | None = None) -> None:
-        """With a status, or in good order."""
+        """End all streams, with an error status or OK."""
         with self._news:
             for stream in self.streams:
                 stream.outbox.put(code)
 
     @property
     def requests(self) -> list[DiscoveryRequest]:
-        """Of all streams, in the order of the streams."""
+        """Return the requests of all streams, in the order of the streams."""
         return [request for stream in list(self.streams) for request in list(stream.requests)]
 
     def wait_for(self, met: Callable[[DiscoveryRequest], bool], what: str = "") -> DiscoveryRequest:
-        """The first request that meets it, whether it came already or is yet to come."""
+        """Return the first request that satisfies a condition; waits for it."""
         deadline = time.monotonic() + PATIENCE_S
         with self._news:
             while True:
@@ -135,7 +135,7 @@ class AdsServer:
                     raise AssertionError(f"no such request {what} among {self.requests}")
 
     def wait_for_streams(self, number: int) -> Stream:
-        """The newest, once that many were opened and have asked for something."""
+        """Return the latest stream once `number` streams were opened and have sent a request."""
         deadline = time.monotonic() + PATIENCE_S
         with self._news:
             while len(self.streams) < number or not self.streams[number - 1].requests:
@@ -143,7 +143,7 @@ class AdsServer:
             return self.streams[number - 1]
 
     def answer_to(self, nonce: str) -> DiscoveryRequest:
-        """The ACK or NACK of one response."""
+        """Return the ACK or NACK of a response."""
         return self.wait_for(lambda request: request.response_nonce == nonce, f"about {nonce}")
 
     def _serve(
@@ -154,12 +154,12 @@ class AdsServer:
             self.streams.append(stream)
         threading.Thread(target=self._listen, args=(stream, requests), daemon=True).start()
         while True:
-            told = stream.outbox.get()
-            if told is None:
+            result = stream.outbox.get()
+            if result is None:
                 return
-            if isinstance(told, grpc.StatusCode):
-                context.abort(told, "as the test wants it")
-            yield told
+            if isinstance(result, grpc.StatusCode):
+                context.abort(result, "as the test wants it")
+            yield result
 
     def _listen(self, stream: Stream, requests: Iterator[DiscoveryRequest]) -> None:
         try:
@@ -171,7 +171,7 @@ class AdsServer:
                     if is_new and latest is not None and latest.version_info != request.version_info:
                         stream.outbox.put(latest)
                     self._news.notify_all()
-        except Exception:  # the client left, or the server ends
+        except Exception:  # the client disconnected, or the server stops
             pass
         with self._news:
             if stream in self.streams:

@@ -1,6 +1,6 @@
 """Clients of the servers under test: an HTTP GET, a POST, and one ShouldRateLimit call.
 
-The gRPC messages are envoy-data-plane's, so that what this project says on the wire is read by someone else's eyes.
+The gRPC messages are those of envoy-data-plane, an independent implementation of the protocol.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import grpc
 
 with warnings.catch_warnings():
-    # The package declares its validators in a way pydantic wants changed.
+    # The package declares its validators in a deprecated way.
     warnings.simplefilter("ignore")
     from envoy_data_plane.envoy.extensions.common.ratelimit.v3 import RateLimitDescriptor, RateLimitDescriptorEntry
     from envoy_data_plane.envoy.service.ratelimit.v3 import RateLimitRequest, RateLimitResponse
@@ -39,11 +39,11 @@ class Http:
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
 
     def get(self, path: str, **headers: str) -> Reply:
-        """Sends a GET; `x_user="a"` becomes the header `x-user: a`."""
+        """Send a GET; `x_user="a"` becomes the header `x-user: a`."""
         return self._send("GET", path, None, headers)
 
     def post(self, path: str, body: str, **headers: str) -> Reply:
-        """Sends a POST."""
+        """Send a POST."""
         return self._send("POST", path, body, headers)
 
     def _send(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Reply:
@@ -60,13 +60,13 @@ class Http:
 
 
 def get(url: str, path: str, **headers: str) -> Reply:
-    """One GET on a connection of its own."""
+    """Send a GET on a new connection."""
     with Http(url) as client:
         return client.get(path, **headers)
 
 
 def rate_limit_request(domain: str, *descriptors: dict[str, str], hits: int = 0) -> RateLimitRequest:
-    """A request with one descriptor per dict, whose items are its entries."""
+    """Return a request with one descriptor per dict, whose items are its entries."""
     return RateLimitRequest(
         domain=domain,
         descriptors=[
@@ -83,7 +83,7 @@ def ask(
     credentials: grpc.ChannelCredentials | None = None,
     options: tuple[tuple[str, str], ...] = (),
 ) -> RateLimitResponse:
-    """One ShouldRateLimit call on a channel of its own; raises grpc.RpcError as the server said it."""
+    """Make a ShouldRateLimit call on a new channel; raises grpc.RpcError with the server's status."""
     channel = (
         grpc.secure_channel(address, credentials, options) if credentials else grpc.insecure_channel(address, options)
     )

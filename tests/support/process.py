@@ -1,4 +1,4 @@
-"""A child process of a test: on a free port, with its files in a temporary directory, gone when the test is."""
+"""Child processes of tests: on a free port, with a temporary directory, removed after the test."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 40.0
+STOP_TIMEOUT_S = 30.0
+"""Deadlines of polls. Workers under `make coverage` took more than 10 s to end at a load of 7 on two cores."""
 
 
-# Below the range the kernel takes the local end of outgoing connections from (32768 and up, 49152 on some systems):
-# a port it picked itself could be such an end by the time a server binds it.
+# Below the ephemeral port range of the kernel (32768 and up, 49152 on some systems): a port from that range could be
+# in use by an outgoing connection by the time a server binds it.
 _PORTS = range(15_000, 32_000)
 _handed_out: set[int] = set()
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on, and never the same one twice."""
+    """Return an unused TCP port; never the same one twice."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -38,10 +39,10 @@ def free_port() -> int:
 
 
 class Process(ABC):
-    """A child process with its log in a file, started until it answers and stopped for certain."""
+    """A child process with a log file; starting waits until it responds, and it is always stopped."""
 
     has_last_words = True
-    """Whether it is asked to end when the test is over; one that has nothing to do before it ends is killed."""
+    """True if the process is stopped gracefully after the test; one without shutdown work is killed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,18 +54,18 @@ class Process(ABC):
 
     @abstractmethod
     def command(self) -> Sequence[str | Path]:
-        """The command line of a fresh start."""
+        """Return the command line."""
 
     def environment(self) -> Mapping[str, str] | None:
-        """The whole environment of the child, or None for ours."""
+        """Return the complete environment of the child, or None to inherit."""
         return None
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether the server answers."""
+        """Return True if the server responds."""
 
     def start(self) -> Self:
-        """Starts the process and returns once it answers."""
+        """Start the process and wait until it responds."""
         assert self._child is None, f"{self.name} is already running"
         with self.log_path.open("ab") as log:
             self._child = subprocess.Popen(
@@ -74,7 +75,7 @@ class Process(ABC):
         return self
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Polls a condition; a child that died or a timeout fails with the end of its log."""
+        """Poll a condition. If the child dies or on timeout, fail with the end of its log."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._child is None or self._child.poll() is not None:
@@ -85,33 +86,33 @@ class Process(ABC):
 
     @property
     def pid(self) -> int:
-        """The process id while it runs."""
+        """Process id while it runs."""
         assert self._child is not None, f"{self.name} is not running"
         return self._child.pid
 
     @property
     def running(self) -> bool:
-        """Whether the process is alive (paused counts)."""
+        """True if the process is alive, even if paused."""
         return self._child is not None and self._child.poll() is None
 
     def log(self) -> str:
-        """Everything the process has written so far."""
+        """Return everything the process has written so far."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends one signal."""
+        """Send a signal."""
         os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Freezes the process: connections stay open and nothing answers."""
+        """Freeze the process: connections stay open, and nothing responds."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Thaws a paused process."""
+        """Resume a paused process."""
         self.signal(signal.SIGCONT)
 
     def stop(self) -> int | None:
-        """Asks the process to end, insists when it does not, and returns its exit code."""
+        """Stop the process, kill it if necessary, and return its exit code."""
         child, self._child = self._child, None
         if child is None:
             return None
@@ -125,14 +126,14 @@ class Process(ABC):
             return child.wait()
 
     def kill(self) -> None:
-        """Ends the process at once, without a word to its clients."""
+        """Kill the process."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
             child.wait()
 
     def close(self) -> None:
-        """Stops the process and removes its files."""
+        """Stop the process and remove its files."""
         atexit.unregister(self.close)
         if self.has_last_words:
             self.stop()

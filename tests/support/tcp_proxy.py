@@ -1,4 +1,4 @@
-"""What may stand between us and a Redis: TLS that the server itself does not speak, and a slow network."""
+"""TCP proxies in front of Redis: TLS termination, and a slow network."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 
-class Relay:
-    """Passes bytes on, in a thread of its own; `delay_ms` holds back what the server says."""
+class TcpProxy:
+    """Forwards bytes, in a thread; `delay_ms` delays responses of the server."""
 
     def __init__(self, server: RedisServer, tls: ssl.SSLContext | None = None) -> None:
         self.server = server
@@ -27,7 +27,7 @@ class Relay:
 
     @property
     def address(self) -> str:
-        """host:port, as REDIS_URL takes it."""
+        """Address for REDIS_URL, host:port."""
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
@@ -50,7 +50,7 @@ class Relay:
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        for client in self._clients:  # TLS would wait for them to say goodbye
+        for client in self._clients:  # TLS would wait for their close_notify
             client.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ class Relay:
             writer.close()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until one of the two ends."""
+        """Forward in both directions until one side closes."""
         behind, ahead = await asyncio.open_connection("127.0.0.1", self.server.port)
         ways = [asyncio.create_task(self._asked(reader, ahead)), asyncio.create_task(self._said(behind, writer))]
         try:
@@ -83,7 +83,7 @@ class Relay:
             await writer.drain()
 
     async def _said(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Each piece waits for its own time: a slow network is late, not narrow."""
+        """Forward responses, each after its own delay: the network has latency, not low bandwidth."""
         due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         async with asyncio.TaskGroup() as both:
             both.create_task(self._send_when_due(due, writer))
@@ -93,7 +93,7 @@ class Relay:
                 due.put_nowait((self._loop.time() + self.delay_ms / 1000, data))
 
     async def _send_when_due(self, due: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-        """Until there is an empty piece, which is the end."""
+        """Write each chunk when it is due, until an empty one, which ends the stream."""
         data = b"something"
         while data:
             at, data = await due.get()
@@ -102,12 +102,12 @@ class Relay:
             await writer.drain()
 
 
-class SlowRelay(Relay):
-    """As quick as the loopback until `delay_ms` is set."""
+class SlowProxy(TcpProxy):
+    """Proxy without delay until `delay_ms` is set."""
 
 
-class TlsRelay(Relay):
-    """TLS in front of a server; with `client_ca`, only for clients that show a certificate it has signed."""
+class TlsProxy(TcpProxy):
+    """Terminates TLS in front of a server; with `client_ca`, clients need a certificate of this CA."""
 
     def __init__(self, server: RedisServer, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,4 +1,4 @@
-"""The service with a database, and a small client of its admin API, for tests of whole processes."""
+"""The service with a database as a process, and a small client of its admin API."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ratelimit_rls.records.database import Database
-from tests.launched import Watched
-from tests.process import free_port
+from ratelimit_rls.database.database import Database
+from tests.support.process import free_port
+from tests.support.service_process import ServiceProcess
 
 TOKEN = "the-admin-token-of-the-tests"
 KEY_SECRET = "the-key-secret-of-the-tests"
 
 
-class Told(NamedTuple):
+class AdminResponse(NamedTuple):
     status: int
-    body: Any  # JSON; None: there is none
+    body: Any  # parsed JSON; None if empty
 
 
 class Key(NamedTuple):
@@ -27,13 +27,13 @@ class Key(NamedTuple):
 
 
 class Admin:
-    """Each call on a connection of its own; what is refused fails the test, unless it is sent by `send`."""
+    """Admin API client. Each call uses its own connection; errors fail the test, except with `send`."""
 
     def __init__(self, port: int, token: str = TOKEN) -> None:
         self._port = port
         self._token = token
 
-    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Told:
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> AdminResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         try:
@@ -42,15 +42,15 @@ class Admin:
             text = answer.read()
         finally:
             connection.close()
-        return Told(answer.status, json.loads(text) if text else None)
+        return AdminResponse(answer.status, json.loads(text) if text else None)
 
     def do(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        told = self.send(method, path, body)
-        assert told.status < 300, f"{method} {path}: {told}"
-        return told.body
+        result = self.send(method, path, body)
+        assert result.status < 300, f"{method} {path}: {result}"
+        return result.body
 
     def put_tier(self, name: str, requests: int) -> None:
-        self.do("PUT", f"/tiers/{name}", {"limits": [a_day(requests)]})
+        self.do("PUT", f"/tiers/{name}", {"limits": [yearly_limit(requests)]})
 
     def put_user(self, user_id: str, **fields: Any) -> None:
         self.do("PUT", f"/users/{user_id}", fields)
@@ -63,7 +63,7 @@ class Admin:
         self.do("DELETE", f"/keys/{key.key_id}")
 
     def override(self, user_id: str, requests: int, duration: str = "1h") -> None:
-        self.do("POST", f"/users/{user_id}/override", {"limits": [a_day(requests)], "duration": duration})
+        self.do("POST", f"/users/{user_id}/override", {"limits": [yearly_limit(requests)], "duration": duration})
 
     def block(self, user_id: str, **fields: Any) -> None:
         self.do("PUT", f"/users/{user_id}/block", fields)
@@ -72,19 +72,19 @@ class Admin:
         self.do("DELETE", f"/users/{user_id}/block")
 
     def add_rule(self, name: str, document: str, **fields: Any) -> str:
-        """Its id."""
+        """Add a rule and return its id."""
         rule_id: str = self.do("POST", "/rules", {"name": name, "document": document, **fields})["rule_id"]
         return rule_id
 
     def source(self, name: str = "database") -> dict[str, Any]:
-        """How one of the sources of rules and accounts goes."""
+        """Return the state of one source of rules and accounts."""
         sources = self.do("GET", "/sources")["sources"]
         found: dict[str, Any] = next(source for source in sources if source["name"] == name)
         return found
 
 
-class Recorded(Watched):
-    """The service with a database, whose admin API has a port of its own."""
+class ServiceWithDatabase(ServiceProcess):
+    """The service as a process with a database and an admin API."""
 
     def __init__(self, url: str, environment: Mapping[str, object], *, healthy: bool = True) -> None:
         self.admin_port = free_port()
@@ -104,13 +104,13 @@ class Recorded(Watched):
         self.wait_until(lambda: condition(self.admin.source()), what)
 
 
-def a_day(requests: int) -> dict[str, Any]:
-    """A limit, by the day: no test meets the end of a minute."""
-    return {"unit": "day", "requests_per_unit": requests}
+def yearly_limit(requests: int) -> dict[str, Any]:
+    """Return a limit per year, so that no window ends during a test."""
+    return {"unit": "year", "requests_per_unit": requests}
 
 
-def upgraded(url: str) -> str:
-    """The same, of a database that then has this version's tables."""
+def upgrade_schema(url: str) -> str:
+    """Create this version's tables in the database and return its URL."""
 
     async def upgrade() -> None:
         database = Database(url)

@@ -1,7 +1,7 @@
-"""More than one Redis: sentinels with what they watch over, a cluster, and relays that add TLS or delay.
+"""Redis Sentinel and Redis Cluster deployments for tests.
 
-All are real servers of any kind that tests/servers.py finds. Sentinels and clusters take seconds to be ready, so the
-tests that use them are `slow` or `chaos`.
+All are real servers, of any version that tests/support/servers.py finds. Sentinels and clusters take seconds to be
+ready, so the tests that use them are `slow` or `chaos`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, Self
 import redis
 from redis.crc import key_slot
 
-from tests.process import START_TIMEOUT_S, Process, free_port
-from tests.servers import ONCE, RedisServer
+from tests.support.process import START_TIMEOUT_S, Process, free_port
+from tests.support.servers import ONCE, RedisServer
 
 SLOTS = 16_384
 _BUS = 10_000
-"""A cluster's nodes talk to each other on a port so far above their own."""
+"""Offset of the cluster bus port from the port of a node."""
 
 
-def until(holds: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
     ends = time.monotonic() + timeout_s
     while not _holds(holds):
         assert time.monotonic() < ends, f"not so after {timeout_s:g} s: {what}"
@@ -34,7 +34,7 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT
 
 
 def _holds(condition: Callable[[], bool]) -> bool:
-    """A server that cannot answer yet does not say yes."""
+    """Return the condition; False while the server cannot respond yet."""
     try:
         return condition()
     except redis.RedisError:
@@ -42,7 +42,7 @@ def _holds(condition: Callable[[], bool]) -> bool:
 
 
 class Sentinel(Process):
-    """One sentinel, which knows its fellows and the replicas from the start: they would find each other in seconds."""
+    """One sentinel, configured with the other sentinels and replicas: discovery would take seconds."""
 
     has_last_words = False
 
@@ -60,7 +60,7 @@ class Sentinel(Process):
 
     def command(self) -> Sequence[str | Path]:
         config = self.directory / "sentinel.conf"
-        if not config.exists():  # a sentinel writes what it learns into it, and a restart goes on from there
+        if not config.exists():  # a sentinel stores its state there, and continues from it after a restart
             lines = ["bind 127.0.0.1", f"port {self.port}", f"dir {self.directory}", f"sentinel myid {self.id}"]
             lines += [f"requirepass {self.password}"] if self.password else []
             config.write_text("\n".join([*lines, *self.lines, ""]))
@@ -75,7 +75,7 @@ class Sentinel(Process):
 
 
 class RedisSentinels:
-    """A master, its replicas, and three sentinels of which two must agree that it is gone.
+    """A master, its replicas, and three sentinels with a quorum of two.
 
     `password` is for the data servers, `sentinel_password` for the sentinels.
     """
@@ -100,7 +100,7 @@ class RedisSentinels:
                 f"sentinel failover-timeout {watched} 2000",
             ]
             sentinel.lines += [f"sentinel auth-pass {watched} {password}"] if password else []
-            # Among themselves they use the password they have been given.
+            # Sentinels authenticate to each other with their own password.
             sentinel.lines += [f"sentinel sentinel-pass {sentinel_password}"] if sentinel_password else []
             sentinel.lines += [f"sentinel known-replica {watched} 127.0.0.1 {copy.port}" for copy in copies]
             sentinel.lines += [
@@ -111,12 +111,12 @@ class RedisSentinels:
 
     @property
     def url(self) -> str:
-        """name,host:port,…, as REDIS_URL takes it."""
+        """Address for REDIS_URL, name,host:port,…."""
         return ",".join([self.name, *(sentinel.address for sentinel in self.sentinels)])
 
     @property
     def master(self) -> RedisServer:
-        """Whom most of the sentinels call so; the server itself may be gone."""
+        """Return the master according to most sentinels; it may be down."""
         ports = sorted(self._told(sentinel) for sentinel in self.sentinels if sentinel.running)
         port = ports[len(ports) // 2]
         return next(server for server in self.servers if server.port == port)
@@ -125,24 +125,24 @@ class RedisSentinels:
         return int(sentinel.cli("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)[1])
 
     def failover(self) -> RedisServer:
-        """Have a replica take over, orderly; returns the new master once every sentinel has heard of it."""
+        """Perform a manual failover; returns the new master once every sentinel knows it."""
         before = self.master
-        until(lambda: bool(self.sentinels[0].cli("SENTINEL", "FAILOVER", self.name)), "a replica fit to take over")
+        wait_until(lambda: bool(self.sentinels[0].cli("SENTINEL", "FAILOVER", self.name)), "a replica fit to take over")
         return self.wait_for_another(before)
 
     def kill_master(self) -> RedisServer:
-        """Returns the server that is gone."""
+        """Kill the master and return it."""
         gone = self.master
         gone.kill()
         return gone
 
     def wait_for_another(self, before: RedisServer, but: Sequence[Sentinel] = ()) -> RedisServer:
-        """The new master, once every sentinel (but those that cannot) tells of it and it takes writes."""
+        """Return the new master once every sentinel (except `but`) knows it and it accepts writes."""
         alive = [sentinel for sentinel in self.sentinels if sentinel.running and sentinel not in but]
-        until(lambda: all(self._told(sentinel) != before.port for sentinel in alive), "another master")
+        wait_until(lambda: all(self._told(sentinel) != before.port for sentinel in alive), "another master")
         port = self._told(alive[0])
         now = next(server for server in self.servers if server.port == port)
-        until(lambda: now.cli("ROLE")[0] == b"master", "the new master is one")
+        wait_until(lambda: now.cli("ROLE")[0] == b"master", "the new master is one")
         return now
 
     def _in_sync(self) -> bool:
@@ -154,7 +154,7 @@ class RedisSentinels:
             undo.callback(self.close)
             for server in self.servers:
                 server.start()
-            until(self._in_sync, "the replicas are in sync")
+            wait_until(self._in_sync, "the replicas are in sync")
             for sentinel in self.sentinels:
                 sentinel.start()
             undo.pop_all()
@@ -174,7 +174,7 @@ def _replication(password: str) -> list[str]:
 
 
 class RedisCluster:
-    """Masters with the slots in equal shares, and `replicas` for each. `nodes` has them all, the masters first."""
+    """Masters with equal shares of the slots, and `replicas` for each. `nodes` contains all, masters first."""
 
     def __init__(self, binary: Path | None = None, *, masters: int = 3, replicas: int = 0, password: str = "") -> None:
         self._binary = binary
@@ -191,7 +191,7 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """host:port,…, as REDIS_URL takes it."""
+        """Address for REDIS_URL, host:port,…."""
         return ",".join(node.address for node in self.nodes)
 
     @property
@@ -203,7 +203,7 @@ class RedisCluster:
         return key_slot(key.encode() if isinstance(key, str) else key)
 
     def node_of(self, key: str | bytes) -> RedisServer:
-        """The master that has the key, as the others see it."""
+        """Return the master of the key, according to the other nodes."""
         return self.owner(self.slot_of(key))
 
     def owner(self, slot: int) -> RedisServer:
@@ -211,19 +211,19 @@ class RedisCluster:
         return next(node for node in self.nodes if node.port == port)
 
     def move_slot(self, slot: int, to: RedisServer) -> None:
-        """All of it, under whatever load there is."""
+        """Move a slot completely, also under load."""
         self.begin_move(slot, to)
         self.move_keys(slot, to)
         self.finish_move(slot, to)
 
     def begin_move(self, slot: int, to: RedisServer) -> None:
-        """From here on, the old master says ASK for keys it does not have."""
+        """Start moving a slot: the old master now responds with ASK for missing keys."""
         owner = self.owner(slot)
         to.cli("CLUSTER", "SETSLOT", slot, "IMPORTING", _id(owner))
         owner.cli("CLUSTER", "SETSLOT", slot, "MIGRATING", _id(to))
 
     def move_keys(self, slot: int, to: RedisServer, most: int = 1 << 30) -> int:
-        """Some of the slot's keys; returns how many."""
+        """Move some keys of the slot; returns their number."""
         owner = self.owner(slot)
         auth = ["AUTH", self._password] if self._password else []
         moved = 0
@@ -233,29 +233,31 @@ class RedisCluster:
         return moved
 
     def finish_move(self, slot: int, to: RedisServer) -> None:
-        """From here on, the old master says MOVED."""
+        """Finish moving a slot: the old master now responds with MOVED."""
         owner = self.owner(slot)
         to.cli("CLUSTER", "SETSLOT", slot, "NODE", _id(to))
-        with contextlib.suppress(redis.ResponseError):  # one that has lost its last slot is a replica by now
+        with contextlib.suppress(redis.ResponseError):  # a master without slots has become a replica
             owner.cli("CLUSTER", "SETSLOT", slot, "NODE", _id(to))
-        until(lambda: all(_owner(node, slot) == to.port for node in self.running), "all know who has the slot")
+        wait_until(lambda: all(_owner(node, slot) == to.port for node in self.running), "all know who has the slot")
 
     def add_node(self) -> RedisServer:
-        """A master without slots that everybody knows."""
+        """Add a master without slots that all nodes know."""
         node = self._new().start()
         self.nodes.append(node)
         node.cli("CLUSTER", "MEET", "127.0.0.1", self.running[0].port)
-        until(self._all_know_all, "everybody knows the new node")
+        wait_until(self._all_know_all, "everybody knows the new node")
         self.wait_until_ok()
         return node
 
     def kill(self, node: RedisServer) -> None:
-        """The others notice within seconds, and a replica takes over if there is one."""
+        """Kill a node. The others notice within seconds, and a replica, if any, takes over."""
         node.kill()
 
     def wait_until_ok(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Every node that runs says that every slot is served."""
-        until(lambda: all("cluster_state:ok" in _info(node) for node in self.running), "the cluster is ok", timeout_s)
+        """Wait until every running node reports that all slots are served."""
+        wait_until(
+            lambda: all("cluster_state:ok" in _info(node) for node in self.running), "the cluster is ok", timeout_s
+        )
 
     def _all_know_all(self) -> bool:
         return all(f"cluster_known_nodes:{len(self.nodes)}" in _info(node) for node in self.running)
@@ -268,16 +270,16 @@ class RedisCluster:
         for node, (first, end) in zip(masters, itertools.pairwise(edges), strict=True):
             node.cli("CLUSTER", "ADDSLOTS", *range(first, end))
         for node in self.nodes[1:]:
-            for earlier in self.nodes[: self.nodes.index(node)]:  # all at once is quicker than by hearsay
+            for earlier in self.nodes[: self.nodes.index(node)]:  # meeting all nodes is faster than gossip
                 node.cli("CLUSTER", "MEET", "127.0.0.1", earlier.port)
-        until(self._all_know_all, "the nodes know each other")
+        wait_until(self._all_know_all, "the nodes know each other")
         for place, node in enumerate(self.nodes[self._masters :]):
             self._attach(node, masters[place % len(masters)])
         self.wait_until_ok()
 
     def _attach(self, replica: RedisServer, master: RedisServer) -> None:
-        until(lambda: bool(replica.cli("CLUSTER", "REPLICATE", _id(master))), "the replica knows its master")
-        until(lambda: replica.cli("INFO", "replication")["master_link_status"] == "up", "the replica is in sync")
+        wait_until(lambda: bool(replica.cli("CLUSTER", "REPLICATE", _id(master))), "the replica knows its master")
+        wait_until(lambda: replica.cli("INFO", "replication")["master_link_status"] == "up", "the replica is in sync")
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
@@ -299,7 +301,7 @@ class RedisCluster:
 def _can_have_a_bus(port: int) -> bool:
     with socket.socket() as probe, contextlib.suppress(OSError):
         probe.bind(("127.0.0.1", port + _BUS))
-        return port + _BUS < 32_768  # above, the kernel takes the ends of outgoing connections from
+        return port + _BUS < 32_768  # the ephemeral port range starts above
     return False
 
 
@@ -308,7 +310,7 @@ def _id(node: RedisServer) -> str:
 
 
 def _owner(node: RedisServer, slot: int) -> int | None:
-    """The port of the master that has the slot, as this node knows it."""
+    """Return the port of the master of the slot, according to this node."""
     ranges = node.cli("CLUSTER", "SLOTS")
     return next((int(master[1]) for first, last, master, *_ in ranges if first <= slot <= last), None)
 

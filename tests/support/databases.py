@@ -1,6 +1,6 @@
 """Databases for tests: a SQLite file, and a real PostgreSQL from a wheel, started once per session.
 
-Its user has a password, so that every test would show it in a message that leaks one.
+Its user has a password, so that tests would reveal messages that leak it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 
 import pytest
 
-from tests.process import Process, free_port
+from tests.support.process import Process, free_port
 
 PASSWORD = "the-password-of-tests"
-"""In every URL of PostgreSQL that a test gets."""
+"""Password in every PostgreSQL URL of the tests."""
 
 DATABASE_IDS = ("sqlite", "postgresql")
 
-_AS_NOBODY = "import os, sys; os.setgid({gid}); os.setuid({uid}); os.execv(sys.argv[1], sys.argv[1:])"
+_DROP_PRIVILEGES = "import os, sys; os.setgid({gid}); os.setuid({uid}); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class PostgresServer(Process):
-    """PostgreSQL on a free port of the loopback interface. What it has committed survives it, but not the machine.
+    """PostgreSQL on a free loopback port. Committed data survives a crash of the server, but not of the machine.
 
-    It refuses to run as root: there, it runs as `nobody`.
+    It does not run as root; if tests do, it runs as the user `nobody`.
     """
 
     has_last_words = False
@@ -51,13 +51,13 @@ class PostgresServer(Process):
             import pwd
 
             nobody = pwd.getpwnam("nobody")
-            self._prefix = [sys.executable, "-c", _AS_NOBODY.format(uid=nobody.pw_uid, gid=nobody.pw_gid)]
+            self._prefix = [sys.executable, "-c", _DROP_PRIVILEGES.format(uid=nobody.pw_uid, gid=nobody.pw_gid)]
             for path in (self.directory, password_file):
                 os.chown(path, nobody.pw_uid, nobody.pw_gid)
         else:
             self._prefix = []
         terms = ["--auth=scram-sha-256", "--username=postgres", f"--pwfile={password_file}", "--encoding=utf8"]
-        # "C", so that PostgreSQL has nothing to ask the machine's locales for; the service does not depend on it.
+        # "C" needs no locales of the machine; the service does not depend on the locale.
         line = [*self._prefix, _program("initdb"), *terms, "--locale=C", "--no-sync", "-D", self._data]
         subprocess.run([str(part) for part in line], check=True, capture_output=True, cwd=self.directory)
 
@@ -77,7 +77,7 @@ class PostgresServer(Process):
         return [*line, *self._extra]
 
     def run(self, program: str, *arguments: str | Path) -> None:
-        """A program of PostgreSQL's, or of the machine's, as who the server runs as; it must succeed."""
+        """Run a program of PostgreSQL or of the machine as the user of the server; it must succeed."""
         line = [*self._prefix, _program(program) if _program(program).exists() else shutil.which(program), *arguments]
         done = subprocess.run([str(part) for part in line], capture_output=True, text=True, cwd=self.directory)
         assert done.returncode == 0, done.stderr
@@ -89,13 +89,13 @@ class PostgresServer(Process):
         return self._psql("SELECT 1").returncode == 0
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """What psql prints for it: rows alone, fields parted by `|`."""
+        """Run a statement and return the output of psql: rows only, fields separated by `|`."""
         done = self._psql(statement, database)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def new_database(self, template: str = "template0") -> str:
-        """The name of a fresh one."""
+        """Create a database and return its name."""
         self._databases += 1
         name = f"test_{self._databases}"
         self.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
@@ -105,7 +105,7 @@ class PostgresServer(Process):
         self.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def pause(self) -> None:
-        """With those of its processes that serve connections, which would go on."""
+        """Freeze the server including its connection processes, which would continue otherwise."""
         self._paused = [int(pid) for pid in self.sql("SELECT pid FROM pg_stat_activity").split()]
         super().pause()
         self._signal_paused(signal.SIGSTOP)
@@ -120,7 +120,7 @@ class PostgresServer(Process):
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """At once, as a crash looks to clients; killed outright, it would leave orphans that keep it from starting."""
+        """Stop immediately, like a crash for clients. SIGKILL would leave orphans that prevent a restart."""
         child, self._child = self._child, None
         if child is not None:
             child.send_signal(signal.SIGCONT)
@@ -141,20 +141,20 @@ def _program(name: str) -> Path:
     return Path(spec.origin).parent / "pginstall18" / "bin" / name
 
 
-def _of_every_run(name: str) -> Any:
+def _param_with_slow_mark(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.slow) if name == "postgresql" else name
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One for all tests that do not stop it."""
+    """A server shared by all tests that do not stop it."""
     with PostgresServer() as server:
         yield server
 
 
-@pytest.fixture(params=map(_of_every_run, DATABASE_IDS))
+@pytest.fixture(params=map(_param_with_slow_mark, DATABASE_IDS))
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Of an empty database, without even tables: SQLite, and PostgreSQL in `make test`."""
+    """URL of an empty database without tables: SQLite, and PostgreSQL in `make test`."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'records.db'}"
         return
@@ -176,9 +176,9 @@ def _upgraded_database(postgres_server: PostgresServer) -> UpgradedDatabase:
     return UpgradedDatabase(postgres_server)
 
 
-@pytest.fixture(params=map(_of_every_run, DATABASE_IDS))
+@pytest.fixture(params=map(_param_with_slow_mark, DATABASE_IDS))
 def upgraded_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Of a database with this version's tables, and nothing in them."""
+    """URL of a database with empty tables of this version."""
     if request.param == "sqlite":
         path = tmp_path / "records.db"
         shutil.copy(request.getfixturevalue("_upgraded_file"), path)
@@ -189,7 +189,10 @@ def upgraded_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 class UpgradedDatabase:
-    """Emptied for each test: making one anew takes ten times as long. One whose tables have changed is thrown away."""
+    """A database that is emptied for each test, ten times faster than creating one.
+
+    If its tables changed, it is replaced.
+    """
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -197,7 +200,7 @@ class UpgradedDatabase:
         self._tables = ""
 
     def empty(self) -> str:
-        """Its URL."""
+        """Empty the database and return its URL."""
         if self._name and self._server.sql(_EMPTY + _TABLES, self._name) != self._tables:
             self._server.drop_database(self._name)
             self._name = ""
@@ -233,7 +236,7 @@ END $$;
 
 
 def _upgrade(url: str) -> None:
-    from ratelimit_rls.records.database import Database
+    from ratelimit_rls.database.database import Database
 
     async def upgrade() -> None:
         database = Database(url)

@@ -1,6 +1,6 @@
-"""A collector to send telemetry to: OTLP over HTTP and over gRPC, on free ports, keeping what it is told.
+"""OTLP collector for tests, over HTTP and gRPC, on free ports; it records everything it receives.
 
-It reads the messages with OpenTelemetry's own definitions, so what it understood is what any collector would.
+It decodes messages with OpenTelemetry's own definitions, like any collector.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class ReceivedSpan(NamedTuple):
-    """A span, and what was said of all spans it came with."""
+    """A span with the resource and scope of its export."""
 
     span: Span
     scope: str
@@ -60,7 +60,7 @@ class ReceivedSpan(NamedTuple):
 
     @property
     def parent_id(self) -> str:
-        """Empty: it has none."""
+        """Return the id of the parent span; empty if there is none."""
         return self.span.parent_span_id.hex()
 
     @property
@@ -69,7 +69,7 @@ class ReceivedSpan(NamedTuple):
 
 
 class ReceivedMetric(NamedTuple):
-    """A metric with its points, and what was said of all metrics it came with."""
+    """A metric with its points, and the resource and scope of its export."""
 
     metric: Metric
     scope: str
@@ -81,21 +81,21 @@ class ReceivedMetric(NamedTuple):
 
     @property
     def points(self) -> list[Any]:
-        """Of whatever kind the metric is."""
-        return list(getattr(self.metric, self.metric.WhichOneof("data")).data_points)
+        """Return the data points of a metric of any type."""
+        return list(getattr(self.metric, self.metric.WhichOneof("data") or "").data_points)
 
     def by_attributes(self) -> dict[tuple[tuple[str, Any], ...], Any]:
-        """Each point by its attributes, sorted."""
+        """Return the points by their sorted attributes."""
         return {tuple(sorted(_plain(point.attributes).items())): point for point in self.points}
 
 
 class OtlpCollector:
-    """Use it as a context manager, or call start and stop. `refusing` makes it answer that it is unavailable."""
+    """Use it as a context manager, or call start and stop. `refusing` makes it respond with an unavailable status."""
 
     def __init__(self) -> None:
         self.refusing = False
         self.exports = 0
-        self.headers: list[dict[str, str]] = []  # of each export, names in lower case
+        self.headers: list[dict[str, str]] = []  # headers of each export, names in lower case
         self._spans: list[ReceivedSpan] = []
         self._metrics: list[ReceivedMetric] = []
         self._changed = threading.Condition()
@@ -126,33 +126,33 @@ class OtlpCollector:
 
     @property
     def http_url(self) -> str:
-        """As OTEL_EXPORTER_OTLP_ENDPOINT takes it; exporters add /v1/traces or /v1/metrics."""
+        """Endpoint for OTEL_EXPORTER_OTLP_ENDPOINT; exporters add /v1/traces or /v1/metrics."""
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @property
     def grpc_url(self) -> str:
-        """As OTEL_EXPORTER_OTLP_ENDPOINT takes it, http meaning without TLS."""
+        """Endpoint for OTEL_EXPORTER_OTLP_ENDPOINT; http means without TLS."""
         return f"http://127.0.0.1:{self._grpc_port}"
 
     def spans(self, name: str = "") -> list[ReceivedSpan]:
-        """Those that have come so far, of one name or of any, in the order they came."""
+        """Return the spans received so far, optionally of one name, in order of arrival."""
         with self._changed:
             return [span for span in self._spans if name in ("", span.name)]
 
     def metrics(self, name: str = "") -> list[ReceivedMetric]:
-        """As spans. Every export has every metric, so the last one of a name is the newest."""
+        """Return the metrics received so far. Every export has every metric, so the last of a name is the latest."""
         with self._changed:
             return [metric for metric in self._metrics if name in ("", metric.name)]
 
     def wait_for_spans(self, count: int = 1, name: str = "", timeout_s: float = PATIENCE_S) -> list[ReceivedSpan]:
-        """Once there are so many; AssertionError if that takes too long."""
+        """Wait for `count` spans; raises AssertionError on timeout."""
         return self._wait(lambda: self.spans(name), count, timeout_s, f"spans {name!r}")
 
     def wait_for_metrics(self, count: int = 1, name: str = "", timeout_s: float = PATIENCE_S) -> list[ReceivedMetric]:
         return self._wait(lambda: self.metrics(name), count, timeout_s, f"metrics {name!r}")
 
     def wait_until(self, true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-        """Asked again whenever something arrives."""
+        """Wait until a condition is true; it is evaluated whenever something arrives."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not true():
@@ -167,10 +167,10 @@ class OtlpCollector:
             self.headers.clear()
             self.exports = 0
 
-    def _wait(self, seen: Callable[[], list[T]], count: int, timeout_s: float, what: str) -> list[T]:
+    def _wait(self, observed: Callable[[], list[T]], count: int, timeout_s: float, what: str) -> list[T]:
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while len(found := seen()) < count:
+            while len(found := observed()) < count:
                 left = deadline - time.monotonic()
                 assert left > 0, f"{len(found)} {what} came within {timeout_s} s, {count} were waited for"
                 self._changed.wait(left)
@@ -219,7 +219,7 @@ def _http_handler(collector: OtlpCollector) -> type[BaseHTTPRequestHandler]:
                 body = gzip.decompress(body)
             headers = {name.lower(): value for name, value in self.headers.items()}
             if collector.refusing:
-                self._answer(400, b"")  # which is not tried again; 503 would be, for a minute
+                self._answer(400, b"")  # 400 is not retried; 503 would be, for a minute
             elif self.path == "/v1/traces":
                 collector.take(ExportTraceServiceRequest.FromString(body), headers)
                 self._answer(200, ExportTraceServiceResponse().SerializeToString())
@@ -237,12 +237,12 @@ def _http_handler(collector: OtlpCollector) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *_: object) -> None:
-            """Nothing: the tests say what arrived."""
+            """Log nothing; tests inspect what arrived."""
 
     return Handler
 
 
-class _Traces(TraceServiceServicer):  # type: ignore[misc]
+class _Traces(TraceServiceServicer):
     def __init__(self, collector: OtlpCollector) -> None:
         self._collector = collector
 
@@ -253,7 +253,7 @@ class _Traces(TraceServiceServicer):  # type: ignore[misc]
         return ExportTraceServiceResponse()
 
 
-class _Metrics(MetricsServiceServicer):  # type: ignore[misc]
+class _Metrics(MetricsServiceServicer):
     def __init__(self, collector: OtlpCollector) -> None:
         self._collector = collector
 

@@ -1,14 +1,14 @@
-"""The servers under the tests do what the tests rely on."""
+"""Server fixtures behave as the tests expect."""
 
 from __future__ import annotations
 
 import pytest
 import redis
 
-from tests.servers import ONCE, RedisServer, redis_binaries
+from tests.support.servers import ONCE, RedisServer, redis_binaries
 
 
-def test_each_redis_starts_answers_and_is_empty(redis_server: RedisServer) -> None:
+def test_each_redis_starts_empty_and_responds(redis_server: RedisServer) -> None:
     assert redis_server.cli("DBSIZE") == 0
 
     redis_server.cli("SET", "left", "over")
@@ -20,7 +20,7 @@ def test_each_redis_is_empty_again_for_the_next_test(redis_server: RedisServer) 
     assert redis_server.cli("DBSIZE") == 0
 
 
-def test_a_paused_redis_answers_after_it_is_resumed(any_redis: RedisServer) -> None:
+def test_paused_redis_responds_after_resume(any_redis: RedisServer) -> None:
     any_redis.pause()
     with pytest.raises(redis.TimeoutError):
         any_redis.cli("PING", timeout_s=0.05)
@@ -30,7 +30,7 @@ def test_a_paused_redis_answers_after_it_is_resumed(any_redis: RedisServer) -> N
     assert any_redis.cli("PING")
 
 
-def test_a_restarted_redis_keeps_its_port_and_forgets_its_data(any_redis: RedisServer) -> None:
+def test_restarted_redis_keeps_its_port_and_loses_its_data(any_redis: RedisServer) -> None:
     any_redis.cli("SET", "a", "1")
     address = any_redis.address
 
@@ -41,7 +41,7 @@ def test_a_restarted_redis_keeps_its_port_and_forgets_its_data(any_redis: RedisS
 
 
 @pytest.mark.parametrize("name", redis_binaries())
-def test_passwords_users_and_databases_are_in_force(name: str) -> None:
+def test_passwords_users_and_databases_work(name: str) -> None:
     with RedisServer(redis_binaries()[name], password="s3cret", users={"edge": "pw"}, databases=3) as server:
         client = redis.Redis(unix_socket_path=str(server.unix_socket), username="edge", password="pw", db=2)
         with client:
