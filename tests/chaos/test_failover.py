@@ -1,7 +1,7 @@
-"""The master that sentinels watch over is replaced, dies or hangs under load; with `local`, no caller sees an error.
+"""The master of a Sentinel deployment is replaced, dies or hangs under load; with `local`, no caller sees an error.
 
-How much is admitted is accounted for hit by hit. Three things can let more pass than the limit, and nothing else does:
-what the old master took and the new one never saw, and what `local` lets pass meanwhile, which is its share at most.
+Every admitted hit is accounted for. More than the limit can pass only through hits that the old master accepted and the
+new one never saw, and through those that `local` admits meanwhile, at most its share.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pathlib import Path
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.client import rate_limit_request
-from tests.handed_out import handed_out
-from tests.launched import Watched
-from tests.paced import Paced
-from tests.redis_servers import RedisSentinels, until
-from tests.servers import RedisServer, redis_binaries
+from tests.support.admission_audit import audit_admissions
+from tests.support.grpc_client import rate_limit_request
+from tests.support.open_loop_clients import OpenLoopClients
+from tests.support.redis_servers import RedisSentinels, wait_until
+from tests.support.servers import RedisServer, redis_binaries
+from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
 LIMIT = 5000
 REPLICAS = 20
 SHARE = -(-LIMIT // REPLICAS)
-"""What `local` lets pass in this process, the only one there is."""
+"""Hits that `local` admits in this process, which is the only one."""
 
 PER_SECOND = 300
 DEADLINE_S = 3.0
 MARGIN = "2600ms"
-"""Kept of the deadline. This much, because the machine may be busy, and what is tested here is not its scheduler."""
+"""Margin before the deadline. It is large because the machine may be busy, and the scheduler is not under test."""
 
 BACK_WITHIN_S = 1.5
-"""A second, and half of one for a busy machine."""
+"""A second, plus half a second for a busy machine."""
 
 RULES = f"""
 domain: edge
@@ -49,8 +49,10 @@ KEY = "rl:{edge/all=hits}:fixed_window:31536000"
 
 
 def replace(sentinels: RedisSentinels) -> None:
-    """An orderly failover: the old master is well, and believes for some seconds more that it is the one."""
-    until(lambda: bool(sentinels.sentinels[0].cli("SENTINEL", "FAILOVER", sentinels.name)), "a replica is fit for it")
+    """Trigger an orderly failover: the old master is healthy, and acts as master for some seconds more."""
+    wait_until(
+        lambda: bool(sentinels.sentinels[0].cli("SENTINEL", "FAILOVER", sentinels.name)), "a replica is fit for it"
+    )
 
 
 def kill(sentinels: RedisSentinels) -> None:
@@ -73,7 +75,7 @@ def sentinels(request: pytest.FixtureRequest) -> Iterator[RedisSentinels]:
     ids=["replaced", "killed", "hung"],
     indirect=["sentinels"],
 )
-def test_every_hit_is_accounted_for_when_the_master_moves(
+def test_every_hit_is_accounted_for_during_a_sentinel_failover(
     befall: Callable[[RedisSentinels], None], sentinels: RedisSentinels, tmp_path: Path
 ) -> None:
     rules = tmp_path / "rules.yaml"
@@ -86,17 +88,17 @@ def test_every_hit_is_accounted_for_when_the_master_moves(
         "RLS_DEADLINE_MARGIN": MARGIN,
     }
     with (
-        Watched(variables) as service,
-        Paced(service.grpc_address, [HIT], per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
+        ServiceProcess(variables) as service,
+        OpenLoopClients(service.grpc_address, [HIT], per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
     ):
         time.sleep(1.0)
         old = sentinels.master
         before_s = time.monotonic()
         befall(sentinels)
-        until(lambda: sentinels.master is not old, "another master is elected")
+        wait_until(lambda: sentinels.master is not old, "another master is elected")
         elected_s = time.monotonic()
         new = sentinels.master
-        until(lambda: evals(new) > 0, "the service counts on the new master")
+        wait_until(lambda: evals(new) > 0, "the service counts on the new master")
         back_s = time.monotonic()
         if old.running:
             old.resume()
@@ -106,7 +108,7 @@ def test_every_hit_is_accounted_for_when_the_master_moves(
 
         without_store = service.stat("ratelimit.store_failure.local")
         by_local = min(without_store, SHARE)
-        admitted, twice, unheard = handed_out(load.calls, LIMIT, SHARE)
+        admitted, twice, unheard = audit_admissions(load.calls, LIMIT, SHARE)
         print(
             f"another master after {elected_s - before_s:.1f} s, counted on {back_s - elected_s:.2f} s later; "
             f"{len(load.calls)} calls, the longest {load.longest_s:.2f} s, {without_store} answered without the store\n"
@@ -119,7 +121,7 @@ def test_every_hit_is_accounted_for_when_the_master_moves(
         assert admitted <= LIMIT + twice + SHARE
         assert admitted == LIMIT + twice - unheard + by_local
         assert service.healthcheck().status == 200
-        assert service.log().count("address=main,") <= 3, service.log()  # lost, away, restored
+        assert service.log().count("address=main,") <= 3, service.log()  # lost, connect failed, restored
 
 
 def counted(server: RedisServer) -> int:
@@ -127,6 +129,6 @@ def counted(server: RedisServer) -> int:
 
 
 def evals(server: RedisServer) -> int:
-    """Runs of scripts that clients have asked for; those of its master reach a replica as what they wrote."""
+    """Return the script runs requested by clients; a replica receives those of its master as plain writes."""
     stats = server.cli("INFO", "commandstats")
     return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("eval", "evalsha"))

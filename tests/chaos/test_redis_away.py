@@ -1,4 +1,4 @@
-"""Redis dies under load and comes back: calls fail with a sentence meanwhile, and are answered soon after."""
+"""Redis dies under load and comes back: calls fail with a message meanwhile, and succeed soon after."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.launched import HIT, ROOMY, Watched
-from tests.servers import RedisServer
-from tests.steady import Steady
+from tests.support.closed_loop_clients import ClosedLoopClients
+from tests.support.servers import RedisServer
+from tests.support.service_process import HIT, UNRESTRICTIVE_RULES, ServiceProcess
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
@@ -28,20 +28,20 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
     path = tmp_path / "roomy.yaml"
-    path.write_text(ROOMY)
+    path.write_text(UNRESTRICTIVE_RULES)
     return path
 
 
 @pytest.mark.parametrize("looks", ["true", "false"])
 @pytest.mark.parametrize("away_s", [0.3, 4.0])
-def test_calls_are_answered_within_about_a_second_of_redis_being_back(
+def test_calls_succeed_within_about_a_second_of_redis_being_back(
     looks: str, away_s: float, rules: Path, redis: RedisServer
 ) -> None:
     variables = {"RLS_RULES": rules, "REDIS_URL": redis.address, "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION": looks}
-    with Watched(variables) as service, Steady(service.grpc_address, HIT, clients=2) as load:
+    with ServiceProcess(variables) as service, ClosedLoopClients(service.grpc_address, HIT, clients=2) as load:
         redis.kill()
         gone_s = time.monotonic()
-        service.wait_for_log("redis connection lost")
+        service.wait_for_log("redis_connection_lost")
         load.wait_for_more(20)
         unwell = looks == "true"
         assert service.healthcheck().status == (500 if unwell else 200)
@@ -50,7 +50,7 @@ def test_calls_are_answered_within_about_a_second_of_redis_being_back(
 
         redis.start()
         back_s = time.monotonic()
-        service.wait_for_log("redis connection restored")
+        service.wait_for_log("redis_connection_restored")
         service.wait_until(lambda: any(call.outcome == Code.OK for call in load.since(back_s)), "answers again")
         load.stop()
 
@@ -67,9 +67,9 @@ def test_calls_are_answered_within_about_a_second_of_redis_being_back(
         )
 
 
-def test_no_call_waits_longer_than_the_store_may_take_while_redis_hangs(rules: Path, redis: RedisServer) -> None:
+def test_calls_fail_within_the_store_timeout_while_redis_hangs(rules: Path, redis: RedisServer) -> None:
     variables = {"RLS_RULES": rules, "REDIS_URL": redis.address, "RLS_STORE_TIMEOUT": "300ms"}
-    with Watched(variables) as service, Steady(service.grpc_address, HIT) as load:
+    with ServiceProcess(variables) as service, ClosedLoopClients(service.grpc_address, HIT) as load:
         redis.pause()
         time.sleep(2)
         redis.resume()

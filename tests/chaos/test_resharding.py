@@ -1,7 +1,7 @@
 """A Redis Cluster under load: slots move, a node joins and gets some, a master dies and its replica takes over.
 
-Calls ask for one descriptor, or for three that live on three nodes. With `local` no caller sees an error, and no limit
-lets pass more than what a dead master took and its replica never saw, and the share of `local`.
+Calls have one descriptor, or three on three nodes. With `local` no caller sees an error, and limits are exceeded only
+by hits that a dead master accepted and its replica never saw, and by the share of `local`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import grpc
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.client import rate_limit_request
-from tests.handed_out import handed_out
-from tests.launched import Watched
-from tests.paced import Paced
-from tests.redis_servers import RedisCluster, until
-from tests.servers import RedisServer, redis_binaries
+from tests.support.admission_audit import audit_admissions
+from tests.support.grpc_client import rate_limit_request
+from tests.support.open_loop_clients import OpenLoopClients
+from tests.support.redis_servers import RedisCluster, wait_until
+from tests.support.servers import RedisServer, redis_binaries
+from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
 LIMIT = 800
 REPLICAS = 40
 SHARE = -(-LIMIT // REPLICAS)
-"""What `local` lets pass of a limit in this process, the only one there is."""
+"""Hits of a limit that `local` admits in this process, which is the only one."""
 
 PER_SECOND = 300
 DEADLINE_S = 3.0
 MARGIN = "2600ms"
-"""Kept of the deadline. This much, because the machine may be busy, and what is tested here is not its scheduler."""
+"""Margin before the deadline. It is large because the machine may be busy, and the scheduler is not under test."""
 
 BACK_WITHIN_S = 1.5
-"""A second, and half of one for a busy machine."""
+"""A second, plus half a second for a busy machine."""
 
 RULES = f"""
 domain: edge
@@ -50,8 +50,8 @@ descriptors:
 """
 
 
-class Asked(NamedTuple):
-    """What one kind of call asks for: of its descriptors one is tight, and refuses first."""
+class CallKind(NamedTuple):
+    """A kind of call: one of its descriptors has a tight limit, which denies first."""
 
     descriptors: tuple[tuple[str, str], ...]
 
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
 
     @property
     def slot(self) -> int:
-        """Of the tight one."""
+        """Return the cluster slot of the tight descriptor."""
         return _slot(*self.descriptors[self.tight])
 
     def counted(self, cluster: RedisCluster) -> int:
@@ -79,10 +79,10 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
         yield cluster
 
 
-def service_on(cluster: RedisCluster, directory: Path, policy: str) -> Watched:
+def service_on(cluster: RedisCluster, directory: Path, policy: str) -> ServiceProcess:
     rules = directory / "rules.yaml"
     rules.write_text(RULES.replace("POLICY", policy))
-    return Watched(
+    return ServiceProcess(
         {
             "RLS_RULES": rules,
             "REDIS_TYPE": "CLUSTER",
@@ -93,17 +93,17 @@ def service_on(cluster: RedisCluster, directory: Path, policy: str) -> Watched:
     )
 
 
-def calls_for(cluster: RedisCluster) -> list[Asked]:
-    """Three for each of the masters, and three over all of them, each with its tight descriptor on another one."""
+def calls_for(cluster: RedisCluster) -> list[CallKind]:
+    """Return three kinds per master, and three over all of them, each with its tight descriptor on another master."""
     values = map(str, itertools.count())
     masters = [cluster.owner(slot) for slot in (0, 8000, 16000)]
 
     def on(master: RedisServer, key: str) -> tuple[str, str]:
         return key, next(value for value in values if cluster.owner(_slot(key, value)) is master)
 
-    one_each = [Asked((on(master, "tight"),)) for master in masters * 3]
+    one_each = [CallKind((on(master, "tight"),)) for master in masters * 3]
     over_all = [
-        Asked(tuple(on(master, "tight" if master is tightest else "wide") for master in masters))
+        CallKind(tuple(on(master, "tight" if master is tightest else "wide") for master in masters))
         for tightest in masters
     ]
     return [*one_each, *over_all]
@@ -114,44 +114,42 @@ def _slot(key: str, value: str) -> int:
 
 
 @pytest.mark.parametrize("cluster", ["redis-6.2"], indirect=True)
-def test_no_call_fails_and_no_limit_is_exceeded_while_slots_and_masters_move(
-    cluster: RedisCluster, tmp_path: Path
-) -> None:
+def test_resharding_and_failover_fail_no_call_and_exceed_no_limit(cluster: RedisCluster, tmp_path: Path) -> None:
     calls = calls_for(cluster)
-    messages = [asked.message for asked in calls]
+    messages = [kind.message for kind in calls]
     with (
         service_on(cluster, tmp_path, "local") as service,
-        Paced(service.grpc_address, messages, per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
+        OpenLoopClients(service.grpc_address, messages, per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
     ):
-        figures = _Figures(service, load)
+        figures = _CallFigures(service, load)
         time.sleep(0.5)
         figures.tell("before")
-        for asked in (calls[0], calls[4], calls[9], calls[10]):
-            owner = cluster.owner(asked.slot)
-            move_slowly(cluster, asked.slot, next(node for node in cluster.nodes[:3] if node is not owner))
+        for kind in (calls[0], calls[4], calls[9], calls[10]):
+            owner = cluster.owner(kind.slot)
+            move_slowly(cluster, kind.slot, next(node for node in cluster.nodes[:3] if node is not owner))
         assert figures.tell("four slots moved") == 0
         guest = cluster.add_node()
-        for asked in (calls[1], calls[11]):
-            move_slowly(cluster, asked.slot, guest)
+        for kind in (calls[1], calls[11]):
+            move_slowly(cluster, kind.slot, guest)
         assert figures.tell("a node joined and got two") == 0
         assert evals(guest) > 0
 
         victim = cluster.owner(calls[3].slot)
-        on_victim = [cluster.owner(asked.slot) is victim for asked in calls]
+        on_victim = [cluster.owner(kind.slot) is victim for kind in calls]
         gone_s = time.monotonic()
         cluster.kill(victim)
         heir = wait_for_heir(cluster, calls[3].slot, victim)
         taken_over_s = time.monotonic()
-        until(lambda: evals(heir) > 0, "the service counts on the heir")
+        wait_until(lambda: evals(heir) > 0, "the service counts on the heir")
         back_s = time.monotonic()
-        service.wait_for_log("the store decides again")
+        service.wait_for_log("store_fallback_ended")
         figures.tell("a master died")
-        assert min(LIMIT - asked.counted(cluster) for asked in calls) >= SHARE, "it has taken too long"
+        assert min(LIMIT - kind.counted(cluster) for kind in calls) >= SHARE, "it has taken too long"
         load.use_up()
 
         outcomes = [
-            handed_out((call for call in load.calls if call.message == number), LIMIT, SHARE, asked.tight)
-            for number, asked in enumerate(calls)
+            audit_admissions((call for call in load.calls if call.message == number), LIMIT, SHARE, kind.tight)
+            for number, kind in enumerate(calls)
         ]
         print(
             f"a replica took over after {taken_over_s - gone_s:.1f} s and was counted on {back_s - taken_over_s:.2f} s "
@@ -160,23 +158,23 @@ def test_no_call_fails_and_no_limit_is_exceeded_while_slots_and_masters_move(
         )
         assert set(load.outcomes) == {Code.OK, Code.OVER_LIMIT}, "some calls failed, or were not answered in time"
         assert back_s - taken_over_s < BACK_WITHIN_S
-        assert [asked.counted(cluster) for asked in calls] == [LIMIT] * len(calls)
+        assert [kind.counted(cluster) for kind in calls] == [LIMIT] * len(calls)
         for (admitted, twice, unheard), had_an_heir in zip(outcomes, on_victim, strict=True):
             assert admitted <= LIMIT + twice + SHARE
             assert admitted >= LIMIT + twice - unheard
             assert twice == 0 or had_an_heir, "a slot that moves takes its hits along"
         assert service.healthcheck().status == 200
-        # A few for each node and event, however long it takes.
+        # A few log lines per node and event, however long it takes.
         assert len(service.log().splitlines()) <= 25, service.log()
 
 
 @pytest.mark.parametrize("cluster", ["valkey-9"], indirect=True)
-def test_how_long_calls_fail_when_a_master_dies_and_the_rules_say_error(cluster: RedisCluster, tmp_path: Path) -> None:
+def test_calls_fail_only_briefly_when_a_cluster_master_dies(cluster: RedisCluster, tmp_path: Path) -> None:
     calls = calls_for(cluster)
-    messages = [asked.message for asked in calls]
+    messages = [kind.message for kind in calls]
     with (
         service_on(cluster, tmp_path, "error") as service,
-        Paced(service.grpc_address, messages, per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
+        OpenLoopClients(service.grpc_address, messages, per_second=PER_SECOND, timeout_s=DEADLINE_S) as load,
     ):
         time.sleep(0.5)
         victim = cluster.owner(calls[0].slot)
@@ -200,7 +198,7 @@ def test_how_long_calls_fail_when_a_master_dies_and_the_rules_say_error(cluster:
 
 
 def move_slowly(cluster: RedisCluster, slot: int, to: RedisServer) -> None:
-    """So that calls meet each of its stages: ASK for keys that have gone, and MOVED when all have."""
+    """Move a slot slowly, so that calls see every stage: ASK for keys that have moved, and MOVED when all have."""
     cluster.begin_move(slot, to)
     time.sleep(0.05)
     cluster.move_keys(slot, to)
@@ -209,7 +207,7 @@ def move_slowly(cluster: RedisCluster, slot: int, to: RedisServer) -> None:
 
 
 def wait_for_heir(cluster: RedisCluster, slot: int, victim: RedisServer) -> RedisServer:
-    until(lambda: cluster.owner(slot) is not victim, "a replica takes over")
+    wait_until(lambda: cluster.owner(slot) is not victim, "a replica takes over")
     return cluster.owner(slot)
 
 
@@ -218,16 +216,16 @@ def evals(server: RedisServer) -> int:
     return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("eval", "evalsha"))
 
 
-class _Figures:
-    """What has become of the calls since the last time."""
+class _CallFigures:
+    """Statistics of the calls since the last report."""
 
-    def __init__(self, service: Watched, load: Paced) -> None:
+    def __init__(self, service: ServiceProcess, load: OpenLoopClients) -> None:
         self._service = service
         self._load = load
         self._calls = self._without_store = self._late = 0
 
     def tell(self, what: str) -> int:
-        """Returns how many calls the store has failed; some more may be late, on a machine that is busy."""
+        """Return how many calls the store has failed; on a busy machine some more may be late."""
         calls = self._load.calls[self._calls :]
         self._calls += len(calls)
         so_far = self._service.stat("ratelimit.store_failure.local")

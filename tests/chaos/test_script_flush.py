@@ -1,4 +1,4 @@
-"""SCRIPT FLUSH while calls are under way: no hit is lost, none is counted twice."""
+"""SCRIPT FLUSH while calls are in flight: no hit is lost, none is counted twice."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.client import rate_limit_request
-from tests.hammer import hammer
-from tests.servers import RedisServer, Service
+from tests.support.grpc_client import rate_limit_request
+from tests.support.load import run_load
+from tests.support.servers import RedisServer, Service
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
 CALLS = 3000
 
 
-async def test_every_hit_counts_once_while_scripts_are_flushed(redis_server: RedisServer, tmp_path: Path) -> None:
+async def test_script_flush_neither_loses_nor_doubles_hits(redis_server: RedisServer, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(
         "domain: flushed\ndescriptors: [{key: all, rate_limit: {unit: year, requests_per_unit: 4000000000}}]\n"
@@ -33,11 +33,11 @@ async def test_every_hit_counts_once_while_scripts_are_flushed(redis_server: Red
     with Service({"RLS_RULES": rules, "REDIS_URL": redis_server.address}) as service:
         flushing = asyncio.create_task(flush())
         message = bytes(rate_limit_request("flushed", {"all": "hits"}))
-        outcomes = await hammer([service.grpc_address], message, clients=64, calls=CALLS)
+        outcomes = await run_load([service.grpc_address], message, clients=64, calls=CALLS)
         flushing.cancel()
         await asyncio.gather(flushing, return_exceptions=True)
 
     print(f"{flushes} flushes during {CALLS} calls")
     assert outcomes == {Code.OK: CALLS}
-    assert flushes > 5  # or nothing was tried
+    assert flushes > 5  # otherwise nothing was tested
     assert int(redis_server.cli("GET", "rl:{flushed/all=hits}:fixed_window:31536000")) >> 16 == CALLS

@@ -1,8 +1,7 @@
-"""All that Redis can do to its clients, one after the other and under load: each call is told what its rules say.
+"""Every kind of Redis failure, one after the other and under load: each call gets the fallback decision of its rules.
 
-Deadlines are measured by the caller. A machine that has other things to do makes calls look late, so what caller and
-service had to wait for a core is taken off; where some were late nevertheless, or too many had no core to be measured
-by, the same is tried again.
+Deadlines are measured by the callers. On a busy machine calls look late, so the time that caller and service waited for
+a core is subtracted; if some were late nevertheless, or too many had no core to be measured by, the test is repeated.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ import grpc
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.client import rate_limit_request
-from tests.launched import Watched
-from tests.paced import Paced, Told
-from tests.relays import SlowRelay
-from tests.servers import RedisServer
-from tests.starved import Starved
+from tests.support.cpu_starvation import CpuStarvation
+from tests.support.grpc_client import rate_limit_request
+from tests.support.open_loop_clients import CallRecord, OpenLoopClients
+from tests.support.servers import RedisServer
+from tests.support.service_process import ServiceProcess
+from tests.support.tcp_proxy import SlowProxy
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
 POLICIES = ("error", "allow", "deny", "local")
 LIMIT, REPLICAS = 1_000_000_000, 10_000
 SHARE = LIMIT // REPLICAS
-"""No store has as little left, and this process alone no more."""
+"""The remaining value of a local decision is at most this, and that of the store is never as low."""
 
 RULES = "domain: chaos\ndescriptors:\n" + "".join(
     f"""\
@@ -46,35 +45,35 @@ MESSAGES = [bytes(rate_limit_request("chaos", {policy: "client"})) for policy in
 
 CALLS_PER_S = 300
 DEADLINE_S = 0.05
-MARGIN_S = 0.01  # more than in production, where the service has its core to itself
+MARGIN_S = 0.01  # more than in production, where the service has a core of its own
 PASSWORD = "right"
-SETTLE_S = 0.3  # until the store has noticed, some calls are answered by it and others not
+SETTLE_S = 0.3  # until the failure is detected, some calls are decided by the store and others not
 FAULT_S = 1.2
 BACK_WITHIN_S = 1.0
 LATE_S = 0.005
-MOST_GROWTH_MIB = 8
+MAX_GROWTH_MIB = 8
 TRIES = 4
 
 STORE, POLICY, NOBODY = "store", "policy", "nobody"
 
 
-class House(NamedTuple):
+class Setup(NamedTuple):
     redis: RedisServer
-    relay: SlowRelay
+    relay: SlowProxy
     password_file: Path
-    service: Watched
-    behind_relay: Watched  # the same, but what it hears of Redis goes through the relay
+    service: ServiceProcess
+    behind_relay: ServiceProcess  # the same, but connected to Redis through the relay
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     directory = tmp_path_factory.mktemp("chaos")
     (directory / "rules.yaml").write_text(RULES)
     password_file = directory / "password"
     password_file.write_text(PASSWORD)
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer(password=PASSWORD))
-        relay = stack.enter_context(SlowRelay(redis))
+        relay = stack.enter_context(SlowProxy(redis))
         variables = {
             "RLS_RULES": directory / "rules.yaml",
             "REDIS_AUTH_FILE": password_file,
@@ -82,13 +81,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             "RLS_DEADLINE_MARGIN": f"{MARGIN_S * 1000:.0f}ms",
         }
         services = [
-            stack.enter_context(Watched({**variables, "REDIS_URL": address}))
+            stack.enter_context(ServiceProcess({**variables, "REDIS_URL": address}))
             for address in (redis.address, relay.address)
         ]
         for service in services:
-            with Paced(service.grpc_address, MESSAGES, per_second=CALLS_PER_S, timeout_s=5) as load:
-                wait_for(lambda: len(load.calls) > CALLS_PER_S)  # everything that is made once is made
-        yield House(redis, relay, password_file, *services)
+            with OpenLoopClients(service.grpc_address, MESSAGES, per_second=CALLS_PER_S, timeout_s=5) as load:
+                wait_for(lambda: len(load.calls) > CALLS_PER_S)  # one-time initialisation is done
+        yield Setup(redis, relay, password_file, *services)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -98,8 +97,8 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def by_whom(call: Told) -> str:
-    """Whether the store decided a call, or what its rules say without it; or neither."""
+def by_whom(call: CallRecord) -> str:
+    """Return whether the store or the fallback decided a call, or neither."""
     (left,) = call.left or (0,)
     match POLICIES[call.message], call.outcome:
         case _, Code.OK if left > SHARE:
@@ -115,84 +114,84 @@ def by_whom(call: Told) -> str:
     raise AssertionError(f"{POLICIES[call.message]} was told {call}")
 
 
-def is_served(calls: list[Told]) -> bool:
-    """Whether the store decides, whatever the rules say without it."""
+def is_served(calls: list[CallRecord]) -> bool:
+    """Return whether the store decides, for calls of every policy."""
     by = Counter(map(by_whom, calls[-40:]))
     return by[STORE] > 30 and not by[POLICY]
 
 
 class Fault(NamedTuple):
-    begin: Callable[[House], None]
-    end: Callable[[House], None]
-    is_total: bool = True  # the store answers nobody in time
+    begin: Callable[[Setup], None]
+    end: Callable[[Setup], None]
+    is_total: bool = True  # the store answers no call in time
     is_of_relay: bool = False
 
 
-def restart(house: House) -> None:
-    house.redis.kill()
-    house.redis.start()
+def restart(setup: Setup) -> None:
+    setup.redis.kill()
+    setup.redis.start()
 
 
-def rotate(house: House, password: str) -> None:
-    house.password_file.write_text(password)
+def rotate(setup: Setup, password: str) -> None:
+    setup.password_file.write_text(password)
 
 
-def rotate_in_a_wrong_one(house: House) -> None:
-    rotate(house, "wrong")
-    house.redis.cli("CLIENT", "KILL", "TYPE", "normal")
+def rotate_in_a_wrong_one(setup: Setup) -> None:
+    rotate(setup, "wrong")
+    setup.redis.cli("CLIENT", "KILL", "TYPE", "normal")
 
 
-def nothing(house: House) -> None: ...
+def nothing(setup: Setup) -> None: ...
 
 
 FAULTS = {
-    "killed": Fault(lambda house: house.redis.kill(), lambda house: house.redis.start() and None),
-    "paused": Fault(lambda house: house.redis.pause(), lambda house: house.redis.resume()),
+    "killed": Fault(lambda setup: setup.redis.kill(), lambda setup: setup.redis.start() and None),  # type: ignore[arg-type]
+    "paused": Fault(lambda setup: setup.redis.pause(), lambda setup: setup.redis.resume()),
     "restarted empty": Fault(restart, nothing, is_total=False),
     "slow by 50 ms": Fault(
-        lambda house: setattr(house.relay, "delay_ms", 50.0),
-        lambda house: setattr(house.relay, "delay_ms", 0.0),
+        lambda setup: setattr(setup.relay, "delay_ms", 50.0),
+        lambda setup: setattr(setup.relay, "delay_ms", 0.0),
         is_of_relay=True,
     ),
-    "scripts flushed": Fault(lambda house: house.redis.cli("SCRIPT", "FLUSH"), nothing, is_total=False),
+    "scripts flushed": Fault(lambda setup: setup.redis.cli("SCRIPT", "FLUSH"), nothing, is_total=False),
     "out of memory": Fault(
-        lambda house: house.redis.cli("CONFIG", "SET", "maxmemory", "1"),
-        lambda house: house.redis.cli("CONFIG", "SET", "maxmemory", "0"),
+        lambda setup: setup.redis.cli("CONFIG", "SET", "maxmemory", "1"),
+        lambda setup: setup.redis.cli("CONFIG", "SET", "maxmemory", "0"),
     ),
     "a read-only replica": Fault(
-        lambda house: house.redis.cli("REPLICAOF", "127.0.0.1", "1"),
-        lambda house: house.redis.cli("REPLICAOF", "NO", "ONE"),
+        lambda setup: setup.redis.cli("REPLICAOF", "127.0.0.1", "1"),
+        lambda setup: setup.redis.cli("REPLICAOF", "NO", "ONE"),
     ),
-    "a wrong password": Fault(rotate_in_a_wrong_one, lambda house: rotate(house, PASSWORD)),
+    "a wrong password": Fault(rotate_in_a_wrong_one, lambda setup: rotate(setup, PASSWORD)),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_call_is_told_what_its_rules_say_in_time_and_service_is_back_soon(house: House, name: str) -> None:
-    in_time = [suffer(house, name, FAULTS[name])]
+def test_each_call_gets_its_fallback_in_time_and_service_recovers(setup: Setup, name: str) -> None:
+    in_time = [suffer(setup, name, FAULTS[name])]
     while not in_time[-1] and len(in_time) < TRIES:
-        in_time.append(suffer(house, name, FAULTS[name]))
+        in_time.append(suffer(setup, name, FAULTS[name]))
     assert in_time[-1]
 
 
-def suffer(house: House, name: str, fault: Fault) -> bool:
-    """Whether all calls were answered in time; everything else is asserted here."""
-    service = house.behind_relay if fault.is_of_relay else house.service
+def suffer(setup: Setup, name: str, fault: Fault) -> bool:
+    """Return whether all calls were answered in time; everything else is asserted here."""
+    service = setup.behind_relay if fault.is_of_relay else setup.service
     before_mib = memory_mib(service)
     with (
-        Paced(service.grpc_address, MESSAGES, per_second=CALLS_PER_S, timeout_s=DEADLINE_S) as load,
-        Starved(os.getpid(), service.pid) as starved,
+        OpenLoopClients(service.grpc_address, MESSAGES, per_second=CALLS_PER_S, timeout_s=DEADLINE_S) as load,
+        CpuStarvation(os.getpid(), service.pid) as starved,
     ):
         wait_for(lambda: is_served(load.calls))
-        begun_s = time.monotonic()
-        fault.begin(house)
+        started_s = time.monotonic()
+        fault.begin(setup)
         if fault.is_total:
             time.sleep(FAULT_S)
         ending_s = time.monotonic()
-        fault.end(house)
+        fault.end(setup)
         back_s = time.monotonic()
         wait_for(lambda: is_served([call for call in load.calls if call.begun_s > back_s]))
-    calls = [call for call in load.calls if call.ended_s > begun_s]
+    calls = [call for call in load.calls if call.ended_s > started_s]
     by = Counter(map(by_whom, calls))
     starved_s = {call: starved.between_s(call.begun_s, call.ended_s) for call in calls}
     seen_s = p999([call.ended_s - call.begun_s - DEADLINE_S for call in calls])
@@ -207,11 +206,11 @@ def suffer(house: House, name: str, fault: Fault) -> bool:
         f"served again {again_s - back_s:+.2f} s after Redis was back; memory {growth_mib:+.1f} MiB"
     )
     if fault.is_total:
-        during = [call for call in calls if begun_s + SETTLE_S < call.begun_s < ending_s - DEADLINE_S]
-        told = {(POLICIES[call.message], by_whom(call)) for call in during if by_whom(call) != NOBODY}
-        assert told == {(policy, POLICY) for policy in POLICIES}
+        during = [call for call in calls if started_s + SETTLE_S < call.begun_s < ending_s - DEADLINE_S]
+        decided = {(POLICIES[call.message], by_whom(call)) for call in during if by_whom(call) != NOBODY}
+        assert decided == {(policy, POLICY) for policy in POLICIES}
     assert again_s - back_s < BACK_WITHIN_S
-    assert growth_mib < MOST_GROWTH_MIB
+    assert growth_mib < MAX_GROWTH_MIB
     return over_s < LATE_S and given_up <= 0.001 * len(calls) and by[NOBODY] <= 0.2 * len(calls)
 
 
@@ -219,5 +218,5 @@ def p999(times_s: list[float]) -> float:
     return sorted(times_s)[int(len(times_s) * 0.999)]
 
 
-def memory_mib(service: Watched) -> float:
+def memory_mib(service: ServiceProcess) -> float:
     return int(Path(f"/proc/{service.pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

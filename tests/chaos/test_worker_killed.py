@@ -1,4 +1,4 @@
-"""One of several workers is killed under load: the others serve on, and another takes its place."""
+"""One of several workers is killed under load: the others continue to serve, and it is replaced."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from ratelimit_rls.core.model import Code
-from ratelimit_rls.server.workers import SHORTEST_LIFE_S
-from tests.launched import HIT, ROOMY, Watched, alive, connections
-from tests.servers import RedisServer
-from tests.steady import Steady
+from ratelimit_rls.server.workers import MIN_LIFETIME_S
+from tests.support.closed_loop_clients import ClosedLoopClients
+from tests.support.servers import RedisServer
+from tests.support.service_process import HIT, UNRESTRICTIVE_RULES, ServiceProcess, alive, connections
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
@@ -23,20 +23,18 @@ RECONNECTED_S = 3.0
 """A client that reaches the dying listener is reset, and gRPC then waits about a second before it connects again."""
 
 
-def test_a_killed_worker_costs_its_own_connections_a_moment_and_is_replaced(
-    tmp_path: Path, any_redis: RedisServer
-) -> None:
+def test_a_killed_worker_is_replaced_and_affects_only_its_connections(tmp_path: Path, any_redis: RedisServer) -> None:
     rules = tmp_path / "roomy.yaml"
-    rules.write_text(ROOMY)
-    with Watched({"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2}) as service:
+    rules.write_text(UNRESTRICTIVE_RULES)
+    with ServiceProcess({"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2}) as service:
         service.wait_for_log("msg=serving", times=2)
         killed, other = service.workers()
-        time.sleep(SHORTEST_LIFE_S)
-        with Steady(service.grpc_address, HIT, clients=CLIENTS) as load:
+        time.sleep(MIN_LIFETIME_S)
+        with ClosedLoopClients(service.grpc_address, HIT, clients=CLIENTS) as load:
             held = connections(killed, service.grpc_port)
             killed_s = time.monotonic()
             os.kill(killed, SIGKILL)
-            service.wait_for_log("a worker died and is replaced")
+            service.wait_for_log("worker_died")
             service.wait_for_log("msg=serving", times=3)
             time.sleep(max(0.0, killed_s + RECONNECTED_S - time.monotonic()))
             load.wait_for_more(500)

@@ -1,4 +1,4 @@
-"""One body per behaviour, run over every store."""
+"""Fixtures that run each conformance test on every store."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import of_every_run
-from tests.redis_servers import RedisCluster
-from tests.servers import RedisServer, redis_binaries
-from tests.stores import (
+from tests.conftest import param_with_slow_mark
+from tests.support.redis_servers import RedisCluster
+from tests.support.servers import RedisServer, redis_binaries
+from tests.support.stores import (
     CLUSTER,
     EMBEDDED,
     PER_SECOND,
@@ -48,16 +48,16 @@ def _running(name: str, stack: ExitStack) -> Running:
 
 @pytest.fixture(scope="session")
 def _servers() -> Iterator[Callable[[str], Running]]:
-    """By the id of a store; started when first asked for and kept for all modules, since a cluster takes seconds."""
+    """Return servers by the id of a store. Started on first use and kept for all modules: a cluster takes seconds."""
     with ExitStack() as stack:
         yield cache(lambda name: _running(name, stack))
 
 
-@pytest.fixture(scope="module", params=map(of_every_run, STORE_IDS))
+@pytest.fixture(scope="module", params=map(param_with_slow_mark, STORE_IDS))
 def _store(
     request: pytest.FixtureRequest, _servers: Callable[[str], Running]
 ) -> Iterator[tuple[StoreUnderTest, Sequence[RedisServer]]]:
-    """With a clock of its own, which goes on by a year for each test and must not get out of the exact numbers."""
+    """Return a store with its own clock, which advances by a year per test and must stay below 2^53 µs."""
     servers, connected = _servers(request.param)
     with connected() as store:
         yield store, servers
@@ -65,7 +65,7 @@ def _store(
 
 @pytest.fixture
 def store(_store: tuple[StoreUnderTest, Sequence[RedisServer]]) -> StoreUnderTest:
-    """A store that has counted nothing at its present moment: each test begins a year after the one before."""
+    """Return a store without any counts at its current time: each test starts a year after the previous one."""
     under_test, servers = _store
     for server in servers:
         server.flush()

@@ -1,18 +1,18 @@
-"""The largest call that is taken is decided by every store, even if no two of its limits are alike."""
+"""The largest accepted call is decided by every store, even if all of its limits differ."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ratelimit_rls.core.plan import MOST_STATES
-from tests.stores import StoreUnderTest, call, step
+from ratelimit_rls.core.plan import MAX_STATES
+from tests.support.stores import StoreUnderTest, call, step
 
 
-def test_as_many_different_limits_as_one_call_may_have(store: StoreUnderTest) -> None:
-    asked = [step(f"k{number}", number + 1, cost=1) for number in range(MOST_STATES)]
-    answer = store.ask(*asked)
+def test_call_with_maximum_number_of_different_limits(store: StoreUnderTest) -> None:
+    ops = [step(f"k{number}", number + 1, cost=1) for number in range(MAX_STATES)]
+    answer = store.ask(*ops)
     assert not answer.refused
-    assert [reading.left for reading in answer.readings] == list(range(MOST_STATES))
+    assert [reading.left for reading in answer.readings] == list(range(MAX_STATES))
 
-    again = store.spend(call(*asked[:1]), call(*[one._replace(step=replace(one.step, cost=2)) for one in asked[1:]]))
+    again = store.spend(call(*ops[:1]), call(*[one._replace(step=replace(one.step, cost=2)) for one in ops[1:]]))
     assert [one.refused for one in again] == [True, True]

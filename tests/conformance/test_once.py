@@ -1,22 +1,22 @@
-"""A call that carries a request id is counted once, however often it comes, and answered as the first time."""
+"""Idempotent calls: a request id is counted once, and retries get the first result."""
 
 from __future__ import annotations
 
 import pytest
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Plan
+from ratelimit_rls.core.model import Algorithm, Charge, Plan, StoreResult
 from ratelimit_rls.core.refund import refund
-from ratelimit_rls.store.batch import COUNTED_ONCE_S
-from tests.stores import StoreUnderTest, call, step
+from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S
+from tests.support.stores import StoreUnderTest, call, step
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
 
 
-def ask(store: StoreUnderTest, plan: Plan, *ids: bytes) -> list[Answer]:
-    """A batch of the plan under each of the ids; an empty one is none."""
+def ask(store: StoreUnderTest, plan: Plan, *ids: bytes) -> list[StoreResult]:
+    """Spend a batch of the plan, once for each id; an empty id means none."""
     prepared = store.store.prepare(plan)
-    return store.answered(*(prepared.once(name) if name else prepared for name in ids))
+    return store.answered(*(prepared.idempotent(name) if name else prepared for name in ids))
 
 
 def left(store: StoreUnderTest, algorithm: Algorithm = Algorithm.FIXED_WINDOW, limit: int = 10) -> int:
@@ -24,7 +24,7 @@ def left(store: StoreUnderTest, algorithm: Algorithm = Algorithm.FIXED_WINDOW, l
 
 
 @ALGORITHMS
-def test_a_retry_is_answered_as_the_first_time_and_not_counted(store: StoreUnderTest, algorithm: Algorithm) -> None:
+def test_retry_gets_first_result_and_is_not_counted(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = call(step(limit=10, algorithm=algorithm))
     (first,) = ask(store, plan, b"id-1")
     ask(store, plan, b"", b"")
@@ -42,32 +42,32 @@ def test_retries_within_one_batch_are_counted_once(store: StoreUnderTest) -> Non
     assert left(store) == 8
 
 
-def test_a_refusal_that_counted_nothing_is_decided_anew(store: StoreUnderTest) -> None:
-    """Whoever comes back when it was told to, under its id, is let in."""
+def test_uncounted_denial_is_decided_again(store: StoreUnderTest) -> None:
+    """A client that retries at the right time with the same id is admitted."""
     plan = call(step(limit=1))
-    (_, refused) = ask(store, plan, b"", b"late")
-    assert refused.refused
+    (_, denied) = ask(store, plan, b"", b"late")
+    assert denied.refused
     store.now_us += 60_000_000
     (again,) = ask(store, plan, b"late")
 
-    assert (again.refused, again.again) == (False, False)
+    assert (again.refused, again.replayed) == (False, False)
     assert left(store, limit=1) == 0
 
 
-def test_a_refusal_that_was_counted_is_told_again(store: StoreUnderTest) -> None:
+def test_counted_denial_is_replayed(store: StoreUnderTest) -> None:
     plan = call(step(limit=1, charge=Charge.ALWAYS))
-    (_, refused) = ask(store, plan, b"", b"late")
+    (_, denied) = ask(store, plan, b"", b"late")
     store.now_us += 60_000_000
     (again,) = ask(store, plan, b"late")
 
-    assert (again.refused, again.again) == (True, True)
-    assert again.readings == refused.readings
+    assert (again.refused, again.replayed) == (True, True)
+    assert again.readings == denied.readings
 
 
-def test_a_slot_that_has_come_meanwhile_is_not_waited_for_again(store: StoreUnderTest) -> None:
+def test_replayed_delay_is_reduced_by_elapsed_time(store: StoreUnderTest) -> None:
     queue = call(step(limit=60, algorithm=Algorithm.GCRA, burst=1, max_delay_us=10_000_000))
-    (_, held) = ask(store, queue, b"", b"mine")
-    assert held.readings[0].wait_us == 1_000_000
+    (_, delayed) = ask(store, queue, b"", b"mine")
+    assert delayed.readings[0].wait_us == 1_000_000
     store.now_us += 400_000
     (sooner,) = ask(store, queue, b"mine")
     store.now_us += 600_000
@@ -76,7 +76,7 @@ def test_a_slot_that_has_come_meanwhile_is_not_waited_for_again(store: StoreUnde
     assert [sooner.readings[0].wait_us, then.readings[0].wait_us] == [600_000, 0]
 
 
-def test_an_admission_is_remembered_although_the_limit_is_used_up_since(store: StoreUnderTest) -> None:
+def test_admission_is_replayed_after_limit_is_used_up(store: StoreUnderTest) -> None:
     plan = call(step(limit=2))
     ask(store, plan, b"mine", b"", b"")
     (again,) = ask(store, plan, b"mine")
@@ -84,14 +84,14 @@ def test_an_admission_is_remembered_although_the_limit_is_used_up_since(store: S
     assert not again.refused
 
 
-def test_what_is_charged_always_is_charged_once(store: StoreUnderTest) -> None:
+def test_charge_always_is_charged_once(store: StoreUnderTest) -> None:
     plan = call(step(limit=1, charge=Charge.ALWAYS))
     ask(store, plan, *[b"same"] * 5)
 
     assert left(store, limit=1) == 0
 
 
-def test_an_id_belongs_to_the_counters_it_came_with(store: StoreUnderTest) -> None:
+def test_request_id_is_scoped_to_its_counters(store: StoreUnderTest) -> None:
     ask(store, call(step("alice", 10)), b"id")
     (bob,) = ask(store, call(step("bob", 10)), b"id")
     (both,) = ask(store, call(step("alice", 10), step("bob", 10)), b"id")
@@ -100,17 +100,17 @@ def test_an_id_belongs_to_the_counters_it_came_with(store: StoreUnderTest) -> No
     assert [reading.left for reading in both.readings] == [8, 8]
 
 
-def test_an_id_is_known_for_five_minutes(store: StoreUnderTest) -> None:
+def test_request_id_expires_after_five_minutes(store: StoreUnderTest) -> None:
     plan = call(step(limit=10, algorithm=Algorithm.TOKEN_BUCKET))
     ask(store, plan, b"id")
-    store.now_us += (COUNTED_ONCE_S - 1) * 1_000_000
+    store.now_us += (DEFAULT_IDEMPOTENCY_S - 1) * 1_000_000
     ask(store, plan, b"id")
 
     assert left(store, Algorithm.TOKEN_BUCKET) == 10
 
 
-def test_another_question_about_the_same_counters_is_not_answered_with_the_first(store: StoreUnderTest) -> None:
-    """The same id comes with the call and, when its stream is done, with what it has cost."""
+def test_request_id_is_scoped_to_its_operation(store: StoreUnderTest) -> None:
+    """The same id is sent with the call and, when its stream is done, with the report of its cost."""
     ask(store, call(step(limit=10)), b"id")
     ask(store, call(step(limit=10, cost=4)), b"id")
     ask(store, call(step(limit=10, cost=-1)), b"id")
@@ -118,15 +118,15 @@ def test_another_question_about_the_same_counters_is_not_answered_with_the_first
     assert left(store) == 6
 
 
-def test_who_is_given_back_its_charge_is_charged_when_it_comes_again(store: StoreUnderTest) -> None:
+def test_refunded_request_id_is_charged_again(store: StoreUnderTest) -> None:
     plan = call(step(limit=10))
-    prepared = store.store.prepare(plan).once(b"id")
+    prepared = store.store.prepare(plan).idempotent(b"id")
     (first,) = store.answered(prepared)
-    owed = refund(decide(plan.outline, first))
-    assert owed is not None
-    store.answered(store.store.opposite(prepared, owed))
+    due = refund(decide(plan.template, first))
+    assert due is not None
+    store.answered(store.store.refund_of(prepared, due))
     assert left(store) == 10
     (again,) = store.answered(prepared)
 
-    assert not again.again
+    assert not again.replayed
     assert left(store) == 9

@@ -1,21 +1,21 @@
-"""Taking as many hits as there are, and giving back what was taken at a moment: what leases are made of."""
+"""Operations of leases: take up to a number of hits, and return hits taken at a given time."""
 
 from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.model import Algorithm, Answer, Plan, Unit
-from tests.stores import StoreUnderTest, call, step
+from ratelimit_rls.core.model import Algorithm, Plan, StoreResult, Unit
+from tests.support.stores import StoreUnderTest, call, step
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
 
 
-def take(store: StoreUnderTest, plan: Plan, hits: int) -> Answer:
-    return store.answered(store.store.prepare(plan).at_most(hits))[0]
+def take(store: StoreUnderTest, plan: Plan, hits: int) -> StoreResult:
+    return store.answered(store.store.prepare(plan).take_up_to(hits))[0]
 
 
 def give_back(store: StoreUnderTest, plan: Plan, hits: int, charged_at_us: int) -> None:
-    store.answered(store.store.prepare(plan).returned(hits, charged_at_us))
+    store.answered(store.store.prepare(plan).refund(hits, charged_at_us))
 
 
 def left(store: StoreUnderTest, algorithm: Algorithm) -> int:
@@ -23,9 +23,7 @@ def left(store: StoreUnderTest, algorithm: Algorithm) -> int:
 
 
 @ALGORITHMS
-def test_as_many_as_are_asked_for_are_taken_or_as_many_as_there_are(
-    store: StoreUnderTest, algorithm: Algorithm
-) -> None:
+def test_take_up_to_returns_what_is_left(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = call(step(limit=10, algorithm=algorithm))
 
     assert [take(store, plan, hits).granted for hits in (4, 4, 4, 4)] == [4, 4, 2, 0]
@@ -33,7 +31,7 @@ def test_as_many_as_are_asked_for_are_taken_or_as_many_as_there_are(
 
 
 @ALGORITHMS
-def test_who_gets_none_is_told_when_there_is_one(store: StoreUnderTest, algorithm: Algorithm) -> None:
+def test_empty_take_has_exact_retry(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = call(step(limit=10, algorithm=algorithm))
     take(store, plan, 10)
     none = take(store, plan, 5)
@@ -45,8 +43,8 @@ def test_who_gets_none_is_told_when_there_is_one(store: StoreUnderTest, algorith
     assert take(store, plan, 1).granted == 1
 
 
-def test_no_more_is_taken_than_every_limit_has(store: StoreUnderTest) -> None:
-    """And what one of them has more stays with it."""
+def test_take_is_bounded_by_every_limit(store: StoreUnderTest) -> None:
+    """Hits beyond that stay in the counters."""
     many, few = step(limit=100), step(limit=3, unit=Unit.HOUR, algorithm=Algorithm.GCRA)
     answer = take(store, call(many, few), 50)
 
@@ -56,16 +54,16 @@ def test_no_more_is_taken_than_every_limit_has(store: StoreUnderTest) -> None:
     assert store.ask(step(limit=100, cost=0)).readings[0].left == 97
 
 
-def test_takers_of_one_batch_see_each_other(store: StoreUnderTest) -> None:
+def test_takes_in_one_batch_see_each_other(store: StoreUnderTest) -> None:
     plan = store.store.prepare(call(step(limit=10)))
-    answers = store.answered(plan.at_most(6), plan, plan.at_most(6))
+    answers = store.answered(plan.take_up_to(6), plan, plan.take_up_to(6))
 
     assert [answers[0].granted, answers[2].granted] == [6, 3]
     assert answers[1].readings[0].left == 3
 
 
 @ALGORITHMS
-def test_what_was_not_needed_goes_back(store: StoreUnderTest, algorithm: Algorithm) -> None:
+def test_unused_hits_are_returned(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = call(step(limit=10, algorithm=algorithm))
     taken = take(store, plan, 8)
     store.ask(step(limit=10, algorithm=algorithm))
@@ -75,7 +73,7 @@ def test_what_was_not_needed_goes_back(store: StoreUnderTest, algorithm: Algorit
 
 
 @ALGORITHMS
-def test_all_of_it_given_back_leaves_no_trace(store: StoreUnderTest, algorithm: Algorithm) -> None:
+def test_full_return_restores_state(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = call(step(limit=10, algorithm=algorithm))
     taken = take(store, plan, 8)
     give_back(store, plan, 8, taken.now_us)
@@ -85,7 +83,7 @@ def test_all_of_it_given_back_leaves_no_trace(store: StoreUnderTest, algorithm: 
     assert again.reset_us == (60_000_000 if algorithm is Algorithm.FIXED_WINDOW else 0)
 
 
-def test_a_log_takes_out_what_was_charged_then_and_nothing_newer(store: StoreUnderTest) -> None:
+def test_sliding_log_return_removes_that_charge_only(store: StoreUnderTest) -> None:
     log = step(limit=10, algorithm=Algorithm.SLIDING_LOG)
     plan = call(log)
     first = take(store, plan, 4)
@@ -96,7 +94,7 @@ def test_a_log_takes_out_what_was_charged_then_and_nothing_newer(store: StoreUnd
     give_back(store, plan, 3, first.now_us)
     assert left(store, Algorithm.SLIDING_LOG) == 4
 
-    store.now_us += 40_000_000  # what is left of the first charge is a minute old
+    store.now_us += 40_000_000  # the rest of the first charge is a minute old
     assert left(store, Algorithm.SLIDING_LOG) == 5
     store.now_us += 10_000_000
     assert left(store, Algorithm.SLIDING_LOG) == 8
@@ -104,7 +102,7 @@ def test_a_log_takes_out_what_was_charged_then_and_nothing_newer(store: StoreUnd
     assert left(store, Algorithm.SLIDING_LOG) == 10
 
 
-def test_a_log_never_gives_back_more_than_was_charged_then(store: StoreUnderTest) -> None:
+def test_sliding_log_return_is_bounded_by_the_charge(store: StoreUnderTest) -> None:
     plan = call(step(limit=10, algorithm=Algorithm.SLIDING_LOG))
     first = take(store, plan, 2)
     store.now_us += 1_000_000
@@ -117,7 +115,7 @@ def test_a_log_never_gives_back_more_than_was_charged_then(store: StoreUnderTest
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.FIXED_WINDOW, Algorithm.SLIDING_LOG], ids=lambda one: one.value)
-def test_what_belongs_to_a_window_that_is_over_does_not_come_back(store: StoreUnderTest, algorithm: Algorithm) -> None:
+def test_return_after_end_of_window_is_ignored(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = call(step(limit=10, algorithm=algorithm))
     taken = take(store, plan, 8)
     store.now_us += 60_000_000
@@ -133,10 +131,8 @@ BUCKETS = pytest.mark.parametrize(
 
 
 @BUCKETS
-def test_a_bucket_that_may_have_been_full_meanwhile_gets_back_less_by_what_came_in(
-    store: StoreUnderTest, algorithm: Algorithm
-) -> None:
-    """Ten a minute with a burst of one: what was charged is there again after six seconds, and must not come twice."""
+def test_bucket_return_is_reduced_by_refill(store: StoreUnderTest, algorithm: Algorithm) -> None:
+    """Ten per minute with a burst of one: a charge is refilled after six seconds, and must not be refunded too."""
     bucket = step(limit=10, algorithm=algorithm, burst=1)
     taken = take(store, call(bucket), 1)
     store.now_us += 6_000_000
@@ -144,15 +140,13 @@ def test_a_bucket_that_may_have_been_full_meanwhile_gets_back_less_by_what_came_
     give_back(store, call(bucket), 1, taken.now_us)
     store.now_us += 1
 
-    refused = store.ask(bucket)
-    assert refused.refused
-    assert refused.readings[0].retry_us == 6_000_000 - 1
+    denied = store.ask(bucket)
+    assert denied.refused
+    assert denied.readings[0].retry_us == 6_000_000 - 1
 
 
 @BUCKETS
-def test_a_bucket_that_was_full_before_is_full_after_however_long_it_took(
-    store: StoreUnderTest, algorithm: Algorithm
-) -> None:
+def test_full_bucket_stays_full_after_return(store: StoreUnderTest, algorithm: Algorithm) -> None:
     bucket = step(limit=10, algorithm=algorithm)
     taken = take(store, call(bucket), 4)
     store.now_us += 7_654_321
@@ -163,25 +157,23 @@ def test_a_bucket_that_was_full_before_is_full_after_however_long_it_took(
 
 
 @BUCKETS
-def test_of_an_emptier_bucket_no_more_stays_charged_than_has_come_in_since(
-    store: StoreUnderTest, algorithm: Algorithm
-) -> None:
+def test_bucket_keeps_at_most_the_refill_charged(store: StoreUnderTest, algorithm: Algorithm) -> None:
     bucket = step(limit=10, algorithm=algorithm)
     take(store, call(bucket), 6)
     taken = take(store, call(bucket), 4)
-    store.now_us += 6_000_000  # one comes in
+    store.now_us += 6_000_000  # one token is added
     give_back(store, call(bucket), 4, taken.now_us)
 
     assert left(store, algorithm) == 0 + 1 + 3
 
 
-def test_a_log_with_refunds_and_returns_in_one_batch_stays_whole(store: StoreUnderTest) -> None:
+def test_sliding_log_with_refunds_and_returns_in_one_batch(store: StoreUnderTest) -> None:
     plan = store.store.prepare(call(step(limit=10, algorithm=Algorithm.SLIDING_LOG)))
     refund = store.store.prepare(call(step(limit=10, algorithm=Algorithm.SLIDING_LOG, cost=-1)))
-    taken = store.answered(plan.at_most(4))[0]
+    taken = store.answered(plan.take_up_to(4))[0]
     store.now_us += 1_000_000
-    store.answered(plan, refund, plan.returned(2, taken.now_us), plan)
+    store.answered(plan, refund, plan.refund(2, taken.now_us), plan)
 
-    assert left(store, Algorithm.SLIDING_LOG) in (5, 7)  # what is beside a refund of the same batch may stay charged
-    store.answered(plan.returned(2, taken.now_us))
+    assert left(store, Algorithm.SLIDING_LOG) in (5, 7)  # next to a refund in the same batch, a charge may remain
+    store.answered(plan.refund(2, taken.now_us))
     assert left(store, Algorithm.SLIDING_LOG) >= 7

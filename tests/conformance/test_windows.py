@@ -1,4 +1,4 @@
-"""Several limits on one descriptor, windows of any length, and windows of the calendar."""
+"""Several limits on one descriptor, windows of any length, and calendar windows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from datetime import UTC, datetime
 import pytest
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Answer, Code, Decision, Descriptor, Entry, Request
+from ratelimit_rls.core.model import Code, Decision, Descriptor, Entry, Request, StoreResult
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.rules.compile import compile_documents
-from tests.stores import StoreUnderTest
+from tests.support.stores import StoreUnderTest
 
 MINUTE_US = 60_000_000
 DAY_US = 86_400_000_000
 
 
-class Asking:
-    """Calls of one descriptor `k=v` under some rules."""
+class Client:
+    """Calls with one descriptor `k=v` under given rules."""
 
     def __init__(self, store: StoreUnderTest, rules: str) -> None:
         text = f"domain: d\ndescriptors:\n  - key: k\n    {rules}\n"
@@ -27,8 +27,8 @@ class Asking:
     def ask(self, hits: int = 1) -> Decision:
         plan = self._planner.plan(Request("d", (Descriptor((Entry("k", "v"),), hits=hits),)))
         (answer,) = self._store.spend(plan)
-        assert isinstance(answer, Answer)
-        return decide(plan.outline, answer)
+        assert isinstance(answer, StoreResult)
+        return decide(plan.template, answer)
 
 
 def at(text: str) -> int:
@@ -41,14 +41,14 @@ PREMIUM = (
 )
 
 
-def test_a_premium_client_has_a_burst_a_rate_and_a_day(store: StoreUnderTest) -> None:
+def test_descriptor_with_three_limits(store: StoreUnderTest) -> None:
     store.now_us = at("2031-05-04T10:00:00")
-    client = Asking(store, PREMIUM)
+    client = Client(store, PREMIUM)
 
     assert [client.ask(100).code for _ in range(15)] == [Code.OK] * 15
-    refused = client.ask()
-    assert (refused.code, refused.statuses[0].reset_s) == (Code.OVER_LIMIT, 1)
-    # The refusal consumed nothing of the day, and a minute brings a thousand back.
+    denied = client.ask()
+    assert (denied.code, denied.statuses[0].reset_s) == (Code.OVER_LIMIT, 1)
+    # The denial charged nothing to the day, and a minute refills a thousand.
     store.now_us += MINUTE_US
     assert client.ask(0).statuses[0].remaining == 1000
     assert client.ask(1000).code is Code.OK
@@ -73,21 +73,21 @@ def test_a_premium_client_has_a_burst_a_rate_and_a_day(store: StoreUnderTest) ->
     assert client.ask(1000).code is Code.OK
 
 
-def test_the_status_is_that_of_the_limit_with_least_left_or_of_the_one_that_refuses(store: StoreUnderTest) -> None:
-    client = Asking(store, "limits: [{unit: minute, requests_per_unit: 3}, {unit: day, requests_per_unit: 5}]")
+def test_status_is_of_denying_or_least_remaining_limit(store: StoreUnderTest) -> None:
+    client = Client(store, "limits: [{unit: minute, requests_per_unit: 3}, {unit: day, requests_per_unit: 5}]")
 
-    told = [client.ask().statuses[0] for _ in range(4)]
+    statuses = [client.ask().statuses[0] for _ in range(4)]
 
-    assert [status.remaining for status in told] == [2, 1, 0, 0]
-    assert [status.code for status in told] == [Code.OK, Code.OK, Code.OK, Code.OVER_LIMIT]
+    assert [status.remaining for status in statuses] == [2, 1, 0, 0]
+    assert [status.code for status in statuses] == [Code.OK, Code.OK, Code.OK, Code.OVER_LIMIT]
     store.now_us += MINUTE_US
     assert [client.ask().statuses[0].remaining for _ in range(2)] == [1, 0]
-    refused = client.ask().statuses[0]
-    assert refused.step is not None
-    assert (refused.code, refused.step.limit.requests_per_unit) == (Code.OVER_LIMIT, 5)
+    denied = client.ask().statuses[0]
+    assert denied.step is not None
+    assert (denied.code, denied.step.limit.requests_per_unit) == (Code.OVER_LIMIT, 5)
 
 
-def test_a_quota_with_two_limits_fails_once(store: StoreUnderTest) -> None:
+def test_quota_with_two_limits_fails_once(store: StoreUnderTest) -> None:
     text = """
 domain: d
 descriptors:
@@ -102,7 +102,7 @@ descriptors:
     assert [store.spend(alone)[0].refused for _ in range(2)] == [False, True]
 
 
-def test_a_quota_whose_limits_are_all_used_up_does_not_fail_for_another_quota_as_well(store: StoreUnderTest) -> None:
+def test_exhausted_quota_does_not_fail_another_quota(store: StoreUnderTest) -> None:
     text = """
 domain: d
 descriptors:
@@ -115,8 +115,8 @@ descriptors:
     assert [store.spend(both)[0].refused for _ in range(3)] == [False, False, False]
 
 
-def test_of_several_limits_that_refuse_the_longest_is_told(store: StoreUnderTest) -> None:
-    client = Asking(store, "limits: [{unit: minute, requests_per_unit: 1}, {unit: hour, requests_per_unit: 1}]")
+def test_longest_of_several_denials_is_reported(store: StoreUnderTest) -> None:
+    client = Client(store, "limits: [{unit: minute, requests_per_unit: 1}, {unit: hour, requests_per_unit: 1}]")
     client.ask()
 
     assert client.ask().statuses[0].reset_s == 3600
@@ -125,8 +125,8 @@ def test_of_several_limits_that_refuse_the_longest_is_told(store: StoreUnderTest
 @pytest.mark.parametrize(
     ("rule", "seconds"), [("unit: second, unit_multiplier: 30", 30), ("unit: minute, unit_multiplier: 5", 300)]
 )
-def test_a_window_may_be_any_number_of_units_long(store: StoreUnderTest, rule: str, seconds: int) -> None:
-    client = Asking(store, f"rate_limit: {{{rule}, requests_per_unit: 2}}")
+def test_unit_multiplier(store: StoreUnderTest, rule: str, seconds: int) -> None:
+    client = Client(store, f"rate_limit: {{{rule}, requests_per_unit: 2}}")
 
     assert [client.ask().code for _ in range(3)] == [Code.OK, Code.OK, Code.OVER_LIMIT]
     store.now_us += seconds * 1_000_000 - 1
@@ -146,22 +146,20 @@ def test_a_window_may_be_any_number_of_units_long(store: StoreUnderTest, rule: s
         ("year", "UTC", "2032-01-01T00:00:00", "2032-12-31T23:59:59", "2033-01-01T00:00:00"),  # 366 days
     ],
 )
-def test_a_calendar_s_window_ends_by_its_calendar(
-    store: StoreUnderTest, unit: str, zone: str, used: str, before: str, after: str
-) -> None:
-    client = Asking(store, f"rate_limit: {{unit: {unit}, requests_per_unit: 2, calendar: true, timezone: {zone}}}")
+def test_calendar_window_end(store: StoreUnderTest, unit: str, zone: str, used: str, before: str, after: str) -> None:
+    client = Client(store, f"rate_limit: {{unit: {unit}, requests_per_unit: 2, calendar: true, timezone: {zone}}}")
     store.now_us = at(used)
     assert [client.ask().code for _ in range(3)] == [Code.OK, Code.OK, Code.OVER_LIMIT]
 
     store.now_us = at(before)
-    refused = client.ask().statuses[0]
-    assert (refused.code, refused.reset_s) == (Code.OVER_LIMIT, 1)
+    denied = client.ask().statuses[0]
+    assert (denied.code, denied.reset_s) == (Code.OVER_LIMIT, 1)
     store.now_us = at(after)
     assert client.ask().code is Code.OK
 
 
-def test_a_clock_set_back_over_the_end_of_a_month_gives_nothing_back(store: StoreUnderTest) -> None:
-    client = Asking(store, "rate_limit: {unit: month, requests_per_unit: 1, calendar: true}")
+def test_clock_set_back_over_end_of_month_frees_nothing(store: StoreUnderTest) -> None:
+    client = Client(store, "rate_limit: {unit: month, requests_per_unit: 1, calendar: true}")
     store.now_us = at("2034-02-01T00:00:01")
     client.ask()
 

@@ -1,4 +1,4 @@
-"""What every end-to-end test stands on: an upstream, the sandboxes of envoy/, and both transports."""
+"""Fixtures of the end-to-end tests: an upstream and the rules of a sandbox of envoy/."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import SANDBOXES, Upstream
+from tests.support.servers import SANDBOXES, Upstream
+from tests.support.windows import with_yearly_limits
 
 
 @pytest.fixture(scope="session")
@@ -16,17 +17,10 @@ def upstream() -> Iterator[Upstream]:
         yield server
 
 
-@pytest.fixture(params=["native", "grpcio"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """Both gRPC transports, where the test is cheap enough to run twice."""
-    name: str = request.param
-    return name
-
-
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
-    """A file with the rules of the plain sandbox, by the day: no test meets the end of a minute."""
+    """File with the rules of the plain sandbox, with yearly limits so that no window ends during a test."""
     path = tmp_path / "rules" / "edge.yaml"
     path.parent.mkdir()
-    path.write_text((SANDBOXES / "rls-http" / "rules.yaml").read_text().replace("unit: minute", "unit: day"))
+    path.write_text(with_yearly_limits((SANDBOXES / "rls-http" / "rules.yaml").read_text()))
     return path

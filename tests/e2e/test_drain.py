@@ -1,7 +1,7 @@
-"""Stopping under load behind a real Envoy that refuses what it cannot ask about: no request that it accepted fails.
+"""Stop under load behind a real Envoy with failure_mode_deny: no accepted request fails.
 
-docs/drain.md is the recipe; these are its two halves. A lost call shows as 500 (`failure_mode_deny: true`), a lost
-connection as an answer that never came.
+Tests both setups of docs/drain.md. A lost call is a 500 (`failure_mode_deny: true`), a lost connection a missing
+response.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from tests.launched import Watched
-from tests.servers import SANDBOXES, EnvoyServer, Upstream
+from tests.support.servers import SANDBOXES, EnvoyServer, Upstream
+from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.e2e
 
 RULES = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 4000000000}}]\n"
 
-# A machine that is busy with other tests must not be mistaken for a service that does not answer.
+# A busy machine must not look like an unresponsive service.
 PATIENT = {"failure_mode_deny": True, "timeout": "10s", "connect_timeout": "10s"}
 
 
 class Sent(NamedTuple):
-    """One request: its path, which no other has, and the status of its answer, or why there was none."""
+    """One request: its unique path, and the status of its response or the error."""
 
     path: str
     outcome: int | str
 
 
-# Nobody is asked twice: what a replica loses is seen.
+# No retries, so that lost requests are visible.
 ONCE = {**PATIENT, "grpc_service": {"envoy_grpc": {"cluster_name": "ratelimit"}}}
 
-REFUSED = "refused"  # nobody listened any more
+REFUSED = "refused"  # connection refused: no listener
 
 
 class Clients:
-    """Threads that send one request after the other, on a connection for as long as Envoy lets it live."""
+    """Threads that send sequential requests, each on one connection as long as Envoy keeps it open."""
 
-    PAUSE_S = 0.002  # the load is theirs, not the machine's
+    PAUSE_S = 0.002  # keeps the machine from being saturated
 
     def __init__(self, port: int, threads: int = 4) -> None:
         self._port = port
@@ -71,7 +71,7 @@ class Clients:
         self.wait_for(lambda: len(self.sent) >= enough, f"{requests} more requests")
 
     def stop(self) -> None:
-        """Send nothing more, and wait for what is under way."""
+        """Stop sending, and wait for requests in flight."""
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -96,13 +96,13 @@ class Clients:
 
     @staticmethod
     def _answer(connection: http.client.HTTPConnection, path: str) -> int | str:
-        """Every failure of an HTTP client to its name; http.client connects again after a `connection: close`."""
+        """Send a request, and name every client error; http.client reconnects after `connection: close`."""
         try:
             if connection.sock is None:
-                connection.connect()
-        except ConnectionRefusedError:
-            return REFUSED
-        try:
+                try:
+                    connection.connect()
+                except ConnectionRefusedError:
+                    return REFUSED
             connection.request("GET", path, headers={"x-user": "somebody"})
             answer = connection.getresponse()
             answer.read()
@@ -119,14 +119,17 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_replica_that_is_told_to_stop_costs_no_request(upstream: Upstream, rules: Path) -> None:
-    with Watched({"RLS_RULES": rules, "RLS_DRAIN_DELAY": "3s"}) as leaving, Watched({"RLS_RULES": rules}) as staying:
+def test_stopping_a_replica_fails_no_request(upstream: Upstream, rules: Path) -> None:
+    with (
+        ServiceProcess({"RLS_RULES": rules, "RLS_DRAIN_DELAY": "3s"}) as leaving,
+        ServiceProcess({"RLS_RULES": rules}) as staying,
+    ):
         where = {8000: upstream.port, 8081: leaving.grpc_port, 8083: staying.grpc_port}
         with (
             EnvoyServer(SANDBOXES / "redis-cluster" / "envoy.yaml", where, ONCE) as proxy,
             Clients(proxy.port) as clients,
         ):
-            clients.wait_for(lambda: all(map(asked, (leaving, staying))), "both are asked")
+            clients.wait_for(lambda: all(map(has_calls, (leaving, staying))), "both receive calls")
 
             leaving.signal(signal.SIGTERM)
             assert leaving.ended(30) == 0
@@ -138,14 +141,14 @@ def test_a_replica_that_is_told_to_stop_costs_no_request(upstream: Upstream, rul
     assert "Traceback" not in leaving.log()
 
 
-def test_a_replica_that_dies_costs_no_request_where_envoy_asks_another(upstream: Upstream, rules: Path) -> None:
-    with Watched({"RLS_RULES": rules}) as dying, Watched({"RLS_RULES": rules}) as staying:
+def test_killing_a_replica_fails_no_request_with_retries(upstream: Upstream, rules: Path) -> None:
+    with ServiceProcess({"RLS_RULES": rules}) as dying, ServiceProcess({"RLS_RULES": rules}) as staying:
         where = {8000: upstream.port, 8081: dying.grpc_port, 8083: staying.grpc_port}
         with (
             EnvoyServer(SANDBOXES / "redis-cluster" / "envoy.yaml", where, PATIENT) as proxy,
             Clients(proxy.port) as clients,
         ):
-            clients.wait_for(lambda: all(map(asked, (dying, staying))), "both are asked")
+            clients.wait_for(lambda: all(map(has_calls, (dying, staying))), "both receive calls")
             dying.kill()
             clients.wait_for_more(100)
             clients.stop()
@@ -153,12 +156,12 @@ def test_a_replica_that_dies_costs_no_request_where_envoy_asks_another(upstream:
     assert set(clients.outcomes) == {200}, clients.outcomes
 
 
-def asked(service: Watched) -> bool:
+def has_calls(service: ServiceProcess) -> bool:
     return service.stat("ratelimit.service.rate_limit.edge.user.total_hits") > 20
 
 
 class Sidecar(EnvoyServer):
-    """Envoy with the service on a Unix socket, as in one pod, and a line in its log for each request it has read."""
+    """Envoy and the service on a Unix socket, as in one pod; Envoy logs each request it has read."""
 
     def __init__(self, directory: Path, upstream: Upstream, unix_socket: Path) -> None:
         document = yaml.safe_load((SANDBOXES / "rls-unix-socket" / "envoy.yaml").read_text())
@@ -173,7 +176,7 @@ class Sidecar(EnvoyServer):
         return [*super().command(), "--drain-time-s", "1"]
 
     def post(self, path: str) -> None:
-        """To the admin page."""
+        """Post to the admin interface."""
         with urlopen(Request(f"http://127.0.0.1:{self.admin_port}{path}", method="POST")) as answer:
             assert answer.status == 200
 
@@ -182,7 +185,7 @@ class Sidecar(EnvoyServer):
         return self._child.wait(20)
 
     def read(self) -> list[Sent]:
-        """Every request whose headers have reached Envoy, and what it answered."""
+        """Return the status of every request whose headers have reached Envoy."""
         lines = re.findall(r"^read (\S+) (\d+)$", self.log(), re.MULTILINE)
         return [Sent(path, int(status)) for path, status in lines]
 
@@ -197,19 +200,17 @@ def to_stdout(line: str) -> dict[str, Any]:
     }
 
 
-def test_a_pod_that_is_deleted_answers_every_request_its_envoy_has_read(
-    upstream: Upstream, rules: Path, tmp_path: Path
-) -> None:
+def test_deleted_pod_answers_every_request_that_envoy_has_read(upstream: Upstream, rules: Path, tmp_path: Path) -> None:
     unix_socket = tmp_path / "rls.sock"
     variables = {"RLS_RULES": rules, "GRPC_UDS": unix_socket, "RLS_DRAIN_DELAY": "5s"}
     with (
-        Watched(variables) as service,
+        ServiceProcess(variables) as service,
         Sidecar(tmp_path, upstream, unix_socket) as proxy,
         Clients(proxy.port) as clients,
     ):
         clients.wait_for_more(100)
 
-        # Kubernetes tells all containers of a pod at once: those without a preStop hook by SIGTERM, Envoy by its hook.
+        # Kubernetes stops all containers of a pod at once: with SIGTERM, or with the preStop hook of Envoy.
         service.signal(signal.SIGTERM)
         proxy.post("/healthcheck/fail")
         proxy.post("/drain_listeners?graceful")
@@ -226,5 +227,5 @@ def test_a_pod_that_is_deleted_answers_every_request_its_envoy_has_read(
     answered = [sent for sent in clients.sent if isinstance(sent.outcome, int)]
     assert set(Counter(sent.outcome for sent in read)) == {200}
     assert sorted(answered) == sorted(read)
-    # The rest was refused, or had been taken by the kernel for a listener that Envoy closed without looking again.
+    # The rest was refused, or accepted by the kernel for a listener that Envoy closed.
     assert {sent.outcome for sent in clients.sent} - {200} <= {REFUSED, "ConnectionResetError"}

@@ -1,8 +1,9 @@
-"""What `envoy-config` writes: a real Envoy runs it, and limits hold for every source of the mapping."""
+"""Output of `envoy-config`: a real Envoy runs it, and limits apply for every source of the mapping."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import io
 import json
 import subprocess
@@ -10,14 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from ratelimit_rls.cli import main
-from tests.certificates import Authority
-from tests.client import Http, get
-from tests.servers import EnvoyServer, Service, Upstream
+from tests.support.certificates import Authority
+from tests.support.grpc_client import Http, get
+from tests.support.servers import EnvoyServer, Service, Upstream
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +42,7 @@ SOURCES = {
     "probe": "header:x-probe",
 }
 
-# Every rule is below a key of its own and met only by requests that ask for it by name: one Envoy, one limit each.
+# Every rule has its own key and matches only requests that name it: one Envoy, one limit each.
 RULES = f"""\
 domain: edge
 descriptors:
@@ -67,7 +69,7 @@ TOKENS = {
         "metadata": [{"metadata_namespace": "test.tokens", "value": {"payload": {"sub": "alice"}}}],
     },
 }
-"""Stands for a filter that reads tokens."""
+"""Replaces a filter that reads tokens."""
 
 
 def generated(*arguments: str | Path, remarks: str = "") -> str:
@@ -97,7 +99,7 @@ def limited(rules: Path, upstream: Upstream) -> Iterator[Http]:
     (listener,) = config["static_resources"]["listeners"]
     (manager,) = listener["filter_chains"][0]["filters"]
     manager["typed_config"]["http_filters"].insert(0, TOKENS)
-    assert manager["typed_config"].pop("strip_any_host_port")  # a gateway of somebody else's need not do it
+    assert manager["typed_config"].pop("strip_any_host_port")  # other gateways may not set it
     file = rules.with_name("envoy.config")
     file.write_text(yaml.safe_dump(config))
     where = {8000: upstream.port, 8081: service.grpc_port}
@@ -126,7 +128,7 @@ def limited(rules: Path, upstream: Upstream) -> Iterator[Http]:
         ("unheard-of", ("/", ""), None, ("/", "")),
     ],
 )
-def test_a_limit_holds_wherever_the_value_of_its_key_comes_from(
+def test_limit_applies_for_every_source_of_its_value(
     limited: Http,
     probe: str,
     first: tuple[str, str],
@@ -142,22 +144,25 @@ def test_a_limit_holds_wherever_the_value_of_its_key_comes_from(
     assert (status(first, 200), status(second, 429), status(other, 200)) == (200, 429, 200)
 
 
-def test_a_client_without_the_header_meets_no_limit_of_it(limited: Http) -> None:
+def test_request_without_the_header_is_not_limited_by_it(limited: Http) -> None:
     assert [limited.get("/", x_probe="user").status for _ in range(3)] == [200] * 3
 
 
 @pytest.mark.parametrize("host", ["EXAMPLE.com", "example.com:80", "example.com.", "me@Example.com.:443"])
-def test_a_host_is_the_same_however_it_is_written(limited: Http, host: str) -> None:
+def test_host_spellings_share_a_counter(limited: Http, host: str) -> None:
     limited.get("/", x_probe="host", host="example.com")
     assert limited.get("/", x_probe="host", host=host).status == 429
 
 
-def bare(listener_filters: list[Any], host: dict[str, Any], clusters: list[Any]) -> dict[str, Any]:
-    """An Envoy that is there already, with what was written for it put where it belongs."""
+def bare(
+    listener_filters: list[Any], host: dict[str, Any], clusters: list[Any], manager_has: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """An existing Envoy configuration with the generated parts inserted."""
     router = {"@type": f"{EXTENSIONS}.http.router.v3.Router"}
     manager = {
         "@type": f"{EXTENSIONS}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "ingress",
+        **(manager_has or {}),
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], **host}]},
         "http_filters": [*listener_filters, {"name": "envoy.filters.http.router", "typed_config": router}],
     }
@@ -173,18 +178,20 @@ def bare(listener_filters: list[Any], host: dict[str, Any], clusters: list[Any])
 def of_fragments(text: str) -> dict[str, Any]:
     parts = yaml.safe_load(text)
     host = {key: parts[key] for key in ("rate_limits", "typed_per_filter_config") if key in parts}
-    return bare(parts["http_filters"], host, parts["clusters"])
+    manager_has = {"common_http_protocol_options": parts["common_http_protocol_options"]}
+    return bare(parts["http_filters"], host, parts["clusters"], manager_has)
 
 
 def of_envoy_filter(text: str) -> dict[str, Any]:
-    """As Istio applies it; the mesh's cluster is made up."""
+    """Apply the EnvoyFilter as Istio does, with a fake cluster of the mesh."""
     patches = yaml.safe_load(text)["spec"]["configPatches"]
-    parts: dict[str, list[Any]] = {"HTTP_FILTER": [], "VIRTUAL_HOST": [{}], "CLUSTER": []}
+    parts: dict[str, list[Any]] = {"HTTP_FILTER": [], "NETWORK_FILTER": [], "VIRTUAL_HOST": [{}], "CLUSTER": []}
     for patch in patches:
         parts[patch["applyTo"]].append(patch["patch"]["value"])
     name = "outbound|8081||rls.limits.svc.cluster.local"
     clusters = parts["CLUSTER"] or [{"name": name, "type": "STATIC", "connect_timeout": "1s"}]
-    return bare(parts["HTTP_FILTER"], parts["VIRTUAL_HOST"][-1], clusters)
+    (merged,) = parts["NETWORK_FILTER"]
+    return bare(parts["HTTP_FILTER"], parts["VIRTUAL_HOST"][-1], clusters, merged["typed_config"])
 
 
 def of_patch_policy(text: str) -> dict[str, Any]:
@@ -237,6 +244,10 @@ def test_a_real_envoy_accepts_every_form(rules: Path, tmp_path: Path) -> None:
         "gateway-authz": of_patch_policy(generated(web, "--ext-authz", "--format", "envoy-gateway", "--server", name)),
     }
     for name, config in forms.items():
+        if not name.startswith("gateway"):  # Envoy Gateway does it itself
+            (chain,) = config["static_resources"]["listeners"][0]["filter_chains"]
+            common = chain["filters"][0]["typed_config"]["common_http_protocol_options"]
+            assert common == {"headers_with_underscores_action": "REJECT_REQUEST"}
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(config))
         ended = subprocess.run(
@@ -245,7 +256,7 @@ def test_a_real_envoy_accepts_every_form(rules: Path, tmp_path: Path) -> None:
         assert ended.returncode == 0, f"{name}: {ended.stderr}"
 
 
-def test_the_service_may_be_on_a_unix_socket_and_the_filter_hold_the_descriptors(
+def test_unix_socket_and_descriptors_in_the_filter(
     two_domains: tuple[Path, Path], tmp_path: Path, upstream: Upstream
 ) -> None:
     unix_socket = tmp_path / "rls.sock"
@@ -253,7 +264,7 @@ def test_the_service_may_be_on_a_unix_socket_and_the_filter_hold_the_descriptors
     assert_both_limited(two_domains, {"GRPC_UDS": unix_socket}, flags, upstream)
 
 
-def test_the_service_may_ask_for_certificates_and_stages_keep_domains_apart(
+def test_mutual_tls_and_stages_for_several_domains(
     two_domains: tuple[Path, Path], tmp_path: Path, upstream: Upstream
 ) -> None:
     authority = Authority(tmp_path / "certs")
@@ -268,6 +279,44 @@ def test_the_service_may_ask_for_certificates_and_stages_keep_domains_apart(
     }
     files = ("--cacert", authority.ca_path, "--cert", mine, "--key", mine_key)
     assert_both_limited(two_domains, environment, (*files, "--server-name", "ratelimit.internal"), upstream)
+
+
+KNOWN_CALLERS = f"""\
+domain: web
+identity: {{credentials: [{{kind: api_key, header: x-api-key}}]}}
+ext_authz: {{descriptors: [{{entries: [{{key: path, from: path}}]}}]}}
+descriptors: [{{key: path, value: /once, {ONCE}}}]
+"""
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["as-written", "in-an-envoy-that-allows-them"])
+def test_identity_headers_with_underscores_are_rejected(tmp_path: Path, upstream: Upstream, is_refused: bool) -> None:
+    """CGI servers treat `x_ratelimit_user` like `x-ratelimit-user`."""
+    rules, file = tmp_path / "web.yaml", tmp_path / "envoy.config"
+    rules.write_text(KNOWN_CALLERS)
+    config = yaml.safe_load(generated(rules, "--ext-authz", "--deny-on-failure", "--timeout", "5s"))
+    if not is_refused:
+        (manager,) = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+        assert manager["typed_config"].pop("common_http_protocol_options")
+    file.write_text(yaml.safe_dump(config))
+    service = Service({"RLS_RULES": rules})
+    forged = ("x_ratelimit_user", "x-ratelimit_user", "X_RateLimit-Tier", "x_ratelimit_api_key", "x_ratelimit_rule")
+    with service, EnvoyServer(file, {8000: upstream.port, 8081: service.grpc_port}) as proxy:
+        assert get(proxy.url, "/", x_ratelimit_user="forged").status == 200
+        assert "x-ratelimit-user" not in upstream.last_headers
+        for name in forged:
+            upstream.last_headers, before = {}, upstream.requests
+            status = status_with(proxy.url, name, "forged")
+            assert (status, upstream.requests - before) == ((400, 0) if is_refused else (200, 1)), name
+            assert "forged" not in upstream.last_headers.values()
+
+
+def status_with(url: str, name: str, value: str) -> int:
+    """Return the status of a GET with a header whose name is sent unchanged."""
+    parts = urlsplit(url)
+    with contextlib.closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)) as connection:
+        connection.request("GET", "/", headers={name: value})
+        return connection.getresponse().status
 
 
 @pytest.fixture

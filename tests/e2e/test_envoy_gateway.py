@@ -1,4 +1,4 @@
-"""In the place that Envoy Gateway has for a rate limit service: its environment, its certificates, its descriptors."""
+"""The service as the rate limit service of Envoy Gateway: its environment, certificates and descriptors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from ratelimit_rls.core.model import Code
-from tests.ads_server import AdsServer, config
-from tests.certificates import Authority
-from tests.client import Http, ask, get, rate_limit_request
-from tests.launched import Watched
-from tests.process import free_port
-from tests.servers import EnvoyServer, RedisServer, Upstream
+from tests.support.certificates import Authority
+from tests.support.grpc_client import Http, ask, get, rate_limit_request
+from tests.support.process import free_port
+from tests.support.servers import EnvoyServer, RedisServer, Upstream
+from tests.support.service_process import ServiceProcess
+from tests.support.xds_server import AdsServer, config
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +37,7 @@ mappings:
 
 
 class Certificates:
-    """Of one authority, in the files that are mounted: the service's pair at /certs, and the proxy's elsewhere."""
+    """Certificates of one CA in mounted files: the service's pair at /certs, and the proxy's elsewhere."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -47,7 +47,7 @@ class Certificates:
         self.rotate()
 
     def rotate(self) -> None:
-        """Everything anew, the authority included."""
+        """Replace all certificates, including the CA."""
         self._generation += 1
         self.authority = Authority(self.directory / f"generation-{self._generation}", f"CA {self._generation}")
         chain, key = self.authority.issue(SERVICE_NAME)
@@ -67,8 +67,8 @@ class Certificates:
         return grpc.ssl_channel_credentials(ca, key, chain) if shown else grpc.ssl_channel_credentials(ca)
 
 
-class GatewayService(Watched):
-    """The service as Envoy Gateway deploys it, but for ports, paths and how long it drains."""
+class GatewayService(ServiceProcess):
+    """The service as Envoy Gateway deploys it, except for ports, paths and drain times."""
 
     def __init__(self, certs: Path, xds: AdsServer, redis: RedisServer, mapper: Path) -> None:
         self.metrics_port = free_port()
@@ -108,27 +108,27 @@ class GatewayService(Watched):
         )
 
     def check(self, certificates: grpc.ChannelCredentials) -> int:
-        """The overall code of one call as a proxy would send it."""
+        """Send one call like a proxy, and return the overall code."""
         request = rate_limit_request(DOMAIN, {ROUTE: ROUTE, "rule-9-match-9": "unlimited"})
         options = (("grpc.ssl_target_name_override", SERVICE_NAME),)
         return int(ask(self.grpc_address, request, certificates, options).overall_code)
 
 
 def gateway_config(per_user: dict[str, Any], per_address: int) -> Any:
-    """The limits of one route: by user, for those who say who they are; and by address, within a network."""
+    """Limits of one route: by user if the request names one, and by address within a network."""
     by_user = {"key": "rule-0-match-0", "rate_limit": per_user}
-    address = {"key": "remote_address", "rate_limit": {"unit": "DAY", "requests_per_unit": per_address}}
+    address = {"key": "remote_address", "rate_limit": {"unit": "YEAR", "requests_per_unit": per_address}}
     network = {"key": "masked_remote_address", "value": "127.0.0.0/8", "descriptors": [address]}
     route = {"key": ROUTE, "value": ROUTE, "descriptors": [by_user, network]}
     return config("{}", name=DOMAIN, domain=DOMAIN, descriptors=[route])
 
 
-def per_day(number: int) -> dict[str, Any]:
-    return {"unit": "DAY", "requests_per_unit": number}
+def per_year(number: int) -> dict[str, Any]:
+    return {"unit": "YEAR", "requests_per_unit": number}
 
 
 def envoy_config(path: Path, certificates: Certificates) -> Path:
-    """The listener and cluster that Envoy Gateway makes of it."""
+    """Listener and cluster as Envoy Gateway generates them."""
     chain, key = certificates.proxy
     path.write_text(f"""
 admin: {{address: {{socket_address: {{address: 127.0.0.1, port_value: 9901}}}}}}
@@ -221,7 +221,7 @@ def statuses(proxy: EnvoyServer, times: int, **headers: str) -> list[int]:
         return [client.get("/", **headers).status for _ in range(times)]
 
 
-def test_it_serves_reloads_refuses_bad_rules_and_strangers_and_bears_that_every_certificate_is_replaced(
+def test_envoy_gateway_deployment_with_reload_and_certificate_rotation(
     certificates: Certificates, xds: AdsServer, any_redis: RedisServer, upstream: Upstream, tmp_path: Path
 ) -> None:
     mapper = tmp_path / "conf.yaml"
@@ -230,13 +230,13 @@ def test_it_serves_reloads_refuses_bad_rules_and_strangers_and_bears_that_every_
     where = {8000: upstream.port, 8081: service.grpc_port}
     proxied = EnvoyServer(envoy_config(tmp_path / "envoy.yaml", certificates), where)
     with service, proxied as proxy:
-        # Served at once, with the reference's sentence until there are rules.
+        # Serves at once, with the error of envoyproxy/ratelimit until there are rules.
         with pytest.raises(grpc.RpcError) as refused:
             service.check(certificates.of_client())
         assert refused.value.details() == "no rate limit configuration loaded"
         assert service.healthcheck().status == 200
 
-        ack = xds.answer_to(xds.send("1", gateway_config(per_day(2), 1000)))
+        ack = xds.answer_to(xds.send("1", gateway_config(per_year(2), 1000)))
         assert (ack.version_info, ack.error_detail) == ("1", None)
         assert ack.node is not None
         assert ack.node.id == "envoy-ratelimit"
@@ -244,12 +244,12 @@ def test_it_serves_reloads_refuses_bad_rules_and_strangers_and_bears_that_every_
         assert statuses(proxy, 1, x_user="bob") == [200]
 
         # Reloaded.
-        assert xds.answer_to(xds.send("2", gateway_config(per_day(3), 6))).error_detail is None
+        assert xds.answer_to(xds.send("2", gateway_config(per_year(3), 6))).error_detail is None
         assert statuses(proxy, 2, x_user="bob") == [200, 200]
-        assert statuses(proxy, 1) == [429]  # the seventh of this address
-        assert xds.answer_to(xds.send("3", gateway_config(per_day(1000), 1000))).error_detail is None
+        assert statuses(proxy, 1) == [429]  # the seventh request of this address
+        assert xds.answer_to(xds.send("3", gateway_config(per_year(1000), 1000))).error_detail is None
 
-        # A bad one changes nothing.
+        # Invalid rules change nothing.
         nack = xds.answer_to(xds.send("4", gateway_config({"requests_per_unit": 1}, 1)))
         assert nack.error_detail is not None
         assert "invalid rate limit unit 'UNKNOWN'" in nack.error_detail.message
@@ -257,25 +257,25 @@ def test_it_serves_reloads_refuses_bad_rules_and_strangers_and_bears_that_every_
         assert nack.version_info == "3"
         assert statuses(proxy, 2, x_user="ann") == [200, 200]
 
-        # The reference lets these in.
+        # envoyproxy/ratelimit admits these clients.
         with pytest.raises(grpc.RpcError) as refused:
             service.check(certificates.of_client(shown=False))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
-        # Every certificate there is, the authority's included.
+        # Replace every certificate, including the CA.
         old = certificates.of_client()
         assert service.check(old) == Code.OK
         certificates.rotate()
         xds.stop()
         xds.certificates = certificates.of_xds
         xds.start()
-        ack = xds.answer_to(xds.send("5", gateway_config(per_day(1001), 1001)))
+        ack = xds.answer_to(xds.send("5", gateway_config(per_year(1001), 1001)))
         assert (ack.version_info, ack.error_detail) == ("5", None)
-        service.wait_for_log("TLS files reloaded")
+        service.wait_for_log("tls_reloaded")
         assert service.check(certificates.of_client()) == Code.OK
         with pytest.raises(grpc.RpcError):
             service.check(old)
-        assert statuses(proxy, 2, x_user="ann") == [200, 200]  # on the connection it has had all along
+        assert statuses(proxy, 2, x_user="ann") == [200, 200]  # on its existing connection
         assert service.healthcheck().status == 200
 
         metrics = get(f"http://127.0.0.1:{service.metrics_port}", "/metrics")
@@ -284,8 +284,8 @@ def test_it_serves_reloads_refuses_bad_rules_and_strangers_and_bears_that_every_
         assert "Traceback" not in service.log()
 
 
-def test_ai_gateway_s_quotas_over_a_plaintext_stream(any_redis: RedisServer) -> None:
-    """A call passes while any of its quotas has something left."""
+def test_ai_gateway_quotas_over_a_plaintext_stream(any_redis: RedisServer) -> None:
+    """A call is allowed while any of its quotas has something remaining."""
     quota = config(
         """
         name: ai-gateway-quota
@@ -297,11 +297,11 @@ def test_ai_gateway_s_quotas_over_a_plaintext_stream(any_redis: RedisServer) -> 
               - key: model_name_override
                 value: small
                 quota_mode: true
-                rate_limit: {unit: DAY, requests_per_unit: 1}
+                rate_limit: {unit: YEAR, requests_per_unit: 1}
               - key: model_name_override
                 value: large
                 quota_mode: true
-                rate_limit: {unit: DAY, requests_per_unit: 2}
+                rate_limit: {unit: YEAR, requests_per_unit: 2}
         """
     )
     both = [{"backend_name": "openai", "model_name_override": model} for model in ("small", "large")]
@@ -315,7 +315,7 @@ def test_ai_gateway_s_quotas_over_a_plaintext_stream(any_redis: RedisServer) -> 
             "REDIS_SOCKET_TYPE": "tcp",
             "REDIS_URL": any_redis.address,
         }
-        with Watched(environment) as service:
+        with ServiceProcess(environment) as service:
             call = rate_limit_request("ai-gateway-quota", *both)
             codes = [int(ask(service.grpc_address, call).overall_code) for _ in range(3)]
             assert codes == [Code.OK, Code.OK, Code.OVER_LIMIT]

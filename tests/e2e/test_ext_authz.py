@@ -1,4 +1,4 @@
-"""ext_authz through a real Envoy: who is counted, what is answered, and what nobody can forge."""
+"""ext_authz through a real Envoy: client addresses, responses, and headers that cannot be forged."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.client import Reply
-from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+from tests.support.grpc_client import Reply
+from tests.support.servers import SANDBOXES, EnvoyServer, Service, Upstream
+from tests.support.windows import with_yearly_limits
 
 pytestmark = pytest.mark.e2e
 
 SANDBOX = SANDBOXES / "ext-authz-only"
+YEAR_S = 31_536_000
 
 
 class LoggingEnvoy(EnvoyServer):
-    """Whose access log can be read at once, and not ten seconds later."""
+    """Envoy that flushes its access log at once instead of after ten seconds."""
 
     def __init__(self, upstream_port: int, service: Service, **values: Any) -> None:
         super().__init__(SANDBOX / "envoy.yaml", {8000: upstream_port, 8081: service.grpc_port}, values)
@@ -34,7 +36,7 @@ class LoggingEnvoy(EnvoyServer):
 
 
 def get(envoy: EnvoyServer, path: str, source: str = "127.0.0.1", **headers: str) -> Reply:
-    """A GET from one of the machine's loopback addresses; `x_user="a"` becomes the header `x-user: a`."""
+    """Send a GET from a loopback address; `x_user="a"` becomes the header `x-user: a`."""
     connection = http.client.HTTPConnection("127.0.0.1", envoy.port, timeout=10, source_address=(source, 0))
     try:
         connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
@@ -46,24 +48,22 @@ def get(envoy: EnvoyServer, path: str, source: str = "127.0.0.1", **headers: str
 
 
 def write_rules(directory: Path) -> Path:
-    """The sandbox's, by the day: no test meets the end of a minute."""
+    """Write the sandbox's rules with yearly limits, so that no window ends during a test."""
     path = directory / "rules.yaml"
-    path.write_text((SANDBOX / "rules.yaml").read_text().replace("unit: minute", "unit: day"))
+    path.write_text(with_yearly_limits((SANDBOX / "rules.yaml").read_text()))
     return path
 
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
-    """Of a test that changes them."""
+    """Rules for a test that changes them."""
     return write_rules(tmp_path)
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """For all tests that take the rules as they are: each comes from an address of its own."""
-    with Service(
-        {"RLS_RULES": write_rules(tmp_path_factory.mktemp("rules")), "RLS_TRANSPORT": request.param}
-    ) as service:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Service for all tests that do not change the rules; each test uses its own client address."""
+    with Service({"RLS_RULES": write_rules(tmp_path_factory.mktemp("rules"))}) as service:
         yield service
 
 
@@ -80,9 +80,9 @@ def behind_a_proxy(rules: Path, more: str = "") -> None:
     rules.write_text(text.replace("trusted_proxies: 0 ", f"trusted_proxies: 1{more} "))
 
 
-def test_requests_pass_until_the_limit_and_are_then_refused_in_json(envoy: LoggingEnvoy, upstream: Upstream) -> None:
+def test_requests_over_the_limit_are_denied_with_json(envoy: LoggingEnvoy, upstream: Upstream) -> None:
     before = upstream.requests
-    # Every id is another path and the same kind of page, so they share a counter.
+    # The paths differ only in the id and match one template, so they share a counter.
     answers = [
         get(envoy, f"/users/{number}?page={number}", "127.0.1.1", x_request_id=f"id-{number}") for number in range(6)
     ]
@@ -93,32 +93,30 @@ def test_requests_pass_until_the_limit_and_are_then_refused_in_json(envoy: Loggi
     assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["4", "3", "2", "1", "0", "0"]
     assert all("retry-after" not in answer.headers for answer in answers[:5])
     refusal = answers[-1]
-    assert 0 < int(refusal.headers["retry-after"]) <= 86400
+    assert 0 < int(refusal.headers["retry-after"]) <= YEAR_S
     assert refusal.headers["content-type"] == "application/json"
     error = json.loads(refusal.body)["error"]
     assert error["code"] == 429
     assert error["details"]["retry_after"] == int(refusal.headers["retry-after"])
-    # Another kind of page and another client have counters of their own.
+    # Another template and another client have their own counters.
     assert get(envoy, "/users/1/orders/7", "127.0.1.1").status == 200
     assert get(envoy, "/users/1", "127.0.1.2").status == 200
 
 
-def test_the_access_log_shows_which_rule_fired(envoy: LoggingEnvoy) -> None:
+def test_access_log_contains_the_rule(envoy: LoggingEnvoy) -> None:
     for _ in range(6):
         get(envoy, "/limited", "127.0.1.3")
     envoy.wait_for_log("GET /limited 200 rule=edge.remote_address.path")
     envoy.wait_for_log("GET /limited 429 rule=edge.remote_address.path")
 
 
-def test_what_the_upstream_is_told_cannot_be_forged(envoy: LoggingEnvoy, upstream: Upstream) -> None:
+def test_upstream_headers_cannot_be_forged(envoy: LoggingEnvoy, upstream: Upstream) -> None:
     get(envoy, "/any", "127.0.1.4", x_limited_by="mine", x_ratelimit_rule="mine")
     assert upstream.last_headers["x-limited-by"] == "edge.remote_address.path"
     assert "x-ratelimit-rule" not in upstream.last_headers
 
 
-def test_without_a_limit_the_upstream_is_told_nothing_and_neither_by_the_client(
-    upstream: Upstream, rules: Path
-) -> None:
+def test_upstream_headers_are_removed_without_a_limit(upstream: Upstream, rules: Path) -> None:
     text = rules.read_text()
     rules.write_text(text[: text.index("\ndescriptors:")])
     with Service({"RLS_RULES": rules}) as service, LoggingEnvoy(upstream.port, service) as envoy:
@@ -126,17 +124,15 @@ def test_without_a_limit_the_upstream_is_told_nothing_and_neither_by_the_client(
         assert "x-limited-by" not in upstream.last_headers
 
 
-def test_at_the_edge_x_forwarded_for_is_not_believed(envoy: LoggingEnvoy) -> None:
+def test_x_forwarded_for_is_ignored_without_trusted_proxies(envoy: LoggingEnvoy) -> None:
     statuses = [get(envoy, "/a", "127.0.1.5", x_forwarded_for=f"203.0.113.{n}").status for n in range(6)]
     assert statuses == [200] * 5 + [429]
 
 
 @pytest.mark.parametrize("envoy_adds", [True, False], ids=["use_remote_address", "as_received"])
-def test_behind_a_trusted_proxy_its_word_counts_and_not_the_client_s(
-    upstream: Upstream, rules: Path, envoy_adds: bool
-) -> None:
+def test_trusted_proxy_determines_the_client_address(upstream: Upstream, rules: Path, envoy_adds: bool) -> None:
     behind_a_proxy(rules, f"\n  use_remote_address: {str(envoy_adds).lower()}")
-    proxy = "127.0.0.2"  # adds what it was called from at the end of what the client sent
+    proxy = "127.0.0.2"  # appends the address of its peer to the client's header
     with (
         Service({"RLS_RULES": rules}) as service,
         LoggingEnvoy(upstream.port, service, use_remote_address=envoy_adds, failure_mode_allow=False) as envoy,
@@ -146,12 +142,12 @@ def test_behind_a_trusted_proxy_its_word_counts_and_not_the_client_s(
         ]
         assert spoofed == [200] * 5 + [429]
         assert get(envoy, "/a", proxy, x_forwarded_for="203.0.113.1, 198.51.100.8").status == 200
-        # Garbage where the client's address should be: whoever wrote it is counted together, by the connection.
+        # An invalid address at the client's position: such requests are counted by the connection's address.
         garbage = [get(envoy, "/a", proxy, x_forwarded_for=f"203.0.113.{n}, n{n}").status for n in range(6)]
         assert garbage == [200] * 5 + [429]
 
 
-def test_all_forms_of_an_ipv6_address_and_all_of_its_network_share_a_counter(upstream: Upstream, rules: Path) -> None:
+def test_ipv6_network_shares_a_counter(upstream: Upstream, rules: Path) -> None:
     behind_a_proxy(rules, "\n  use_remote_address: true")
     forms = [
         "2001:db8::1",
@@ -161,7 +157,7 @@ def test_all_forms_of_an_ipv6_address_and_all_of_its_network_share_a_counter(ups
         "2001:db8:0:0:ffff::1",
         "2001:db8::0.0.0.1",
     ]
-    # From 127.0.0.1 itself: there Envoy adds the machine's own address in its place.
+    # From 127.0.0.1, for which Envoy adds the machine's own address.
     with (
         Service({"RLS_RULES": rules}) as service,
         LoggingEnvoy(upstream.port, service, failure_mode_allow=False) as envoy,
@@ -179,7 +175,7 @@ def test_all_forms_of_an_ipv6_address_and_all_of_its_network_share_a_counter(ups
         assert [get(envoy, "/a", x_forwarded_for=form).status for form in mapped] == [200] * 5 + [429]
 
 
-def test_a_grpc_caller_is_refused_in_its_own_words(service: Service) -> None:
+def test_grpc_client_gets_resource_exhausted(service: Service) -> None:
     # The upstream is a gRPC service: the health service of the process itself.
     with (
         LoggingEnvoy(service.grpc_port, service, failure_mode_allow=False) as envoy,
@@ -196,7 +192,7 @@ def test_a_grpc_caller_is_refused_in_its_own_words(service: Service) -> None:
         assert int(retry_after) > 0
 
 
-def test_text_that_is_no_text_and_long_paths_are_counted_like_others(envoy: LoggingEnvoy) -> None:
+def test_invalid_utf8_and_long_paths_are_counted(envoy: LoggingEnvoy) -> None:
     statuses = [
         get(envoy, path, "127.0.1.6", x_odd=odd).status
         for path, odd in (
@@ -211,7 +207,7 @@ def test_text_that_is_no_text_and_long_paths_are_counted_like_others(envoy: Logg
     assert statuses == [200] * 5 + [429]
 
 
-def test_rules_without_a_mapping_fail_the_check_and_envoy_decides(upstream: Upstream, tmp_path: Path) -> None:
+def test_missing_mapping_fails_the_check_and_envoy_decides(upstream: Upstream, tmp_path: Path) -> None:
     rules = tmp_path / "plain.yaml"
     rules.write_text("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
     with Service({"RLS_RULES": rules}) as service:

@@ -1,4 +1,4 @@
-"""Rules change under load: the new ones take effect, bad ones do not, and no call fails meanwhile."""
+"""Rules reload under load: valid rules are applied, invalid ones are not, and no call fails."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import Http
-from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+from tests.support.grpc_client import Http
+from tests.support.servers import SANDBOXES, EnvoyServer, Service, Upstream
 
 pytestmark = pytest.mark.e2e
 
@@ -20,12 +20,12 @@ domain: edge
 descriptors:
   - key: path
     value: /limited
-    rate_limit: {{unit: day, requests_per_unit: {limit}}}
+    rate_limit: {{unit: year, requests_per_unit: {limit}}}
 """
 
 
 class Load:
-    """Clients that never stop asking; `latest` is what they were told last, `seen` all they were ever told."""
+    """Clients that send calls continuously; `latest` is the last result, `seen` all results."""
 
     def __init__(self, url: str, clients: int) -> None:
         self.seen: Counter[int] = Counter()
@@ -54,7 +54,7 @@ class Load:
 
 @pytest.fixture(params=["file written in place", "file replaced", "ConfigMap swapped"])
 def edited(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, object]:
-    """A rules directory and the way its one file is given a new text."""
+    """A rules directory, and a function that replaces the text of its file."""
     directory = tmp_path / "rules"
     directory.mkdir()
 
@@ -66,7 +66,7 @@ def edited(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, object
         (tmp_path / "new.yaml").rename(directory / "edge.yaml")
 
     def swapped(text: str) -> None:
-        # What the kubelet does: a new dated directory, then one rename of the ..data link.
+        # Like the kubelet: a new dated directory, then one rename of the ..data link.
         generation = directory / f"..2026_{len(list(directory.iterdir()))}_{abs(hash(text))}"
         generation.mkdir()
         (generation / "edge.yaml").write_text(text)
@@ -79,7 +79,7 @@ def edited(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, object
     return directory, ways[request.param]
 
 
-def test_an_edit_takes_effect_under_load_a_bad_one_does_not_and_no_call_fails(
+def test_valid_edit_is_applied_and_invalid_edit_is_not_under_load(
     upstream: Upstream, edited: tuple[Path, object]
 ) -> None:
     directory, write = edited
@@ -88,7 +88,7 @@ def test_an_edit_takes_effect_under_load_a_bad_one_does_not_and_no_call_fails(
     service = Service({"RLS_RULES": directory})
     where = {8000: upstream.port, 8081: service.grpc_port}
     config = SANDBOXES / "rls-http" / "envoy.yaml"
-    # failure_mode_deny turns a call that failed or came late into a 500 that the load would see.
+    # failure_mode_deny turns a failed or late call into a 500, which the load detects.
     values = {"failure_mode_deny": True, "timeout": "2s"}
     with service, EnvoyServer(config, where, values) as proxy:
         load = Load(proxy.url, clients=4)

@@ -1,4 +1,4 @@
-"""Redis goes away behind the service: Envoy is told in time, and limits hold again once it is back."""
+"""Redis outage: Envoy gets a response in time, and limits apply again once Redis is back."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import Http, get
-from tests.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
+from tests.support.grpc_client import Http, get
+from tests.support.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
 
 pytestmark = pytest.mark.e2e
 
 
 def limited(url: str) -> bool:
-    """Whether an answer says where its limit stands, which only the store knows."""
+    """Return whether a response has the state of its limit, which only the store knows."""
     return "x-ratelimit-remaining" in get(url, "/limited").headers
 
 
 @pytest.mark.parametrize("how", ["paused", "stopped"])
-def test_envoy_decides_while_redis_is_away_and_limits_hold_within_seconds_of_its_return(
+def test_envoy_decides_during_a_redis_outage_and_limits_recover(
     upstream: Upstream, rules: Path, any_redis: RedisServer, how: str
 ) -> None:
     leave, back = {

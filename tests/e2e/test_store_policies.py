@@ -1,4 +1,4 @@
-"""What a client of Envoy sees of failure policies, leases, remembered refusals and request ids."""
+"""Failure policies, leases, cached denials and request ids, as seen by a client of Envoy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.client import get
-from tests.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
+from tests.support.grpc_client import get
+from tests.support.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
 
 pytestmark = pytest.mark.e2e
 
@@ -18,18 +18,18 @@ RULES = """\
 domain: edge
 charge: admitted
 descriptors:
-  - {key: user, value: local, on_store_failure: local, rate_limit: {unit: day, requests_per_unit: 4}}
-  - {key: user, value: deny, on_store_failure: deny, rate_limit: {unit: day, requests_per_unit: 4}}
-  - {key: user, value: allow, on_store_failure: allow, rate_limit: {unit: day, requests_per_unit: 4}}
-  - {key: user, value: hot, hot: {lease: 10s}, rate_limit: {unit: day, requests_per_unit: 30}}
-  - {key: user, rate_limit: {unit: day, requests_per_unit: 4}}
+  - {key: user, value: local, on_store_failure: local, rate_limit: {unit: year, requests_per_unit: 4}}
+  - {key: user, value: deny, on_store_failure: deny, rate_limit: {unit: year, requests_per_unit: 4}}
+  - {key: user, value: allow, on_store_failure: allow, rate_limit: {unit: year, requests_per_unit: 4}}
+  - {key: user, value: hot, hot: {lease: 10s}, rate_limit: {unit: year, requests_per_unit: 30}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 4}}
 """
 
 Change = Callable[[dict[str, Any]], None]
 
 
 def by_user(document: dict[str, Any]) -> dict[str, Any]:
-    """Every request has a descriptor with its x-user; returns the settings of the connection manager."""
+    """Add a descriptor with x-user to every request. Return the settings of the connection manager."""
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
     manager: dict[str, Any] = chain["filters"][0]["typed_config"]
     action = {"request_headers": {"header_name": "x-user", "descriptor_key": "user"}}
@@ -44,7 +44,7 @@ def with_request_id(document: dict[str, Any]) -> None:
 
 @pytest.fixture
 def envoy_on(upstream: Upstream, any_redis: RedisServer, tmp_path: Path) -> Iterator[Callable[..., EnvoyServer]]:
-    """An Envoy before the service on Redis, with its configuration changed as asked."""
+    """Start Envoy in front of a service on Redis, with a changed configuration."""
     running: list[Service | EnvoyServer] = []
 
     def start(change: Change = by_user, **variables: object) -> EnvoyServer:  # type: ignore[assignment]
@@ -70,9 +70,7 @@ def statuses(proxy: EnvoyServer, user: str, times: int, **headers: str) -> list[
     return [get(proxy.url, "/anything", x_user=user, **headers).status for _ in range(times)]
 
 
-def test_each_policy_is_what_clients_see_while_redis_is_away(
-    envoy_on: Callable[..., EnvoyServer], any_redis: RedisServer
-) -> None:
+def test_failure_policies_during_a_redis_outage(envoy_on: Callable[..., EnvoyServer], any_redis: RedisServer) -> None:
     proxy = envoy_on()
     assert statuses(proxy, "local", 1) == [200]
     any_redis.stop()
@@ -84,7 +82,7 @@ def test_each_policy_is_what_clients_see_while_redis_is_away(
     proxy.wait_until(lambda: statuses(proxy, "deny", 1) == [200], "is served by Redis again", timeout_s=5)
 
 
-def test_who_is_refused_costs_redis_nothing_more_and_a_lease_spends_the_limit_exactly(
+def test_denial_cache_saves_calls_and_lease_is_exact(
     envoy_on: Callable[..., EnvoyServer], any_redis: RedisServer
 ) -> None:
     proxy = envoy_on()
@@ -95,7 +93,7 @@ def test_who_is_refused_costs_redis_nothing_more_and_a_lease_spends_the_limit_ex
     assert sorted(statuses(proxy, "hot", 35)) == [200] * 30 + [429] * 5
 
 
-def test_a_retry_under_its_request_id_is_counted_once(envoy_on: Callable[..., EnvoyServer]) -> None:
+def test_retry_with_a_request_id_is_counted_once(envoy_on: Callable[..., EnvoyServer]) -> None:
     proxy = envoy_on(with_request_id, RLS_REQUEST_ID_METADATA="x-request-id")
     same = "11111111-1111-4111-8111-111111111111"
 
@@ -104,5 +102,5 @@ def test_a_retry_under_its_request_id_is_counted_once(envoy_on: Callable[..., En
 
 
 def runs(server: RedisServer) -> int:
-    """Of the script, so far."""
+    """Return how often the script has run."""
     return int(server.cli("INFO", "commandstats")["cmdstat_evalsha"]["calls"])

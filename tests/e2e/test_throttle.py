@@ -1,25 +1,25 @@
-"""`action: throttle` behind a real Envoy: a burst leaves as an even stream, and Envoy's own deadline is respected."""
+"""`action: throttle` behind a real Envoy: a burst is smoothed, and Envoy's deadline is respected."""
 
 from __future__ import annotations
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import pytest
 
-from tests.client import Http
-from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+from tests.support.grpc_client import Http
+from tests.support.servers import SANDBOXES, EnvoyServer, Service, Upstream
 
 pytestmark = pytest.mark.e2e
 
 BURST = 50
+SLOT_S = 0.01
+CLOCKS_DIFFER_S = 0.002
 
-# The bucket holds one: whoever is second waits.
+# The bucket holds one: the second request waits.
 RULES = """\
 domain: edge
 descriptors:
@@ -49,53 +49,54 @@ def rules(tmp_path: Path) -> Path:
 
 
 def envoy(service: Service, upstream: Upstream, timeout: str) -> EnvoyServer:
-    """Where a call that is not answered in time is a 500, so that it is seen."""
+    """Envoy in which a late call becomes a 500, so that it is detected."""
     where = {8000: upstream.port, 8081: service.grpc_port}
     values = {"timeout": timeout, "failure_mode_deny": True}
     return EnvoyServer(SANDBOXES / "rls-http" / "envoy.yaml", where, values)
 
 
 def burst(url: str, path: str) -> list[Arrival]:
-    """Requests that are sent at one moment, each on a connection of its own; their answers in the order they came."""
-    ready = threading.Barrier(BURST)
+    """Send requests at once, each on its own connection; return the responses in order of arrival.
+
+    Arrivals are measured from when the last client was ready, which is before any of the requests.
+    """
+    begun_s: list[float] = []
+    ready = threading.Barrier(BURST, action=lambda: begun_s.append(time.monotonic()))
 
     def ask() -> Arrival:
         with Http(url) as client:
             client.get("/warm")
             ready.wait(20)
             status = client.get(path).status
-            return Arrival(time.monotonic(), status)
+            return Arrival(time.monotonic() - begun_s[0], status)
 
     with ThreadPoolExecutor(BURST) as threads:
         return sorted(future.result() for future in [threads.submit(ask) for _ in range(BURST)])
 
 
-def test_a_burst_leaves_as_an_even_stream(upstream: Upstream, rules: Path, transport: str) -> None:
+def test_burst_is_smoothed(upstream: Upstream, rules: Path) -> None:
     with (
-        Service({"RLS_RULES": rules, "RLS_TRANSPORT": transport}) as service,
+        Service({"RLS_RULES": rules}) as service,
         envoy(service, upstream, timeout="5s") as proxy,
     ):
         arrivals = burst(proxy.url, "/even")
 
     assert [arrival.status for arrival in arrivals] == [200] * BURST
-    gaps_s = [after.at_s - before.at_s for before, after in pairwise(arrivals)]
-    span_s = arrivals[-1].at_s - arrivals[0].at_s
-    print(f"{transport}: {BURST} answers in {span_s:.3f} s, {1000 * median(gaps_s):.1f} ms apart (median)")
-    assert span_s >= 0.45  # 49 slots of 10 ms, and the first may have been late
-    assert 0.005 < median(gaps_s) < 0.020
+    print(f"{BURST} answers, the last after {arrivals[-1].at_s:.3f} s")
+    # No response is sent before its slot. How late one is depends on the machine, within Envoy's timeout.
+    early = [number for number, arrival in enumerate(arrivals) if arrival.at_s < number * SLOT_S - CLOCKS_DIFFER_S]
+    assert not early, arrivals
 
 
-def test_what_would_wait_longer_than_envoy_does_is_refused_at_once(
-    upstream: Upstream, rules: Path, transport: str
-) -> None:
+def test_wait_beyond_envoys_timeout_is_denied_at_once(upstream: Upstream, rules: Path) -> None:
     with (
-        Service({"RLS_RULES": rules, "RLS_TRANSPORT": transport}) as service,
+        Service({"RLS_RULES": rules}) as service,
         envoy(service, upstream, timeout="0.02s") as proxy,
         Http(proxy.url) as client,
     ):
         client.get("/warm")
         statuses = [client.get("/slow").status for _ in range(21)]
 
-    # Held, all but the first would be 500. A busy machine may miss 20 ms now and then by itself.
+    # If they were delayed, all but the first would be 500. A busy machine may miss 20 ms occasionally.
     assert statuses.count(429) >= 15
     assert statuses.count(200) <= 1

@@ -1,4 +1,4 @@
-"""One trace from Envoy through the service to the store, as a collector has it."""
+"""One trace from Envoy through the service to the store, as received by a collector."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.client import get
-from tests.otlp_collector import OtlpCollector
-from tests.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
+from tests.support.grpc_client import get
+from tests.support.otlp_collector import OtlpCollector
+from tests.support.servers import SANDBOXES, EnvoyServer, RedisServer, Service, Upstream
 
 pytestmark = pytest.mark.e2e
 
@@ -18,7 +18,7 @@ OURS = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
 
 def traced_envoy(collector: OtlpCollector) -> str:
-    """The plain sandbox, in which Envoy traces every request and sends its spans to the collector, too."""
+    """The plain sandbox, with an Envoy that traces every request and sends its spans to the same collector."""
     config = yaml.safe_load((SANDBOXES / "rls-http" / "envoy.yaml").read_text())
     (listener,) = config["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
@@ -48,7 +48,7 @@ def traced_envoy(collector: OtlpCollector) -> str:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_trace_has_envoy_s_span_ours_and_the_store_s(
+def test_trace_contains_envoy_service_and_store_spans(
     upstream: Upstream, rules: Path, any_redis: RedisServer, tmp_path: Path, protocol: str
 ) -> None:
     with OtlpCollector() as collector:
@@ -59,11 +59,11 @@ def test_a_trace_has_envoy_s_span_ours_and_the_store_s(
                 "RLS_RULES": rules,
                 "REDIS_URL": any_redis.address,
                 "TRACING_ENABLED": "true",
-                "TRACING_SAMPLING_RATE": "0",  # Envoy has decided
+                "TRACING_SAMPLING_RATE": "0",  # Envoy decides about sampling
                 "TRACING_EXPORTER_PROTOCOL": protocol,
                 "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http_url if protocol == "http" else collector.grpc_url,
                 "OTEL_BSP_SCHEDULE_DELAY": "50",
-                "LOG_LEVEL": "info",
+                "RLS_LOG_DENIALS": "10",
                 "LOG_FORMAT": "json",
             }
         )
@@ -81,6 +81,6 @@ def test_a_trace_has_envoy_s_span_ours_and_the_store_s(
         assert last.attributes["ratelimit.limited"] is True
         assert last.attributes["ratelimit.rule"] == "edge.path_/limited"
         assert last.resource["service.name"] == "RateLimit"
-        # The same ids are in the line about the refusal.
+        # The log line of the denial has the same ids.
         assert f'"trace_id": "{last.trace_id}"' in log
         assert f'"span_id": "{last.span_id}"' in log

@@ -1,4 +1,4 @@
-"""Four server processes on one Redis, sixty-four clients on one key: the limit is met exactly, never exceeded."""
+"""Four server processes on one Redis, sixty-four clients on one key: the limit is used exactly, never exceeded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ratelimit_rls.core.model import Algorithm, Code
-from tests.client import rate_limit_request
-from tests.hammer import hammer
-from tests.servers import RedisServer, Service
+from tests.support.grpc_client import rate_limit_request
+from tests.support.load import run_load
+from tests.support.servers import RedisServer, Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -47,20 +47,20 @@ def addresses(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
-async def test_admitted_equals_the_limit(algorithm: Algorithm, addresses: list[str]) -> None:
+async def test_concurrent_clients_are_admitted_exactly_up_to_the_limit(
+    algorithm: Algorithm, addresses: list[str]
+) -> None:
     message = bytes(rate_limit_request("hammer", {algorithm.value: "hot"}))
 
-    outcomes = await hammer(addresses, message, clients=CLIENTS, calls=CALLS)
+    outcomes = await run_load(addresses, message, clients=CLIENTS, calls=CALLS)
 
     assert outcomes == {Code.OK: LIMIT, Code.OVER_LIMIT: CALLS - LIMIT}
 
 
-async def test_refused_calls_leave_the_other_limits_untouched_under_concurrency(
-    addresses: list[str], redis: RedisServer
-) -> None:
+async def test_denied_concurrent_calls_do_not_charge_other_limits(addresses: list[str], redis: RedisServer) -> None:
     message = bytes(rate_limit_request("hammer", {"wide": "a"}, {"wide": "b"}, {"narrow": "c"}))
 
-    outcomes = await hammer(addresses, message, clients=CLIENTS, calls=800)
+    outcomes = await run_load(addresses, message, clients=CLIENTS, calls=800)
 
     assert outcomes == {Code.OK: 50, Code.OVER_LIMIT: 750}
     for value in "ab":

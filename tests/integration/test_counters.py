@@ -1,4 +1,4 @@
-"""`peek` and `reset`: the counters of one descriptor, or of many, in a real Redis, looked at and forgotten."""
+"""`peek` and `reset`: inspecting and deleting the counters of one or many descriptors in a real Redis."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ratelimit_rls.core.model import Descriptor, Entry, Request
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.settings import Settings
-from ratelimit_rls.store.redis.new import new_redis_store
-from ratelimit_rls.trial.play import limiter_on
-from tests.redis_servers import RedisCluster, RedisSentinels
-from tests.servers import RedisServer
+from ratelimit_rls.simulation.runner import make_limiter
+from ratelimit_rls.store.redis.factory import new_redis_store
+from tests.support.redis_servers import RedisCluster, RedisSentinels
+from tests.support.servers import RedisServer
 
 RULES = """\
 domain: edge
@@ -28,20 +28,20 @@ descriptors:
   - key: client
     penalty: {within: 1h, after: 1, multipliers: [2]}
     warn_at: 0.8
-    rate_limit: {unit: hour, requests_per_unit: 2}
+    rate_limit: {unit: year, requests_per_unit: 2}
   - key: free
     rate_limit: {unlimited: true}
 """
 
 
 def spend(settings: Settings, rules: str, *requests: Request) -> None:
-    """As a server would."""
+    """Spend hits as a server would."""
 
     async def ask() -> None:
         store = new_redis_store(settings)
         await store.start()
         policy = Policy(key_prefix=settings.cache_key_prefix)
-        limiter = limiter_on(compile_documents({"rules.yaml": rules.encode()}).tree, store, policy)
+        limiter = make_limiter(compile_documents({"rules.yaml": rules.encode()}).tree, store, policy)
         await limiter.check([limiter.prepare(request) for request in requests])
         await store.close()
 
@@ -58,68 +58,68 @@ def offend(server: RedisServer, calls: int) -> None:
 
 
 @pytest.fixture
-def told(any_redis: RedisServer, tmp_path: Path) -> list[str]:
-    """The arguments every verb here takes."""
+def arguments(any_redis: RedisServer, tmp_path: Path) -> list[str]:
+    """Return the arguments that all commands here take."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)
     redis = ["--redis-url", f"127.0.0.1:{any_redis.port}", "--cache-key-prefix", "p:"]
     return [str(rules), *redis, "--domain", "edge", "--descriptor"]
 
 
-def test_peek_tells_limits_penalties_and_states_and_spends_nothing(
-    any_redis: RedisServer, told: list[str], capsys: pytest.CaptureFixture[str]
+def test_peek_shows_limits_penalties_and_warnings_and_spends_nothing(
+    any_redis: RedisServer, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["peek", *told, "client=mallory", "--descriptor", "free=yes"]) == 0
+    assert main(["peek", *arguments, "client=mallory", "--descriptor", "free=yes"]) == 0
     out = capsys.readouterr().out
-    assert "2/hour fixed_window: 2 left" in out
+    assert "2/year fixed_window: 2 left" in out
     assert "state: normal" in out
     assert "unlimited" in out
 
     offend(any_redis, 4)
     for _ in range(2):
-        assert main(["peek", *told, "client=mallory", "--format", "json"]) == 0
+        assert main(["peek", *arguments, "client=mallory", "--format", "json"]) == 0
         (client,) = json.loads(capsys.readouterr().out)
         assert client["limits"][0]["left"] == 0
         assert (client["violations"], client["state"]) == (1, "throttled")
         assert client["cooldown_us"] > client["limits"][0]["retry_us"]
-    assert main(["peek", *told, "client=mallory"]) == 0
+    assert main(["peek", *arguments, "client=mallory"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"0 left, the next one passes in \d+m?[smh], unused again in \d+m?[smh]$", out, re.MULTILINE)
-    assert re.search(r"penalty: 1 violation of late, in a cooldown for \d+m?[smh]$", out, re.MULTILINE)
+    assert re.search(r"penalty: 1 recent violation, in a cooldown for \d+m?[smh]$", out, re.MULTILINE)
 
 
-def test_reset_forgets_what_a_dry_run_names_and_nothing_else(
-    any_redis: RedisServer, told: list[str], capsys: pytest.CaptureFixture[str]
+def test_reset_deletes_exactly_what_a_dry_run_lists(
+    any_redis: RedisServer, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     offend(any_redis, 4)
     states = [
-        "p:rl:{edge/client=mallory}:fixed_window:3600",
+        "p:rl:{edge/client=mallory}:fixed_window:31536000",
         "p:rl:{edge/client=mallory}:penalty",
         "p:rl:{edge/client=mallory}:warning",
     ]
-    assert main(["reset", *told, "client=mallory", "--dry-run"]) == 0
+    assert main(["reset", *arguments, "client=mallory", "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == states
-    assert main(["reset", *told, "client=mallory", "--penalty-only"]) == 0
+    assert main(["reset", *arguments, "client=mallory", "--penalty-only"]) == 0
     assert capsys.readouterr().out.splitlines() == states[1:2]
-    assert main(["reset", *told, "client=mallory"]) == 0
+    assert main(["reset", *arguments, "client=mallory"]) == 0
     assert capsys.readouterr().out.splitlines() == [states[0], states[2]]
-    assert main(["peek", *told, "client=mallory", "--format", "json"]) == 0
+    assert main(["peek", *arguments, "client=mallory", "--format", "json"]) == 0
     (client,) = json.loads(capsys.readouterr().out)
     assert (client["limits"][0]["left"], client["violations"], client["state"]) == (2, 0, "normal")
 
 
-def test_without_redis_or_a_counter_there_is_nothing_to_reset(
-    told: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_reset_fails_without_redis_or_a_counter(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["reset", *told, "free=yes"]) == 1
-    assert "no counter belongs to that descriptor" in capsys.readouterr().err
+    assert main(["reset", *arguments, "free=yes"]) == 1
+    assert "the rules have no counter for this descriptor" in capsys.readouterr().err
     monkeypatch.delenv("REDIS_URL", raising=False)
-    assert main(["peek", told[0], "--domain", "edge", "--descriptor", "client=a"]) == 2
+    assert main(["peek", arguments[0], "--domain", "edge", "--descriptor", "client=a"]) == 2
     assert "--redis-url" in capsys.readouterr().err
 
 
-def test_a_redis_that_is_away_is_named(told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    away = [*told, "client=a", "--redis-url", "127.0.0.1:1"]
+def test_an_unreachable_redis_is_named_in_the_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    away = [*arguments, "client=a", "--redis-url", "127.0.0.1:1"]
     assert main(["reset", *away]) == ExitCode.UNREACHABLE
     assert "127.0.0.1:1" in capsys.readouterr().err
 
@@ -132,17 +132,17 @@ shard_by: {shard_by}
 descriptors:
   - key: user
     penalty: {{within: 1h, after: 1, multipliers: [2]}}
-    rate_limit: {{unit: hour, requests_per_unit: 1}}
+    rate_limit: {{unit: year, requests_per_unit: 1}}
     descriptors:
       - key: path
-        rate_limit: {{unit: hour, requests_per_unit: 1}}
+        rate_limit: {{unit: year, requests_per_unit: 1}}
 """
 
 USERS = ["a*b", "a%2Ab", "aXb", "a?b", "a[b]", "a/b=c", "a\\*b", "愛", "a\x1b[2Jb", "a}:penalty", "b", "x" * 600]
 
 
 class Reset:
-    """`reset --match` on one Redis, with whatever is in it."""
+    """Runs `reset --match` on one Redis, with given content."""
 
     def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.url = url
@@ -186,9 +186,11 @@ PATTERNS = {
 
 @pytest.mark.parametrize("shard_by", ["descriptor", "domain"])
 @pytest.mark.parametrize("domain", ["edge", "e*d[g]?e/", "a:b%7D"])
-def test_reset_takes_exactly_what_matches(reset: Reset, redis_server: RedisServer, domain: str, shard_by: str) -> None:
+def test_reset_deletes_exactly_the_matching_counters(
+    reset: Reset, redis_server: RedisServer, domain: str, shard_by: str
+) -> None:
     reset.fill(domain, shard_by)
-    reset.fill("e*d[g]?e", "descriptor")  # others, with nearly the same names
+    reset.fill("e*d[g]?e", "descriptor")  # other counters with similar names
     reset.fill("edge2", "domain")
     redis_server.cli("SET", "session:7", "not ours")
     before = set(redis_server.cli("KEYS", "*"))
@@ -216,7 +218,7 @@ def test_reset_takes_exactly_what_matches(reset: Reset, redis_server: RedisServe
     assert redis_server.cli("EXISTS", "session:7")
 
 
-def test_reset_asks_first(
+def test_reset_asks_for_confirmation(
     any_redis: RedisServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reset = Reset(any_redis.address, capsys)
@@ -229,28 +231,28 @@ def test_reset_asks_first(
     assert any_redis.cli("DBSIZE") == before - 6
 
 
-def test_every_process_is_told_what_was_forgotten(any_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reset_publishes_the_deleted_keys(any_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
     reset = Reset(any_redis.address, capsys)
     reset.fill("edge")
     with redis.Redis(port=any_redis.port) as client, client.pubsub(ignore_subscribe_messages=True) as listener:
         listener.psubscribe("*")
-        assert listener.get_message(timeout=5) is None  # it was the subscription
+        assert listener.get_message(timeout=5) is None  # the confirmation of the subscription
         assert reset("edge", "user=b", "--yes")[0] == 0
-        told = listener.get_message(timeout=5)
-    assert told is not None
+        arguments = listener.get_message(timeout=5)
+    assert arguments is not None
     tag = f"{PREFIX}rl:{{edge/user=b}}"
-    assert set(told["data"].decode().splitlines()) == {f"{tag}:fixed_window:3600", f"{tag}:penalty"}
+    assert set(arguments["data"].decode().splitlines()) == {f"{tag}:fixed_window:31536000", f"{tag}:penalty"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--match", "user"], "--match 'user' has 'user' where key=value belongs"),
-        (["--match", "user=*", "--descriptor", "user=a"], "--match looks in Redis alone"),
-        (["--descriptor", "user=a"], "no PATHS"),
+        (["--match", "user"], "--match 'user' contains 'user'; must be key=value"),
+        (["--match", "user=*", "--descriptor", "user=a"], "--match cannot be combined with PATHS"),
+        (["--descriptor", "user=a"], "PATHS is required"),
     ],
 )
-def test_what_reset_cannot_do_is_a_sentence(
+def test_invalid_reset_arguments_are_reported(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reset", "--redis-url", "127.0.0.1:1", "--domain", "edge", *arguments]) == ExitCode.USAGE
@@ -258,7 +260,7 @@ def test_what_reset_cannot_do_is_a_sentence(
 
 
 @pytest.mark.slow
-def test_many_counters_are_forgotten_in_many_steps(any_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_counters_are_deleted_in_batches(any_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
     any_redis.cli(
         "EVAL", "for i = 1, 20000 do redis.call('SET', 'p*[x]?:rl:{edge/user=' .. i .. '}:gcra:60', 1) end", 0
     )
@@ -269,21 +271,21 @@ def test_many_counters_are_forgotten_in_many_steps(any_redis: RedisServer, capsy
 
 
 @pytest.mark.slow
-def test_on_a_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_peek_and_reset_on_a_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with RedisCluster() as cluster:
         _all_of_it(cluster.url, capsys, tmp_path)
         assert sum(node.cli("DBSIZE") for node in cluster.nodes) == 0
 
 
 @pytest.mark.slow
-def test_behind_sentinels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_peek_and_reset_behind_sentinels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with RedisSentinels() as sentinels:
         _all_of_it(sentinels.url, capsys, tmp_path)
         assert sentinels.master.cli("DBSIZE") == 0
 
 
 @pytest.mark.slow
-def test_limits_per_second_may_be_elsewhere(
+def test_peek_and_reset_with_a_second_redis_for_seconds(
     any_redis: RedisServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RedisServer() as per_second:
@@ -294,9 +296,9 @@ def test_limits_per_second_may_be_elsewhere(
 
 
 def _all_of_it(url: str, capsys: pytest.CaptureFixture[str], directory: Path) -> None:
-    """Spend, peek, reset one, reset all."""
+    """Spend, peek, reset one counter, reset all."""
     rules = directory / "rules.yaml"
-    limits = "[{unit: second, requests_per_unit: 100000}, {unit: hour, requests_per_unit: 9}]"
+    limits = "[{unit: second, requests_per_unit: 100000}, {unit: year, requests_per_unit: 9}]"
     rules.write_text(f"domain: edge\ndescriptors:\n  - {{key: user, limits: {limits}}}\n")
     users = [f"u{number}" for number in range(30)]
     spend(Settings(redis_url=url), rules.read_text(), *(asking("edge", ("user", user)) for user in users))

@@ -1,4 +1,4 @@
-"""One key as fast as four processes on one Redis can be asked, with and without leases, counted by Redis itself."""
+"""One key at full speed on four processes and one Redis, with and without leases, as counted by Redis itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from bench import wire
 from bench.connection import Connection, Target
-from tests.servers import RedisServer, Service
+from tests.support.servers import RedisServer, Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -25,11 +25,11 @@ LIMIT = 60_000
 PER_SECOND = 1_500
 LEASE_S = 0.1
 RULES = f"""\
-domain: crowd
+domain: load_test
 charge: admitted
 descriptors:
-  - {{key: plain, rate_limit: {{unit: hour, requests_per_unit: {LIMIT}}}}}
-  - {{key: leased, rate_limit: {{unit: hour, requests_per_unit: {LIMIT}}}, hot: {{lease: 100ms}}}}
+  - {{key: plain, rate_limit: {{unit: year, requests_per_unit: {LIMIT}}}}}
+  - {{key: leased, rate_limit: {{unit: year, requests_per_unit: {LIMIT}}}, hot: {{lease: 100ms}}}}
   - key: plain_bucket
     rate_limit: {{unit: second, requests_per_unit: {PER_SECOND}, algorithm: token_bucket}}
   - key: leased_bucket
@@ -40,8 +40,8 @@ descriptors:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What came of a load."""
+class LoadResult:
+    """The result of a load."""
 
     calls: int
     admitted: int
@@ -59,15 +59,15 @@ class Told:
         )
 
 
-class Crowd:
+class Load:
     def __init__(self, redis: RedisServer, rules: Path) -> None:
         self.redis = redis
         self.services = [Service({"RLS_RULES": rules, "REDIS_URL": redis.address}) for _ in range(PROCESSES)]
 
-    def load(self, key: str, seconds: float, until_refused: bool = False) -> Told:
-        """Each answer is followed by the next call, at every process, for so long, or until nearly all are refused."""
-        message = repeat(wire.data(wire.rate_limit_request("crowd", [[(key, "x")]])))
-        before, begun_s = self._scripts(), time.monotonic()
+    def load(self, key: str, seconds: float, until_refused: bool = False) -> LoadResult:
+        """Send closed-loop calls to every process for this long, or until nearly all are denied."""
+        message = repeat(wire.data(wire.rate_limit_request("load_test", [[(key, "x")]])))
+        before, started_s = self._scripts(), time.monotonic()
         with ExitStack() as stack:
             poll = stack.enter_context(select.epoll())
             connections = {}
@@ -86,46 +86,39 @@ class Crowd:
                     connection.ask(IN_FLIGHT - connection.in_flight, message)
                 if until_refused and sum(one.refused for one in connections.values()) > LIMIT // 4:
                     break
-            took_s = time.monotonic() - begun_s
+            took_s = time.monotonic() - started_s
             for connection in connections.values():
                 connection.socket.settimeout(5)
                 while connection.in_flight:
                     connection.receive()
             calls = sum(one.answered for one in connections.values())
             refused = sum(one.refused for one in connections.values())
-        return Told(calls, calls - refused, took_s, self._scripts() - before)
+        return LoadResult(calls, calls - refused, took_s, self._scripts() - before)
 
     def _scripts(self) -> int:
         return int(self.redis.cli("INFO", "commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
 
     def counted(self, key: str) -> int:
-        """Hits of a fixed window, as Redis has them."""
+        """Return the hits of a fixed window in Redis."""
         (name,) = self.redis.cli("KEYS", f"*{key}=x*")
         return int(self.redis.cli("GET", name)) // 2**16  # lua/fixed_window.lua
 
-    def wait_for_room(self, seconds: float) -> None:
-        """Until so much of an hour is left, by Redis's clock."""
-        left_s = 3600 - self.redis.cli("TIME")[0] % 3600
-        if left_s < seconds:
-            time.sleep(left_s)
-
 
 @pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
-    rules = tmp_path_factory.mktemp("rules") / "crowd.yaml"
+def load_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    rules = tmp_path_factory.mktemp("rules") / "load_test.yaml"
     rules.write_text(RULES)
     with ExitStack() as stack:
-        crowd = Crowd(stack.enter_context(RedisServer()), rules)
-        for service in crowd.services:
+        load_test = Load(stack.enter_context(RedisServer()), rules)
+        for service in load_test.services:
             stack.enter_context(service)
-        yield crowd
+        yield load_test
 
 
-def test_a_fixed_window_is_used_up_exactly_with_a_twentieth_of_the_calls(crowd: Crowd) -> None:
-    """Within one window, until it is full and for some time more."""
-    crowd.wait_for_room(40)
-    plain = crowd.load("plain", seconds=15, until_refused=True)
-    leased = crowd.load("leased", seconds=15, until_refused=True)
+def test_leases_use_a_fixed_window_exactly_with_a_twentieth_of_the_redis_calls(load_test: Load) -> None:
+    """Run until the window is full, and for some time more."""
+    plain = load_test.load("plain", seconds=15, until_refused=True)
+    leased = load_test.load("leased", seconds=15, until_refused=True)
     times = leased.calls_per_script / plain.calls_per_script
     print(f"\n  without leases: {plain}\n  with leases:    {leased}\n  {times:.0f} times fewer Redis calls")
     assert plain.admitted == LIMIT
@@ -133,32 +126,32 @@ def test_a_fixed_window_is_used_up_exactly_with_a_twentieth_of_the_calls(crowd: 
     assert times >= 20
 
 
-def test_a_bucket_is_used_up_as_it_fills_with_a_fraction_of_the_calls(crowd: Crowd) -> None:
+def test_leases_use_a_bucket_as_it_fills_with_a_fraction_of_the_redis_calls(load_test: Load) -> None:
     seconds = 4.0
-    plain = crowd.load("plain_bucket", seconds)
-    leased = crowd.load("leased_bucket", seconds)
+    plain = load_test.load("plain_bucket", seconds)
+    leased = load_test.load("leased_bucket", seconds)
     times = leased.calls_per_script / plain.calls_per_script
     print(f"\n  without leases: {plain}\n  with leases:    {leased}\n  {times:.0f} times fewer Redis calls")
-    assert leased.calls > 1.5 * leased.admitted  # far more was asked for than there was
+    assert leased.calls > 1.5 * leased.admitted  # demand was far above the limit
     most = PER_SECOND * (1 + leased.seconds + LEASE_S)
     assert 0.98 * PER_SECOND * (1 + seconds) <= leased.admitted <= most
     assert times >= 5
 
 
-def test_what_is_held_when_the_demand_stops_is_soon_there_for_others(crowd: Crowd) -> None:
-    """The worst that leases cost: all that was taken for calls that do not come any more."""
-    told = crowd.load("roomy", seconds=2.0)
+def test_leased_hits_are_refunded_soon_after_the_demand_stops(load_test: Load) -> None:
+    """The worst case of leases: all hits were leased for calls that no longer come."""
+    told = load_test.load("roomy", seconds=2.0)
     stopped_s = time.monotonic()
-    held = most_held = crowd.counted("roomy") - told.admitted
+    held = max_held = load_test.counted("roomy") - told.admitted
     while held > 0:
         assert time.monotonic() < stopped_s + 5
         time.sleep(0.002)
-        held = crowd.counted("roomy") - told.admitted
+        held = load_test.counted("roomy") - told.admitted
     back_s = time.monotonic() - stopped_s
     rate = told.calls / told.seconds
     print(
-        f"\n  {rate:.0f} hits a second at {PROCESSES} processes; when they stopped {most_held} were held, "
-        f"{most_held / rate * 1000:.0f} ms of the demand, and all were back {back_s * 1000:.0f} ms later"
+        f"\n  {rate:.0f} hits a second at {PROCESSES} processes; when they stopped {max_held} were held, "
+        f"{max_held / rate * 1000:.0f} ms of the demand, and all were back {back_s * 1000:.0f} ms later"
     )
     assert held == 0
-    assert most_held < 2 * rate * LEASE_S
+    assert max_held < 2 * rate * LEASE_S

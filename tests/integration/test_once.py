@@ -1,6 +1,6 @@
-"""Calls that carry a request id, each sent three times to the real service: counted once, and answered as at first.
+"""Calls with a request id, each sent three times to the real service: counted once, with the same response.
 
-Some are sent three times at once, some one after the other, and of some the caller gave up before Redis had answered.
+Some are sent three times concurrently, some one after the other, and some callers time out before Redis has answered.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pytest
 from grpc import aio
 
 from ratelimit_rls.core.model import Code
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitResponse
-from tests.client import rate_limit_request
-from tests.launched import Watched
-from tests.redis_servers import RedisCluster
-from tests.servers import RedisServer
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitResponse
+from tests.support.grpc_client import rate_limit_request
+from tests.support.redis_servers import RedisCluster
+from tests.support.servers import RedisServer
+from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CALLS = {"metadata": 1000, "entry": 1000, "descriptor": 300}
-"""Fewer, where only the door differs: the store is told the same, wherever an id was found."""
+"""Fewer calls where only the location of the id differs: the store gets the same request."""
 
 TIMES = 3
 ROOM = 4_000_000_000
@@ -32,7 +32,7 @@ TIGHT = 100
 TIGHT_CALLS = 300
 GIVES_UP_S = 0.1
 GIVING_UP_AT_ONCE = 50
-"""Few enough that all of them are on their way to Redis well before their callers give up."""
+"""Few enough that all of them are sent to Redis well before their callers time out."""
 
 RULES = f"""
 domain: once
@@ -45,19 +45,19 @@ descriptors:
 Descriptors = Sequence[Mapping[str, str]]
 
 
-class Told(NamedTuple):
+class CallResult(NamedTuple):
     code: int
     remaining: tuple[int, ...]  # of each descriptor
 
 
-class Retrying:
-    """A client that sends calls under ids: in the metadata, or as an entry of a descriptor."""
+class RetryingClient:
+    """A client that sends calls with ids: in the metadata, or as an entry of a descriptor."""
 
-    def __init__(self, channel: aio.Channel, way: str) -> None:
+    def __init__(self, channel: aio.Channel, id_location: str) -> None:
         self._method: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT)
-        self._way = way
+        self._way = id_location
 
-    async def ask(self, number: int, descriptors: Descriptors, timeout_s: float = 20) -> Told:
+    async def ask(self, number: int, descriptors: Descriptors, timeout_s: float = 20) -> CallResult:
         request_id = f"4bf92f35-{number:08}"
         metadata = (("x-request-id", request_id),) if self._way == "metadata" else ()
         asked = [dict(descriptor) for descriptor in descriptors]
@@ -68,7 +68,7 @@ class Retrying:
         message = bytes(rate_limit_request("once", *asked))
         answer = RateLimitResponse.FromString(await self._method(message, timeout=timeout_s, metadata=metadata))
         remaining = tuple(status.limit_remaining for status in answer.statuses[: len(descriptors)])
-        return Told(answer.overall_code, remaining)
+        return CallResult(answer.overall_code, remaining)
 
     async def gives_up(self, number: int, descriptors: Descriptors) -> None:
         with pytest.raises(aio.AioRpcError):
@@ -76,10 +76,13 @@ class Retrying:
 
 
 async def ask_three_times(
-    client: Retrying, calls: int, descriptors: Descriptors, while_silent: Callable[[Awaitable[None]], Awaitable[None]]
-) -> list[set[Told]]:
-    """By call, the different answers it got. `while_silent` runs something while Redis does not answer."""
-    told: list[set[Told]] = [set() for _ in range(calls)]
+    client: RetryingClient,
+    calls: int,
+    descriptors: Descriptors,
+    while_silent: Callable[[Awaitable[None]], Awaitable[None]],
+) -> list[set[CallResult]]:
+    """Return the distinct responses by call. `while_silent` runs while Redis does not answer."""
+    told: list[set[CallResult]] = [set() for _ in range(calls)]
 
     async def ask(number: int) -> None:
         told[number].add(await client.ask(number, descriptors))
@@ -100,14 +103,14 @@ async def _together(work: Iterator[Awaitable[None]]) -> None:
     await asyncio.gather(*work)
 
 
-def all_answered_alike(told: list[set[Told]]) -> list[Told]:
-    """What each call was told."""
+def all_answered_alike(told: list[set[CallResult]]) -> list[CallResult]:
+    """Return the response of each call."""
     assert [number for number, answers in enumerate(told) if len(answers) != 1] == []
     return [answer for (answer,) in told]
 
 
-def codes(told: list[set[Told]]) -> list[int]:
-    """Of calls some of which are refused: that charges nobody, so it is decided anew, and may tell of other numbers."""
+def codes(told: list[set[CallResult]]) -> list[int]:
+    """Return the responses where some calls are denied: a denial charges nothing, so a retry may get other values."""
     all_answered_alike([answers for answers in told if any(answer.code == Code.OK for answer in answers)])
     return [answer.code for answer, *_ in told]
 
@@ -132,18 +135,18 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def variables(rules: Path, way: str) -> dict[str, object]:
+def variables(rules: Path, id_location: str) -> dict[str, object]:
     return {
         "RLS_RULES": rules,
-        "RLS_STORE_TIMEOUT": "2s",  # longer than callers wait: what they gave up on is still counted
-        "RLS_REQUEST_ID_METADATA": "x-request-id" if way == "metadata" else None,
-        "RLS_REQUEST_ID_ENTRY": None if way == "metadata" else "request_id",
+        "RLS_STORE_TIMEOUT": "2s",  # longer than callers wait: calls that timed out are still counted
+        "RLS_REQUEST_ID_METADATA": "x-request-id" if id_location == "metadata" else None,
+        "RLS_REQUEST_ID_ENTRY": None if id_location == "metadata" else "request_id",
     }
 
 
 @pytest.fixture(params=["metadata", "entry", "descriptor"])
-def way(request: pytest.FixtureRequest) -> str:
-    """Where the id stands: beside the call, in a descriptor that counts, or in one of its own."""
+def id_location(request: pytest.FixtureRequest) -> str:
+    """The location of the id: in the metadata, in a counted descriptor, or in a descriptor of its own."""
     return str(request.param)
 
 
@@ -152,18 +155,17 @@ def count(server: RedisServer, descriptor: str) -> int:
     return int(state or 0) >> 16
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-async def test_retried_calls_count_once_each(transport: str, way: str, rules: Path, any_redis: RedisServer) -> None:
-    calls = CALLS[way]
-    environment = {**variables(rules, way), "REDIS_URL": any_redis.address, "RLS_TRANSPORT": transport}
-    with Watched(environment) as service:
+async def test_retried_calls_are_counted_once(id_location: str, rules: Path, any_redis: RedisServer) -> None:
+    calls = CALLS[id_location]
+    environment = {**variables(rules, id_location), "REDIS_URL": any_redis.address}
+    with ServiceProcess(environment) as service:
         async with aio.insecure_channel(service.grpc_address) as channel:
-            client = Retrying(channel, way)
+            client = RetryingClient(channel, id_location)
             told = await ask_three_times(client, calls, [{"roomy": "a"}], silencing(any_redis))
             counted = count(any_redis, "roomy=a")
             tight = await ask_three_times(client, TIGHT_CALLS, [{"tight": "a"}], silencing(any_redis))
 
-    print(f"{transport}, id by {way}: {calls:,} calls sent {TIMES} times each counted as {counted:,}")
+    print(f"id by {id_location}: {calls:,} calls sent {TIMES} times each counted as {counted:,}")
     answers = all_answered_alike(told)
     assert counted == calls
     assert {answer.code for answer in answers} == {Code.OK}
@@ -178,7 +180,7 @@ def cluster() -> Iterator[RedisCluster]:
 
 
 def on_three_nodes(cluster: RedisCluster, *keys: str) -> list[tuple[RedisServer, dict[str, str]]]:
-    """A descriptor for each of the three keys, with the node that counts it: each another."""
+    """Return a descriptor for each of three keys, each on a different node, with that node."""
     found: list[tuple[RedisServer, dict[str, str]]] = []
     for key in keys:
         taken = {node.port for node, _ in found}
@@ -192,7 +194,7 @@ def counts(placed: list[tuple[RedisServer, dict[str, str]]]) -> list[int]:
 
 
 async def settled(placed: list[tuple[RedisServer, dict[str, str]]]) -> list[int]:
-    """The counts once they stand still: what a caller left behind that gave up is settled without anybody waiting."""
+    """Return the counts once they are stable: refunds of timed-out calls happen in the background."""
     before: list[int] = []
     while (now := counts(placed)) != before:
         before = now
@@ -200,16 +202,16 @@ async def settled(placed: list[tuple[RedisServer, dict[str, str]]]) -> list[int]
     return now
 
 
-async def test_three_descriptors_on_three_nodes_count_once_each_or_not_at_all(
-    way: str, rules: Path, cluster: RedisCluster
+async def test_retried_calls_over_three_nodes_are_counted_once_or_not_at_all(
+    id_location: str, rules: Path, cluster: RedisCluster
 ) -> None:
     for node in cluster.nodes:
         node.flush()
-    calls = CALLS[way]
-    environment = {**variables(rules, way), "REDIS_URL": cluster.url, "REDIS_TYPE": "CLUSTER"}
-    with Watched(environment) as service:
+    calls = CALLS[id_location]
+    environment = {**variables(rules, id_location), "REDIS_URL": cluster.url, "REDIS_TYPE": "CLUSTER"}
+    with ServiceProcess(environment) as service:
         async with aio.insecure_channel(service.grpc_address) as channel:
-            client = Retrying(channel, way)
+            client = RetryingClient(channel, id_location)
             roomy = on_three_nodes(cluster, "roomy", "roomy", "roomy")
             told = await ask_three_times(client, calls, [one for _, one in roomy], silencing(*cluster.nodes))
             counted = counts(roomy)
@@ -221,7 +223,7 @@ async def test_three_descriptors_on_three_nodes_count_once_each_or_not_at_all(
             )
             charged = await settled(last_refuses)
 
-    print(f"three nodes, id by {way}: {calls:,} calls sent {TIMES} times each counted as {counted}")
+    print(f"three nodes, id by {id_location}: {calls:,} calls sent {TIMES} times each counted as {counted}")
     print(f"with {TIGHT} free on the last: {TIGHT_CALLS} calls counted as {charged}")
     answers = all_answered_alike(told)
     assert counted == [calls] * 3

@@ -1,9 +1,9 @@
-"""`simulate` counts on a log what a real server counts that is sent the same requests over gRPC.
+"""`simulate` on a log gives the same counts as a real server that receives the same requests over gRPC.
 
-A server's clock cannot be turned, so these rules do not hang on it: their windows last a day or a year, and what comes
-back into their buckets comes back after half an hour. Nor do they hang on the order in which a server takes calls that
-are in flight together: of the limits that one call meets, at most one can refuse it. What depends on the moment is
-compared call by call in tests/unit/trial/test_replay.py, where the service's clock can be turned.
+A server's clock cannot be controlled, so these rules do not depend on it: their windows last a day or a year, and their
+buckets refill after half an hour. Nor do they depend on the order in which a server handles concurrent calls: at most
+one of the limits of a call can deny it. Time-dependent behaviour is compared call by call in
+tests/unit/simulation/test_replay.py, where the clock can be controlled.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import pytest
 from bench import wire
 from bench.connection import Connection, Target
 from ratelimit_rls.cli import main
-from ratelimit_rls.trial.moments import format_moment
-from tests.launched import Watched
+from ratelimit_rls.simulation.clock import format_timestamp
+from tests.support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
-    from tests.servers import RedisServer
+    from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ class Trial(NamedTuple):
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    """The same log for every server, simulated once."""
+    """Simulate the log once; it is the same for every server."""
     directory = tmp_path_factory.mktemp("trial")
     rules = directory / "rules.yaml"
     rules.write_text(RULES)
@@ -81,13 +81,13 @@ def simulate(lines: list[Fields], rules: Path, log: Path) -> None:
     now_us = time.time_ns() // 1000
     with log.open("w") as written:
         for number, line in enumerate(lines):
-            written.write(json.dumps({"start_time": format_moment(now_us + 500 * number), **line}) + "\n")
+            written.write(json.dumps({"start_time": format_timestamp(now_us + 500 * number), **line}) + "\n")
     described = [word for key in ("user", "path", *ALONE) for word in ("--descriptor", f"{key}=%{key}%")]
     main(["simulate", str(rules), "--traffic", str(log), "--domain", "edge", *described, "--format", "json"])
 
 
-def serve(service: Watched, lines: list[Fields]) -> int:
-    """How many of the requests are refused."""
+def serve(service: ServiceProcess, lines: list[Fields]) -> int:
+    """Return how many requests are denied."""
     messages = (wire.rate_limit_request("edge", [[entry] for entry in line.items()]) for line in lines)
     calls = map(wire.data, messages)
     connection = Connection(Target(("127.0.0.1", service.grpc_port)))
@@ -103,20 +103,18 @@ def serve(service: Watched, lines: list[Fields]) -> int:
 
 
 @pytest.mark.parametrize("where", ["embedded", "redis"])
-def test_the_counts_are_those_of_a_server_that_is_sent_the_same(
-    where: str, any_redis: RedisServer, trial: Trial
-) -> None:
+def test_simulated_counts_equal_those_of_a_real_server(where: str, any_redis: RedisServer, trial: Trial) -> None:
     rules, lines, told = trial
     variables = {"RLS_RULES": rules, **({"REDIS_URL": any_redis.address} if where == "redis" else {})}
 
-    with Watched(variables) as service:
+    with ServiceProcess(variables) as service:
         refused = serve(service, lines)
         counters = {name: int(number) for name, number in map(_counter, service.debug("/stats").body.splitlines())}
 
     (rule_set,) = told["rule_sets"]  # type: ignore[misc]
     assert told["calls"] == LINES
-    assert rule_set["refused"] == refused
-    limited = [rule for rule in rule_set["per_rule"] if rule["rule"] != "edge.user_u1"]
+    assert rule_set["refused"] == refused  # type: ignore[has-type]
+    limited = [rule for rule in rule_set["per_rule"] if rule["rule"] != "edge.user_u1"]  # type: ignore[has-type]
     assert len(limited) == 7
     for rule in limited:
         counted = f"ratelimit.service.rate_limit.{rule['rule']}"

@@ -1,4 +1,4 @@
-"""`action: throttle` in a process of its own: on every store and transport, and with as many callers as it may hold."""
+"""`action: throttle` in a real process: on every store, and with the maximum of delayed calls."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 from grpc import aio
 
 from ratelimit_rls.core.model import Code
-from ratelimit_rls.transport.grpc.messages import SHOULD_RATE_LIMIT, RateLimitResponse
-from tests.client import rate_limit_request
-from tests.launched import Watched
-from tests.servers import RedisServer
+from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitResponse
+from tests.support.grpc_client import rate_limit_request
+from tests.support.servers import RedisServer
+from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 RULES = """\
 domain: edge
 descriptors:
-  - key: slow      # one at once, one after ten seconds, and nobody waits for twenty
+  - key: slow      # one immediately, one after ten seconds; a wait of twenty is too long
     rate_limit: {unit: minute, requests_per_unit: 6, algorithm: token_bucket, burst: 1}
     action: throttle
     max_delay: 15s
@@ -37,13 +37,8 @@ CROWD = bytes(rate_limit_request("edge", {"crowd": "x"}))
 
 HELD = 10_000
 CONNECTIONS = 12  # of at most 1024 calls each
-MOST_KIB_EACH = {"native": 4, "grpcio": 40}
-"""As docs/operations.md says: most of it is what the transport keeps for any call that is under way."""
-
-
-@pytest.fixture(params=["native", "grpcio"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+MAX_KIB_EACH = 4
+"""Memory of a throttled call that docs/operations.md states."""
 
 
 @pytest.fixture
@@ -54,21 +49,23 @@ def rules(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["embedded", "redis"])
-def service(request: pytest.FixtureRequest, rules: Path, transport: str) -> Iterator[Watched]:
+def service(request: pytest.FixtureRequest, rules: Path) -> Iterator[ServiceProcess]:
     with ExitStack() as stack:
-        environment: dict[str, object] = {"RLS_RULES": rules, "RLS_TRANSPORT": transport}
+        environment: dict[str, object] = {"RLS_RULES": rules}
         if request.param == "redis":
             environment["REDIS_URL"] = stack.enter_context(RedisServer()).address
-        yield stack.enter_context(Watched(environment))
+        yield stack.enter_context(ServiceProcess(environment))
 
 
 class Methods:
-    """ShouldRateLimit on connections of their own."""
+    """ShouldRateLimit on separate connections."""
 
     def __init__(self, address: str, connections: int = 1) -> None:
         options = (("grpc.use_local_subchannel_pool", 1),)
         self._channels = [aio.insecure_channel(address, options=options) for _ in range(connections)]
-        self._methods = [channel.unary_unary(SHOULD_RATE_LIMIT) for channel in self._channels]
+        self._methods: list[aio.UnaryUnaryMultiCallable[bytes, bytes]] = [
+            channel.unary_unary(SHOULD_RATE_LIMIT) for channel in self._channels
+        ]
         self._asked = 0
 
     def ask(self, message: bytes, timeout_s: float | None = None) -> aio.UnaryUnaryCall[bytes, bytes]:
@@ -91,42 +88,41 @@ async def eventually(happened: Callable[[], bool], timeout_s: float = 60) -> Non
             await asyncio.sleep(0.02)
 
 
-def held(service: Watched) -> int:
+def held(service: ServiceProcess) -> int:
     return service.stat("ratelimit.throttle.held")
 
 
-async def test_short_deadlines_are_refused_at_once_and_slots_of_who_left_are_given_on(service: Watched) -> None:
+async def test_short_deadlines_are_denied_and_slots_of_disconnected_callers_reused(service: ServiceProcess) -> None:
     async with Methods(service.grpc_address) as methods:
         assert await methods.code(SLOW) == Code.OK
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         assert [await methods.code(SLOW, timeout_s=5) for _ in range(5)] == [Code.OVER_LIMIT] * 5
-        assert time.monotonic() - begun_s < 5  # not one of them was made to wait
+        assert time.monotonic() - started_s < 5  # none of them was delayed
         for number in range(3):
             call = methods.ask(SLOW)
             await eventually(lambda: held(service) == 1)
             assert await methods.code(SLOW) == Code.OVER_LIMIT
             call.cancel()
-            await eventually(lambda left=number + 1: service.stat("ratelimit.throttle.left_total") == left)
+            await eventually(lambda left=number + 1: service.stat("ratelimit.throttle.left_total") == left)  # type: ignore[misc]
 
 
-async def test_two_processes_on_one_redis_share_the_queue(rules: Path, transport: str) -> None:
+async def test_two_processes_on_one_redis_share_the_queue(rules: Path) -> None:
     with ExitStack() as stack:
         environment = {
             "RLS_RULES": rules,
-            "RLS_TRANSPORT": transport,
             "REDIS_URL": stack.enter_context(RedisServer()).address,
         }
-        services = [stack.enter_context(Watched(environment)) for _ in range(2)]
+        services = [stack.enter_context(ServiceProcess(environment)) for _ in range(2)]
         async with AsyncExitStack() as clients:
             methods = [await clients.enter_async_context(Methods(service.grpc_address)) for service in services]
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             codes = await asyncio.gather(*(methods[number % 2].code(CROWD) for number in range(101)))
             assert codes == [Code.OK] * 101
-            assert time.monotonic() - begun_s >= 0.5  # two hundred a second, together
+            assert time.monotonic() - started_s >= 0.5  # two hundred a second, together
 
 
-async def test_a_process_that_stops_answers_who_is_held(rules: Path, transport: str) -> None:
-    with Watched({"RLS_RULES": rules, "RLS_TRANSPORT": transport}) as service:
+async def test_a_stopping_process_answers_delayed_calls(rules: Path) -> None:
+    with ServiceProcess({"RLS_RULES": rules}) as service:
         async with Methods(service.grpc_address) as methods:
             codes = asyncio.gather(*(methods.code(CROWD) for _ in range(201)))
             await eventually(lambda: held(service) > 50)
@@ -136,46 +132,45 @@ async def test_a_process_that_stops_answers_who_is_held(rules: Path, transport: 
         assert "Traceback" not in service.log()
 
 
-async def test_slots_of_who_is_still_held_when_the_time_is_up_are_given_back(
-    rules: Path, transport: str, any_redis: RedisServer
+async def test_slots_of_calls_delayed_beyond_the_drain_timeout_are_refunded(
+    rules: Path, any_redis: RedisServer
 ) -> None:
     environment = {
         "RLS_RULES": rules,
-        "RLS_TRANSPORT": transport,
         "REDIS_URL": any_redis.address,
         "RLS_DRAIN_TIMEOUT": "100ms",
     }
     for stop in (True, False):
-        with Watched(environment) as service:
+        with ServiceProcess(environment) as service:
             async with Methods(service.grpc_address) as methods:
                 if stop:
                     assert await methods.code(SLOW) == Code.OK
                 call = methods.ask(SLOW)
-                await eventually(lambda watched=service: held(watched) == 1, timeout_s=5)
+                await eventually(lambda watched=service: held(watched) == 1, timeout_s=5)  # type: ignore[misc]
                 if stop:
                     assert await asyncio.to_thread(service.stop) == 0
                     assert "not given back" not in service.log()
                 call.cancel()
 
 
-async def test_ten_thousand_held_calls_stay_within_what_the_documentation_says(rules: Path, transport: str) -> None:
-    with Watched({"RLS_RULES": rules, "RLS_TRANSPORT": transport}) as service:
+async def test_ten_thousand_delayed_calls_use_the_documented_memory(rules: Path) -> None:
+    with ServiceProcess({"RLS_RULES": rules}) as service:
         async with Methods(service.grpc_address, CONNECTIONS) as methods:
             await asyncio.gather(*(methods.code(CROWD) for _ in range(CONNECTIONS)))
             before = resident_kib(service.pid)
-            # As many more as are answered while the others come: grpc.aio takes seconds to let ten thousand in.
+            # Plus as many as are answered while the others arrive: grpc.aio takes seconds to accept ten thousand.
             calls = []
             while (missing := HELD - await asyncio.to_thread(held, service)) > HELD // 100:
                 calls += [asyncio.ensure_future(methods.ask(CROWD)) for _ in range(missing)]
                 await asyncio.sleep(missing / 2500)
-            most_held = await asyncio.to_thread(held, service)
+            max_held = await asyncio.to_thread(held, service)
             grown = resident_kib(service.pid) - before
-            print(f"{transport}: {most_held} held calls, {grown / 1024:.0f} MiB, {grown / most_held:.1f} KiB each")
+            print(f"{max_held} held calls, {grown / 1024:.0f} MiB, {grown / max_held:.1f} KiB each")
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             await eventually(lambda: held(service) == 0)
-        assert grown / most_held < MOST_KIB_EACH[transport]
+        assert grown / max_held < MAX_KIB_EACH
         assert service.stop() == 0
         assert "Traceback" not in service.log()
 

@@ -1,4 +1,4 @@
-"""What random traces are played on."""
+"""Stores for random traces."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import RedisServer
-from tests.stores import StoreUnderTest, embedded_store, redis_store
+from tests.support.servers import RedisServer
+from tests.support.stores import StoreUnderTest, embedded_store, redis_store
 
 
 @pytest.fixture(scope="module")
 def stores() -> Iterator[dict[str, StoreUnderTest]]:
-    """The embedded store and one Redis; the conformance tests hold the other servers to the same behaviour."""
+    """Return the embedded store and one Redis; the conformance tests cover the other servers."""
     with RedisServer() as server, redis_store(server) as redis, embedded_store() as embedded:
         yield {"embedded": embedded, "redis": redis}

@@ -1,4 +1,4 @@
-"""Over random traces with an explicit clock, every store answers what the textbook says, to the microsecond."""
+"""Random traces with an explicit clock: every store agrees with the oracle to the microsecond."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_rls.core.model import Algorithm, Charge, Unit
-from tests.stores import StoreUnderTest, call, step
-from tests.traces import Moment, replay
+from tests.support.stores import StoreUnderTest, call, step
+from tests.support.traces import Moment, replay
 
-LONGEST_WAIT_US = 2**50
-"""Traces stay within the bounds the algorithms state: no debt takes longer than this to pay."""
+MAX_WAIT_US = 2**50
+"""Maximum time to pay a debt: traces stay within the documented bounds of the algorithms."""
 
 UNITS = (Unit.SECOND, Unit.MINUTE, Unit.HOUR, Unit.DAY, Unit.WEEK, Unit.MONTH, Unit.YEAR)
 LARGEST = 2**32 - 1
 
 
 class Form(NamedTuple):
-    """What all limits of a trace have in common."""
+    """Properties shared by all limits of a trace."""
 
     algorithm: Algorithm
     unit: Unit
@@ -35,18 +35,18 @@ class Form(NamedTuple):
 
     @property
     def most(self) -> int:
-        """That one call may cost."""
-        payable = LONGEST_WAIT_US // 40 * self.limit // self.window_us
+        """Maximum cost of one call."""
+        payable = MAX_WAIT_US // 40 * self.limit // self.window_us
         return max(1, min(LARGEST, 2 * max(self.limit, self.burst), payable))
 
 
-# What depends on a form is drawn as a function of it: a strategy that is made anew for every trace, with the bounds of
-# its form, takes Hypothesis longer to look through than to draw from.
+# Values that depend on a form are drawn as functions of it: building a strategy with the bounds of its form for every
+# trace takes Hypothesis longer than drawing from it.
 OfForm = Callable[[Form], int]
 
 
 def within(drawn: int, most: int) -> int:
-    """What was drawn, if it is at most so much in either direction; else something that is."""
+    """Return the drawn number, mapped into the range from -most to most."""
     size = abs(drawn)
     return drawn if size <= most else size % (most + 1) * (1 if drawn > 0 else -1)
 
@@ -87,7 +87,7 @@ COSTS: st.SearchStrategy[OfForm] = st.one_of(
 RARELY = (False, False, False, True)
 
 KINDS = list(itertools.product("ab", Charge, RARELY, RARELY))
-"""Key, charge, shadow and quota, drawn at once."""
+"""Combinations of key, charge, shadow and quota."""
 
 MOMENTS = st.lists(
     st.tuples(WAITS, st.lists(st.tuples(st.sampled_from(KINDS), COSTS), min_size=1, max_size=3)),
@@ -128,21 +128,21 @@ def traces(draw: st.DrawFn, algorithm: Algorithm) -> list[Moment]:
 def check(algorithm: Algorithm, stores: dict[str, StoreUnderTest], examples: int) -> None:
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(traces(algorithm))
-    def answers_as_the_textbook(trace: list[Moment]) -> None:
+    def matches_the_oracle(trace: list[Moment]) -> None:
         replay(trace, stores)
 
-    answers_as_the_textbook()
+    matches_the_oracle()
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
-def test_every_store_answers_as_the_textbook(algorithm: Algorithm, stores: dict[str, StoreUnderTest]) -> None:
+def test_every_store_matches_the_oracle(algorithm: Algorithm, stores: dict[str, StoreUnderTest]) -> None:
     check(algorithm, stores, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
-def test_every_store_answers_as_the_textbook_over_thousands_of_traces(
+def test_every_store_matches_the_oracle_over_thousands_of_traces(
     algorithm: Algorithm, stores: dict[str, StoreUnderTest]
 ) -> None:
     check(algorithm, stores, 700)

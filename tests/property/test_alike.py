@@ -1,4 +1,4 @@
-"""Rules that are written alike mean, and are told of, what each of them would mean and be told of alone."""
+"""Repeated items in rules have the same meaning and diagnostics as if each were read alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules import descriptor as descriptor_module
-from ratelimit_rls.rules import load as load_module
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.document import read_document
 from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.load import Source, load
+from ratelimit_rls.rules.yaml import parser as load_module
+from ratelimit_rls.rules.yaml.parser import SourceDocument, load
 
 LIMIT = "{unit: day, requests_per_unit: 5}"
 PLAIN_ITEMS = [
@@ -71,7 +71,7 @@ ODD_VALUES = [
 
 
 def items(random_: random.Random, kinds: list[str], indent: str) -> str:
-    """A list with some of each kind."""
+    """Return a list with some items of each kind."""
     values = VALUES if random_.random() < 0.7 else VALUES + ODD_VALUES
     some = random_.sample(values, k=12) if random_.random() < 0.8 else random_.choices(values, k=12)
     texts = [random_.choice(kinds).replace("V", value) for value in some]
@@ -88,8 +88,8 @@ def rules(random_: random.Random) -> str:
     return text + items(random_, kinds, "  ")
 
 
-def meaning(sources: list[Source]) -> tuple[str, ...]:
-    """All there is to see of the rules, the order in which things are tried included."""
+def meaning(sources: list[SourceDocument]) -> tuple[str, ...]:
+    """Return everything observable of the rules, including the order of lookups."""
     try:
         compiled = compile_documents(sources, merge_domains=True)
     except RulesError as error:
@@ -98,25 +98,25 @@ def meaning(sources: list[Source]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rules_that_are_alike_are_taken_as_if_each_were_read_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_items_compile_as_if_read_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random_ = random.Random(seed)
     for _ in range(40):
-        sources = [Source("f", rules(random_).encode(), lines_above=3)]
+        sources = [SourceDocument("f", rules(random_).encode(), lines_above=3)]
         if random_.random() < 0.3:
-            sources.append(Source("g", rules(random_).encode()))
+            sources.append(SourceDocument("g", rules(random_).encode()))
         if random_.random() < 0.3:
-            sources.append(Source("s", rules(random_).encode(), rank=7, targeting=Targeting()))
+            sources.append(SourceDocument("s", rules(random_).encode(), rank=7, targeting=Targeting()))
         alike = meaning(sources)
         with monkeypatch.context() as patched:
-            patched.setattr(load_module, "read_plain", lambda *_: None)
+            patched.setattr(load_module, "read_fast", lambda *_: None)
             assert alike == meaning(sources), sources
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of descriptors that were compiled each for itself."""
+    """Return the paths of descriptors that were compiled individually."""
     paths: list[str] = []
-    original = descriptor_module.compile_rule
+    original = descriptor_module.compile_rule  # type: ignore[attr-defined]
 
     def compile_rule(path: str, *others: object) -> object:
         paths.append(path)
@@ -128,7 +128,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("way", ["", "- key: w\n  descriptors:\n", "- key: w\n  value: x\n  descriptors:\n"])
 @pytest.mark.parametrize("item", PLAIN_ITEMS)
-def test_of_rules_that_are_alike_few_are_compiled(way: str, item: str, compiled: list[str]) -> None:
+def test_few_of_repeated_items_are_compiled(way: str, item: str, compiled: list[str]) -> None:
     lines = [line for number in range(100) for line in item.replace("V", f"v{number}").split("\n")]
     text = f"domain: d\ndescriptors:\n{way}" + "".join(f"{'  ' if way else ''}{line}\n" for line in lines)
 
@@ -138,7 +138,7 @@ def test_of_rules_that_are_alike_few_are_compiled(way: str, item: str, compiled:
     assert len(compiled) < 5
 
 
-def test_rules_that_are_alike_need_not_be_neighbours(compiled: list[str]) -> None:
+def test_repeated_items_need_not_be_adjacent(compiled: list[str]) -> None:
     ways = [f"- key: w{number}\n  descriptors:\n  - {{key: k, value: v}}\n" for number in range(100)]
 
     compile_documents({"f": ("domain: d\ndescriptors:\n" + "".join(ways)).encode()})
@@ -146,18 +146,18 @@ def test_rules_that_are_alike_need_not_be_neighbours(compiled: list[str]) -> Non
     assert len([path for path in compiled if path.endswith(".k_v")]) < 5
 
 
-def test_what_cannot_be_read_is_told_of_each() -> None:
+def test_each_invalid_item_is_reported() -> None:
     found = Findings("f")
     text = "domain: d\ndescriptors:\n" + "".join(
         f"- {{key: k, value: v{number}, metadata: {{a: .nan}}}}\n" for number in range(5)
     )
 
-    read_document(load(Source("f", text.encode())), found)
+    read_document(load(SourceDocument("f", text.encode())), found)
 
     assert [problem.line for problem in found.errors] == [3, 4, 5, 6, 7]
 
 
-def test_descriptors_may_differ_in_a_value_that_is_not_their_own() -> None:
+def test_repeated_items_may_differ_in_nested_values() -> None:
     text = "domain: d\ndescriptors:\n" + "".join(
         f"- key: p{number}\n  descriptors:\n"
         f"  - {{key: k, metadata: {{value: v{number}}}, value: v0, rate_limit: {LIMIT}}}\n"

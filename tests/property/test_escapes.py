@@ -1,4 +1,4 @@
-"""Escapes are read as the standard library reads them, and no way to write a parameter's name is overlooked."""
+"""Percent-decoding agrees with the standard library, and parameters are found for every spelling of their name."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from urllib.parse import quote, unquote
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.attributes import Attributes, QueryParameter
-from ratelimit_rls.core.escapes import unescaped
+from ratelimit_rls.core.attributes import Attributes, QueryParameterSource
+from ratelimit_rls.core.percent_encoding import percent_decode
 
-# The machine may be busy: how long an example takes says nothing here.
+# No deadline: the machine may be busy.
 patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
-# What escapes, names and their ends are made of, so that they meet often, and anything else now and then.
+# Characters of escapes, names and separators, so that they combine often, and sometimes any other.
 characters = st.sampled_from("aF4c%+ &=ö€\n") | st.characters(exclude_categories=["Cs"])
 texts = st.text(characters, max_size=8) | st.lists(
     st.sampled_from(["%", "%4", "%61", "%c3", "%B6", "%25", "%3D", "%26", "%2b", "%20", "a", "ö", "+", " "]), max_size=6
@@ -28,7 +28,7 @@ def straightforward(text: str) -> str:
 
 
 def parsed(query: str, wanted: str) -> str | None:
-    """The first parameter of that name, or as it stands in the query if it has escapes itself."""
+    """Return the first parameter of that name, or of the literal name if it has escapes itself."""
     for part in query.split("&"):
         name, _, value = part.partition("=")
         if wanted in (name, straightforward(name.replace("+", " "))):
@@ -37,8 +37,8 @@ def parsed(query: str, wanted: str) -> str | None:
 
 
 @st.composite
-def written(draw: st.DrawFn, name: str) -> str:
-    """The name in one of the ways that a form could write it, or nearly."""
+def spelling(draw: st.DrawFn, name: str) -> str:
+    """Draw an encoding of the name as in a form, or nearly."""
     ways: list[st.SearchStrategy[str]] = []
     for character in name:
         escape = quote(character, safe="") if quote(character, safe="") != character else f"%{ord(character):02X}"
@@ -47,21 +47,21 @@ def written(draw: st.DrawFn, name: str) -> str:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[str, str]:
-    """A name, and a query in which it may stand."""
+def name_and_query(draw: st.DrawFn) -> tuple[str, str]:
+    """Draw a name, and a query that may contain it."""
     name = draw(texts)
-    parts = st.one_of(texts, written(name), st.builds("{}={}".format, written(name), texts))
+    parts = st.one_of(texts, spelling(name), st.builds("{}={}".format, spelling(name), texts))
     return name, "&".join(draw(st.lists(parts, max_size=5)))
 
 
 @patiently
 @given(texts)
-def test_an_escape_is_what_it_is_to_the_standard_library(text: str) -> None:
-    assert unescaped(text) == straightforward(text)
+def test_percent_decode_agrees_with_urllib(text: str) -> None:
+    assert percent_decode(text) == straightforward(text)
 
 
 @patiently
-@given(asked())
+@given(name_and_query())
 @example(("a", "b=1&%61=2&a=3"))
 @example(("a", "x=&a&a=1"))
 @example(("a", "aa=1&ba=2&b=a&c=%26a=3"))
@@ -76,6 +76,6 @@ def test_an_escape_is_what_it_is_to_the_standard_library(text: str) -> None:
 @example(("+ %ff", "++%ff=1&+ %ff=2"))
 @example(("ö", "%C3%b6=1"))
 @example(("a", "a\n=1&a=2\n"))
-def test_a_parameter_is_found_however_its_name_is_written(asked: tuple[str, str]) -> None:
-    name, query = asked
-    assert QueryParameter(name).value(Attributes(query=query)) == parsed(query, name)
+def test_parameter_is_found_for_every_spelling_of_its_name(name_and_query: tuple[str, str]) -> None:
+    name, query = name_and_query
+    assert QueryParameterSource(name).value(Attributes(query=query)) == parsed(query, name)

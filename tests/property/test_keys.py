@@ -1,17 +1,17 @@
-"""No two descriptors share a counter, however a domain is sharded."""
+"""Different descriptors never share a counter, with any sharding."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.keys import ShardBy, Tags, encode_tag, ending_of, key_start, storage_key
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt, Watcher
+from ratelimit_rls.core.storage_keys import ShardBy, TagEncoder, encode_tag, key_start, key_suffix, storage_key
 
-# The machine may be busy: how long an example takes says nothing here.
+# No deadline: the machine may be busy.
 patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
-# What the encoding itself is made of, so that it gets every chance to be confused, and anything else now and then.
+# Characters of the encoding itself, to provoke ambiguities, and sometimes any other.
 texts = st.one_of(
     st.text("ab/=%{}~_23AF:", max_size=6), st.text(max_size=6), st.sampled_from(["a:gcra:60", ":penalty"])
 )
@@ -25,7 +25,7 @@ states = limits | watchers
 
 
 def key(tag: bytes, state: Limit | Watcher) -> bytes:
-    return storage_key(b"", tag, ending_of(state))
+    return storage_key(b"", tag, key_suffix(state))
 
 
 def kind(state: Limit | Watcher) -> object:
@@ -40,14 +40,15 @@ def test_different_descriptors_have_different_tags(one: Tagged, other: Tagged) -
 
 @patiently
 @given(tagged, st.sampled_from([0, 490, 505, 510, 600]))
-def test_what_needs_no_escape_has_the_tag_it_would_have_among_others(one: Tagged, padding: int) -> None:
+def test_fast_path_gives_the_same_tag(one: Tagged, padding: int) -> None:
     domain, entries, shard_by = one
-    tags = Tags(b"rl:", domain, shard_by)
+    tags = TagEncoder(b"rl:", domain, shard_by)
     padded = (*entries, Entry("k", "x" * padding)) if padding else entries
 
-    assert tags.of(padded) == b"rl:" + tags._unusual(padded)
+    assert tags.of(padded) == b"rl:" + tags._escape_and_shorten(padded)
     assert (
-        storage_key(b"p:", encode_tag(*one), b"end") == Tags(key_start(b"p:"), domain, shard_by).of(entries) + b":end"
+        storage_key(b"p:", encode_tag(*one), b"end")
+        == TagEncoder(key_start(b"p:"), domain, shard_by).of(entries) + b":end"
     )
 
 
@@ -63,8 +64,8 @@ def test_different_states_have_different_keys(
 
 @patiently
 @given(tagged, texts)
-def test_a_tag_ends_where_everybody_can_see_it(one: Tagged, behind: str) -> None:
-    """So no two keys are the same, whatever is ever put behind the colon."""
+def test_end_of_tag_is_unambiguous(one: Tagged, behind: str) -> None:
+    """Two keys are never equal, whatever follows the colon."""
     tag = encode_tag(*one)
 
     braced, _, rest = (tag + b":" + behind.encode()).partition(b"}")
@@ -73,7 +74,7 @@ def test_a_tag_ends_where_everybody_can_see_it(one: Tagged, behind: str) -> None
 
 @patiently
 @given(st.text(min_size=400, max_size=700), st.integers(0, 399), st.sampled_from(ShardBy))
-def test_long_values_that_differ_in_one_place_have_different_tags(value: str, at: int, shard_by: ShardBy) -> None:
+def test_long_values_with_one_difference_have_different_tags(value: str, at: int, shard_by: ShardBy) -> None:
     changed = value[:at] + ("a" if value[at] != "a" else "b") + value[at + 1 :]
 
     assert encode_tag("d", [Entry("k", value)], shard_by) != encode_tag("d", [Entry("k", changed)], shard_by)
@@ -81,8 +82,8 @@ def test_long_values_that_differ_in_one_place_have_different_tags(value: str, at
 
 @patiently
 @given(st.lists(st.integers(0, 700), min_size=2, max_size=2, unique=True), texts, st.sampled_from(ShardBy))
-def test_a_domain_and_a_value_of_any_length_are_told_apart(lengths: list[int], value: str, shard_by: ShardBy) -> None:
-    """What one of them has more than the other is not made up for by the other."""
+def test_lengths_of_domain_and_value_give_different_tags(lengths: list[int], value: str, shard_by: ShardBy) -> None:
+    """A longer domain cannot compensate for a shorter value."""
     short, long = sorted(lengths)
 
     one = encode_tag("a" * short, [Entry("k", "a" * long + value)], shard_by)
@@ -93,7 +94,7 @@ def test_a_domain_and_a_value_of_any_length_are_told_apart(lengths: list[int], v
 
 @patiently
 @given(tagged)
-def test_a_tag_never_breaks_out_of_its_braces_or_its_line(one: Tagged) -> None:
+def test_tag_has_no_braces_or_line_breaks_inside(one: Tagged) -> None:
     tag = encode_tag(*one)
 
     assert tag.startswith(b"{")
@@ -103,7 +104,7 @@ def test_a_tag_never_breaks_out_of_its_braces_or_its_line(one: Tagged) -> None:
 
 @patiently
 @given(texts.filter(bool), st.lists(st.builds(Entry, texts, texts | st.just("a" * 600)), max_size=3))
-def test_by_domain_what_is_in_the_braces_is_the_domain_s_alone(domain: str, entries: list[Entry]) -> None:
+def test_shard_by_domain_hash_tag_depends_on_domain_only(domain: str, entries: list[Entry]) -> None:
     braced, _, _ = encode_tag(domain, entries, ShardBy.DOMAIN).partition(b"}")
 
     assert braced + b"}" == encode_tag(domain, [])

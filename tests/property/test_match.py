@@ -1,4 +1,4 @@
-"""The compiled tree finds what a matcher written down from the reference's description finds, and explain agrees."""
+"""The compiled tree agrees with a naive matcher that follows the docs of envoyproxy/ratelimit, and so does explain."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ratelimit_rls.core.tree import Glob, Node, Wildcard
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.lint import covers
 
-# The machine may be busy: how long an example takes says nothing here.
+# No deadline: the machine may be busy.
 patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
-# A small alphabet, so that values meet patterns often; "_" because the reference joins with it.
+# A small alphabet, so that values match patterns often; "_" because envoyproxy/ratelimit joins with it.
 words = st.text("ab_", max_size=3)
 patterns = st.text("ab_*", max_size=4)
 rate_limits = st.fixed_dictionaries({"unit": st.just("second"), "requests_per_unit": st.integers(1, 2**32 - 1)})
@@ -33,7 +33,7 @@ def _levels(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(descriptor, max_size=5, unique_by=lambda d: (d["key"], d.get("value", "")))
 
 
-documents = st.recursive(st.just([]), _levels, max_leaves=6)
+documents = st.recursive(st.just([]), _levels, max_leaves=6)  # type: ignore[var-annotated]
 requests = st.lists(st.builds(Entry, words, words), max_size=4)
 
 
@@ -42,7 +42,7 @@ def naive_glob(pattern: str, text: str) -> bool:
 
 
 def naive_match(descriptors: list[dict[str, Any]], entries: list[Entry]) -> dict[str, Any] | None:
-    """The limit on the last entry's level: exact, then the first wildcard, then the key alone; never back."""
+    """Return the limit of the last entry: exact, then the first wildcard, then the key alone; no backtracking."""
     limit = None
     level = descriptors
     for index, (key, value) in enumerate(entries):
@@ -64,7 +64,7 @@ def naive_match(descriptors: list[dict[str, Any]], entries: list[Entry]) -> dict
 
 @patiently
 @given(documents, requests)
-def test_the_compiled_tree_matches_as_the_naive_matcher(rules: list[dict[str, Any]], entries: list[Entry]) -> None:
+def test_compiled_tree_agrees_with_naive_matcher(rules: list[dict[str, Any]], entries: list[Entry]) -> None:
     text = json.dumps({"domain": "d", "descriptors": rules})
     tree = compile_documents({"f": text.encode()}).tree
 
@@ -81,19 +81,19 @@ def test_the_compiled_tree_matches_as_the_naive_matcher(rules: list[dict[str, An
 
 @patiently
 @given(documents, requests)
-def test_explain_ends_where_match_does(rules: list[dict[str, Any]], entries: list[Entry]) -> None:
+def test_explain_agrees_with_match(rules: list[dict[str, Any]], entries: list[Entry]) -> None:
     tree = compile_documents({"f": json.dumps({"domain": "d", "descriptors": rules}).encode()}).tree
     descriptor = Descriptor(tuple(entries))
 
-    told = explain(tree, "d", descriptor)
+    explanation = explain(tree, "d", descriptor)
 
-    assert told.match == match_descriptor(tree.domains["d"], descriptor)
-    assert all(level.met for level in told.levels[:-1])
-    if told.match.rule is not None:
-        met = told.levels[-1].met
+    assert explanation.match == match_descriptor(tree.domains["d"], descriptor)
+    assert all(level.met for level in explanation.levels[:-1])
+    if explanation.match.rule is not None:
+        met = explanation.levels[-1].met
         assert met is not None
-        assert met.position == told.match.rule.position
-        assert [level.entry for level in told.levels] == entries
+        assert met.position == explanation.match.rule.position
+        assert [level.entry for level in explanation.levels] == entries
 
 
 globs = st.text("ab*", max_size=7)
@@ -102,13 +102,13 @@ texts = st.text("ab", max_size=6)
 
 @patiently
 @given(globs, texts)
-def test_a_glob_matches_as_the_regular_expression_does(pattern: str, text: str) -> None:
+def test_glob_agrees_with_regex(pattern: str, text: str) -> None:
     assert Glob.of(pattern).matches(text) == naive_glob(pattern, text)
 
 
 @patiently
 @given(globs, globs.filter(bool), texts)
-def test_what_lint_calls_covered_is_matched_by_what_covers_it(outer: str, inner: str, text: str) -> None:
+def test_covering_glob_matches_everything_covered(outer: str, inner: str, text: str) -> None:
     wildcard = Wildcard(Glob.of("k"), Glob.of(outer), Node("k", outer))
 
     if covers(wildcard, "k", inner) and naive_glob(inner, text):

@@ -1,4 +1,4 @@
-"""Penalties, warnings and queues over random traces: every store answers what the textbook says, to the microsecond."""
+"""Random traces with penalties, warnings and throttling: every store agrees with the oracle to the microsecond."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_rls.core.model import Algorithm, Charge, Penalty, Unit, WarnAt
-from tests.stores import Asked, StoreUnderTest, Watched, step, watched_call
-from tests.traces import Moment, replay
+from tests.support.stores import KeyedOp, MonitoredDescriptor, StoreUnderTest, monitored_call, step
+from tests.support.traces import Moment, replay
 
 SECOND_US = 1_000_000
 LIMITS = ("bucket", "window", "queue and window", "two buckets")
@@ -17,12 +17,12 @@ LIMITS = ("bucket", "window", "queue and window", "two buckets")
 @st.composite
 def descriptors(
     draw: st.DrawFn, key: str, limits: str, delay_us: int, watchers: tuple[Penalty | WarnAt | None, ...]
-) -> Watched:
-    """Of one client: the limits stay the same, what is asked of them varies."""
+) -> MonitoredDescriptor:
+    """Draw the descriptors of one client: the limits are fixed, the calls vary."""
     cost = draw(st.sampled_from([1, 1, 1, 1, 2, 4, 0, -1]))
     charge = Charge.ADMITTED if delay_us else draw(st.sampled_from(Charge))
 
-    def bucket(algorithm: Algorithm, limit: int, burst: int) -> Asked:
+    def bucket(algorithm: Algorithm, limit: int, burst: int) -> KeyedOp:
         return step(
             key,
             limit,
@@ -36,8 +36,8 @@ def descriptors(
 
     gcra, leaky = bucket(Algorithm.GCRA, 2, 3), bucket(Algorithm.LEAKY_BUCKET, 5, 2)
     window = step(key, 4, unit=Unit.SECOND, cost=cost, charge=charge)
-    asked = dict(zip(LIMITS, ((gcra,), (window,), (leaky, window), (gcra, leaky)), strict=True))[limits]
-    return Watched(asked, tuple(watcher for watcher in watchers if watcher is not None))
+    ops = dict(zip(LIMITS, ((gcra,), (window,), (leaky, window), (gcra, leaky)), strict=True))[limits]
+    return MonitoredDescriptor(ops, tuple(watcher for watcher in watchers if watcher is not None))
 
 
 @st.composite
@@ -56,7 +56,7 @@ def traces(draw: st.DrawFn) -> list[Moment]:
     limits = draw(st.sampled_from(LIMITS))
     one = descriptors("a", limits, delay_us, (penalty, warn_at))
     other = descriptors("b", limits, 0, (warn_at,))
-    calls = st.one_of(one.map(watched_call), st.tuples(one, other).map(lambda found: watched_call(*found)))
+    calls = st.one_of(one.map(monitored_call), st.tuples(one, other).map(lambda found: monitored_call(*found)))
     waits = st.one_of(
         st.just(0),
         st.just(0),
@@ -70,17 +70,17 @@ def traces(draw: st.DrawFn) -> list[Moment]:
 def check(stores: dict[str, StoreUnderTest], examples: int) -> None:
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(traces())
-    def answers_as_the_textbook(trace: list[Moment]) -> None:
+    def matches_the_oracle(trace: list[Moment]) -> None:
         replay(trace, stores)
 
-    answers_as_the_textbook()
+    matches_the_oracle()
 
 
-def test_every_store_watches_as_the_textbook(stores: dict[str, StoreUnderTest]) -> None:
+def test_every_store_matches_the_oracle(stores: dict[str, StoreUnderTest]) -> None:
     check(stores, 15)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_store_watches_as_the_textbook_over_hundreds_of_traces(stores: dict[str, StoreUnderTest]) -> None:
+def test_every_store_matches_the_oracle_over_hundreds_of_traces(stores: dict[str, StoreUnderTest]) -> None:
     check(stores, 400)

@@ -1,4 +1,4 @@
-"""What tests of settings share."""
+"""Fixtures for tests of settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Read = Callable[..., Settings]
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """Settings from nothing but the given variables."""
+    """Return settings from only the given variables."""
 
     def read(**environ: str) -> Settings:
         for variable in VARIABLES:

@@ -1,4 +1,4 @@
-"""Rules between files and the database by the command line, on every database."""
+"""Import and export of stored rules by the command line, on every database."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from ratelimit_rls.cli import main
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.records.database import Database
-from ratelimit_rls.records.desk import Desk
+from ratelimit_rls.database.database import Database
+from ratelimit_rls.database.repository import Repository
 
-pytestmark = pytest.mark.slow  # each command connects anew
+pytestmark = pytest.mark.slow  # each command opens a new connection
 
 FREE = """\
 # ratelimit-rls: {"name": "Free tier", "priority": 5, "targeting": {"tiers": ["free"], "scope": "user"}}
@@ -37,8 +37,8 @@ def run(upgraded_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main(arguments)
-        told = capfd.readouterr()
-        return code, told.out, told.err
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -46,7 +46,7 @@ def run(upgraded_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
 async def audited(url: str) -> list[str]:
     database = Database(url)
     try:
-        async with Desk(database).reading() as reader:
+        async with Repository(database).reading() as reader:
             return [row.action for row in await reader.audit()]
     finally:
         await database.close()
@@ -63,10 +63,10 @@ def exported(run: Run, directory: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
 
 
-def test_rules_travel_without_loss(run: Run, upgraded_url: str) -> None:
+def test_export_and_import_are_lossless(run: Run, upgraded_url: str) -> None:
     write("in", free=FREE, plain=PLAIN, off=OFF)
-    said = run("rules", "import", "--dry-run", "in")
-    assert said == (
+    result = run("rules", "import", "--dry-run", "in")
+    assert result == (
         ExitCode.DONE,
         "create Free tier\ncreate off\ncreate plain\n3 rules would be changed, 0 as in the files already\n",
         "",
@@ -85,7 +85,7 @@ def test_rules_travel_without_loss(run: Run, upgraded_url: str) -> None:
     assert asyncio.run(audited(upgraded_url)) == ["create"] * 3
 
 
-def test_what_differs_is_told_and_imported_as_one(run: Run) -> None:
+def test_diff_is_shown_and_imported_in_one_transaction(run: Run) -> None:
     write("in", free=FREE, plain=PLAIN)
     run("rules", "import", "in")
     write("other", free=FREE.replace("requests_per_unit: 5", "requests_per_unit: 6"), new=OFF)
@@ -104,7 +104,7 @@ def test_what_differs_is_told_and_imported_as_one(run: Run) -> None:
     assert run("rules", "diff", "other")[0] == ExitCode.DONE
 
 
-def test_what_does_not_compile_with_all_the_others_changes_nothing(run: Run) -> None:
+def test_import_that_does_not_compile_changes_nothing(run: Run) -> None:
     write("in", free=FREE)
     run("rules", "import", "in")
     before = run("rules", "export")
@@ -121,30 +121,30 @@ def test_what_does_not_compile_with_all_the_others_changes_nothing(run: Run) -> 
     code, _, err = run("rules", "import", "bad")
     assert (code, err.partition(": error: ")[0]) == (ExitCode.BAD, "bad/clash.yaml:4:20")
     write("bad", clash=OFF)
-    assert "bad/new.yaml:1:1: error: bad/clash.yaml is a rule 'off' too" in run("rules", "import", "bad")[2]
+    assert "bad/new.yaml:1:1: error: bad/clash.yaml is also named 'off'" in run("rules", "import", "bad")[2]
     assert run("rules", "export") == before
 
 
-def test_the_rules_of_the_database_are_shown_and_explained_before_those_of_files(run: Run) -> None:
+def test_stored_rules_come_before_files_in_show_and_explain(run: Run) -> None:
     write("in", free=FREE)
     run("rules", "import", "in")
     Path("f.yaml").write_text(
         "domain: edge\ndescriptors: [{key: tier, value: free, descriptors: [{key: user, "
         "rate_limit: {unit: minute, requests_per_unit: 9}}]}]"
     )
-    asked = ("--domain", "edge", "--descriptor", "tier=free,user=alice")
-    assert "limit 5/minute" in run("explain", *asked)[1]
-    lines = run("explain", "f.yaml", *asked)[1].splitlines()
+    options = ("--domain", "edge", "--descriptor", "tier=free,user=alice")
+    assert "limit 5/minute" in run("explain", *options)[1]
+    lines = run("explain", "f.yaml", *options)[1].splitlines()
     assert lines[4].split()[-1] == "tier:2:1"
     assert lines[5:8] == [
         "in place of f.yaml:2:54",
         "rule edge.tier_free.user",
         "limit 5/minute fixed_window, charge always",
     ]
-    assert "limit 9/minute" in run("explain", "f.yaml", "--database", "", *asked)[1]
+    assert "limit 9/minute" in run("explain", "f.yaml", "--database", "", *options)[1]
 
-    told = json.loads(run("explain", "f.yaml", *asked, "--format", "json")[1])
-    (_, met) = told["descriptors"][0]["levels"][1]["attempts"]
+    explanation = json.loads(run("explain", "f.yaml", *options, "--format", "json")[1])
+    (_, met) = explanation["descriptors"][0]["levels"][1]["attempts"]
     assert (met["position"], met["overrode"]) == ("database:Free tier:2:1", ["f.yaml:2:54"])
     assert (
         "● 5/minute fixed_window, charge always, in place of f.yaml:2:54  database:Free tier:2:1"

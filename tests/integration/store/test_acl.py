@@ -1,4 +1,4 @@
-"""The rights that docs/operations.md names are enough, on every server."""
+"""The ACL permissions in docs/operations.md are sufficient on every server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from ratelimit_rls.core.model import Algorithm, Answer
+from ratelimit_rls.core.model import Algorithm, StoreResult
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.new import redis_store
-from ratelimit_rls.store.redis.node import Terms
-from tests.servers import RedisServer
-from tests.stores import call, step
+from ratelimit_rls.store.redis.factory import redis_store
+from ratelimit_rls.store.redis.script_node import RedisOptions
+from tests.support.servers import RedisServer
+from tests.support.stores import call, step
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 
@@ -23,22 +23,22 @@ def documented_rights() -> list[str]:
     return found[1].split()
 
 
-async def test_a_user_with_the_documented_rights_can_do_all_that_the_service_does(redis_server: RedisServer) -> None:
-    # Redis 6.2 knows no rights for a part of a command.
+async def test_the_documented_acl_permissions_are_sufficient(redis_server: RedisServer) -> None:
+    # Redis 6.2 has no permissions for subcommands.
     rights = [right.partition("|")[0] for right in documented_rights()]
     redis_server.cli("ACL", "SETUSER", "limiter", "reset", "on", ">password", *rights)
     address = RedisAddress("127.0.0.1", redis_server.port, username="limiter", password=SecretStr("password"))
-    store = redis_store(RedisServers("single", (address,)), None, Terms())
+    store = redis_store(RedisServers("single", (address,)), None, RedisOptions())
     await store.start()
     try:
         redis_server.cli("SCRIPT", "FLUSH")
         plans = [store.prepare(call(step(f"k{one.value}", 3, algorithm=one))) for one in Algorithm]
-        answers = await store.spend([*plans, *(plan.once(b"id") for plan in plans)])
-        assert all(isinstance(answer, Answer) for answer in answers), answers
-        taken = await store.spend([plan.at_most(1) for plan in plans])
-        moments_us = [answer.now_us for answer in taken if isinstance(answer, Answer)]
-        given = await store.spend([plan.returned(1, at_us) for plan, at_us in zip(plans, moments_us, strict=True)])
-        assert all(isinstance(answer, Answer) for answer in given), given
+        answers = await store.spend([*plans, *(plan.idempotent(b"id") for plan in plans)])
+        assert all(isinstance(answer, StoreResult) for answer in answers), answers
+        taken = await store.spend([plan.take_up_to(1) for plan in plans])
+        moments_us = [answer.now_us for answer in taken if isinstance(answer, StoreResult)]
+        given = await store.spend([plan.refund(1, at_us) for plan, at_us in zip(plans, moments_us, strict=True)])
+        assert all(isinstance(answer, StoreResult) for answer in given), given
     finally:
         await store.close()
         redis_server.cli("ACL", "DELUSER", "limiter")

@@ -1,4 +1,4 @@
-"""The store on a real Redis Cluster: where counters live, calls over several nodes, and slots on the move."""
+"""The store on a real Redis Cluster: slots of counters, calls over several nodes, and moving slots."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Plan, Unit
+from ratelimit_rls.core.model import Algorithm, Charge, Plan, StoreResult
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.node import Terms
-from ratelimit_rls.store.redis.servers import OneServer
-from ratelimit_rls.store.redis.sharded import ShardedStore
+from ratelimit_rls.store.redis.cluster import Cluster, key_slot
+from ratelimit_rls.store.redis.deployment import SingleNode
+from ratelimit_rls.store.redis.script_node import RedisOptions
+from ratelimit_rls.store.redis.sharded_store import ShardedStore
 from ratelimit_rls.store.redis.store import RedisStore
-from ratelimit_rls.store.redis.topology import Cluster, slot_of
-from tests.redis_servers import RedisCluster
-from tests.servers import RedisServer
-from tests.stores import Asked, call, step
+from tests.support.redis_servers import RedisCluster
+from tests.support.servers import RedisServer
+from tests.support.stores import KeyedOp, call, long_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -39,9 +39,9 @@ def cluster(_cluster: RedisCluster) -> RedisCluster:
 
 
 @asynccontextmanager
-async def connected(cluster: RedisCluster, **terms: float) -> AsyncIterator[ShardedStore]:
+async def connected(cluster: RedisCluster, **options: float) -> AsyncIterator[ShardedStore]:
     seeds = tuple(RedisAddress("127.0.0.1", node.port) for node in cluster.nodes)
-    store = ShardedStore(Cluster(RedisServers("cluster", seeds), Terms(**terms)))  # type: ignore[arg-type]
+    store = ShardedStore(Cluster(RedisServers("cluster", seeds), RedisOptions(**options)))  # type: ignore[arg-type]
     await store.start()
     try:
         yield store
@@ -49,26 +49,24 @@ async def connected(cluster: RedisCluster, **terms: float) -> AsyncIterator[Shar
         await store.close()
 
 
-async def spend(store: ShardedStore, *plans: Plan) -> list[Answer]:
+async def spend(store: ShardedStore, *plans: Plan) -> list[StoreResult]:
     answers = await store.spend([store.prepare(plan) for plan in plans])
     for answer in answers:
-        assert isinstance(answer, Answer), answer
+        assert isinstance(answer, StoreResult), answer
     return answers  # type: ignore[return-value]
 
 
-async def left(store: ShardedStore, asked: Asked) -> int:
-    limit = asked.step.limit
-    look = Asked(
-        asked.key, step(limit=limit.requests_per_unit, unit=limit.unit, algorithm=limit.algorithm, cost=0).step
-    )
+async def left(store: ShardedStore, limits: KeyedOp) -> int:
+    limit = limits.step.limit
+    look = KeyedOp(limits.key, long_step(limit=limit.requests_per_unit, algorithm=limit.algorithm, cost=0).step)
     return (await spend(store, call(look)))[0].readings[0].left
 
 
-def on_each_node(cluster: RedisCluster, limits: list[int], **more: object) -> list[Asked]:
-    """A limit on each of the nodes, in their order."""
-    found: dict[int, Asked] = {}
+def on_each_node(cluster: RedisCluster, limits: list[int], **more: object) -> list[KeyedOp]:
+    """Return one limit on each node, in the order of the nodes."""
+    found: dict[int, KeyedOp] = {}
     for number in range(1000):
-        one = step(f"k{number}", limits[len(found)] if len(found) < len(limits) else 1, **more)  # type: ignore[arg-type]
+        one = long_step(f"k{number}", limits[len(found)] if len(found) < len(limits) else 1, **more)  # type: ignore[arg-type]
         node = cluster.node_of(one.key)
         found.setdefault(node.port, one)
         if len(found) == len(limits):
@@ -77,7 +75,7 @@ def on_each_node(cluster: RedisCluster, limits: list[int], **more: object) -> li
 
 
 def states(cluster: RedisCluster) -> dict[bytes, bytes | list[bytes] | None]:
-    """Everything that is counted, on whichever node."""
+    """Return all counters of all nodes."""
     found: dict[bytes, bytes | list[bytes] | None] = {}
     for node in cluster.running:
         for key in node.cli("KEYS", "*"):
@@ -86,14 +84,14 @@ def states(cluster: RedisCluster) -> dict[bytes, bytes | list[bytes] | None]:
     return found
 
 
-def test_slots_are_counted_as_redis_does() -> None:
+def test_key_slots_are_computed_as_in_redis() -> None:
     for key in (b"foo", b"rl:{edge/user=alice}:gcra:60", b"rl:{edge}/user=a:gcra:60", b"{}x", b"a{b", b""):
-        assert slot_of(key) == RedisCluster.slot_of(key), key
-    assert slot_of(b"123456789") == 0x31C3 % 16384  # the check value of CRC-16/XMODEM
+        assert key_slot(key) == RedisCluster.slot_of(key), key
+    assert key_slot(b"123456789") == 0x31C3 % 16384  # the check value of CRC-16/XMODEM
 
 
 @ALGORITHMS
-async def test_three_descriptors_on_three_nodes_of_which_the_last_refuses_leave_all_as_it_was(
+async def test_a_denial_on_one_of_three_nodes_leaves_all_counters_unchanged(
     cluster: RedisCluster, algorithm: Algorithm
 ) -> None:
     limits = on_each_node(cluster, [10, 10, 2], algorithm=algorithm)
@@ -106,13 +104,13 @@ async def test_three_descriptors_on_three_nodes_of_which_the_last_refuses_leave_
     print(f"{algorithm.value}: left {before} before the refused call, {after} after it")
     assert refused.refused
     assert before == [8, 8, 0]
-    # A bucket may have gained a token meanwhile, and never has one less.
+    # A bucket may have gained a token meanwhile, but never has one less.
     assert all(now >= then for then, now in zip(before, after, strict=True))
     assert all(now <= then + 1 for then, now in zip(before, after, strict=True))
     assert [reading.left for reading in refused.readings][:2] == before[:2]
 
 
-async def test_under_concurrency_no_limit_is_ever_exceeded_and_the_last_hit_is_used(cluster: RedisCluster) -> None:
+async def test_concurrent_calls_use_a_limit_exactly(cluster: RedisCluster) -> None:
     limits = on_each_node(cluster, [50, 300, 300])
     async with connected(cluster) as one, connected(cluster) as other:
 
@@ -128,28 +126,28 @@ async def test_under_concurrency_no_limit_is_ever_exceeded_and_the_last_hit_is_u
     assert counted == [50, 50]
 
 
-async def test_what_is_charged_always_stays_charged_when_another_node_refuses(cluster: RedisCluster) -> None:
+async def test_charge_always_stays_charged_when_another_node_denies(cluster: RedisCluster) -> None:
     first, last = on_each_node(cluster, [10, 1, 1], charge=Charge.ALWAYS)[:2]
     async with connected(cluster) as store:
         await spend(store, *[call(first, last)] * 3)
         assert await left(store, first) == 7
 
 
-async def test_a_node_that_cannot_be_asked_fails_only_the_calls_that_need_it() -> None:
+async def test_an_unreachable_node_fails_only_the_calls_that_need_it() -> None:
     with RedisCluster() as cluster:
         first, second, third = on_each_node(cluster, [10, 10, 10])
         async with connected(cluster, timeout_s=0.3) as store:
             await spend(store, call(first, second, third))
             cluster.kill(cluster.node_of(third.key))
-            told = await store.spend([store.prepare(call(one)) for one in (first, third, second)])
+            results = await store.spend([store.prepare(call(one)) for one in (first, third, second)])
 
-            assert isinstance(told[1], StoreError)
-            assert [isinstance(told[0], Answer), isinstance(told[2], Answer)] == [True, True]
+            assert isinstance(results[1], StoreError)
+            assert [isinstance(results[0], StoreResult), isinstance(results[2], StoreResult)] == [True, True]
 
 
-async def test_slots_that_move_under_load_lose_and_double_no_hit(cluster: RedisCluster) -> None:
-    """Whole slots, one after the other and back, some of them left half way for a while: ASK, TRYAGAIN and MOVED."""
-    asked = [step(f"user{number}", 10**6, unit=Unit.YEAR) for number in range(40)]  # no window ends meanwhile
+async def test_moving_slots_neither_lose_nor_double_hits(cluster: RedisCluster) -> None:
+    """Move whole slots one after the other and back, some of them half way for a while: ASK, TRYAGAIN and MOVED."""
+    limits = [long_step(f"user{number}", 10**6) for number in range(40)]
     sent = 0
     async with connected(cluster, timeout_s=5) as store:
         over = asyncio.Event()
@@ -157,13 +155,13 @@ async def test_slots_that_move_under_load_lose_and_double_no_hit(cluster: RedisC
         async def hammer() -> None:
             nonlocal sent
             while not over.is_set():
-                await spend(store, *[call(one) for one in asked])
+                await spend(store, *[call(one) for one in limits])
                 sent += 1
 
         load = [asyncio.create_task(hammer()) for _ in range(3)]
         moved = 0
-        for one in asked[:12]:
-            slot = slot_of(one.key)
+        for one in limits[:12]:
+            slot = key_slot(one.key)
             there = next(node for node in cluster.nodes if node.port != cluster.owner(slot).port)
             await asyncio.to_thread(cluster.begin_move, slot, there)
             await asyncio.sleep(0.01)
@@ -173,29 +171,29 @@ async def test_slots_that_move_under_load_lose_and_double_no_hit(cluster: RedisC
             moved += 1
         over.set()
         await asyncio.gather(*load)
-        counted = {10**6 - await left(store, one) for one in asked}
+        counted = {10**6 - await left(store, one) for one in limits}
 
-    print(f"{moved} slots moved under {sent * len(asked)} calls, none lost or doubled")
+    print(f"{moved} slots moved under {sent * len(limits)} calls, none lost or doubled")
     assert counted == {sent}
 
 
-async def test_a_node_that_joins_gets_work_and_one_that_leaves_is_let_go() -> None:
+async def test_joining_nodes_are_used_and_leaving_nodes_are_disconnected() -> None:
     with RedisCluster() as cluster:
-        asked = step("alice", 10)
-        slot = slot_of(asked.key)
+        limits = long_step("alice", 10)
+        slot = key_slot(limits.key)
         async with connected(cluster) as store:
-            await spend(store, call(asked))
+            await spend(store, call(limits))
             home = cluster.owner(slot)
             guest = await asyncio.to_thread(cluster.add_node)
             await asyncio.to_thread(cluster.move_slot, slot, guest)
-            await spend(store, call(asked))
+            await spend(store, call(limits))
             assert evals(guest) > 0
-            assert await left(store, asked) == 8
+            assert await left(store, limits) == 8
 
             await asyncio.to_thread(cluster.move_slot, slot, home)
-            await spend(store, call(asked))
+            await spend(store, call(limits))
             await asyncio.to_thread(guest.stop)
-            assert await left(store, asked) == 7
+            assert await left(store, limits) == 7
 
 
 def evals(server: RedisServer) -> int:
@@ -203,37 +201,37 @@ def evals(server: RedisServer) -> int:
     return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("eval", "evalsha"))
 
 
-async def test_keys_are_found_and_forgotten_wherever_they_are(cluster: RedisCluster) -> None:
-    asked = [step(f"user{number}") for number in range(20)]
+async def test_keys_are_found_and_deleted_on_every_node(cluster: RedisCluster) -> None:
+    limits = [long_step(f"user{number}") for number in range(20)]
     async with connected(cluster) as store:
-        await spend(store, *[call(one) for one in asked])
-        keys = [one.key for one in asked]
+        await spend(store, *[call(one) for one in limits])
+        keys = [one.key for one in limits]
         assert await store.present([*keys, b"rl:{nobody}:gcra:60"]) == keys
         assert sorted([key async for some in store.scan(b"rl:{user*") for key in some]) == sorted(keys)
         assert await store.forget(keys[:5]) == keys[:5]
         assert await store.present(keys) == keys[5:]
 
 
-async def test_a_server_that_is_no_cluster_is_told_apart(any_redis: RedisServer) -> None:
+async def test_a_single_server_is_rejected_as_a_cluster(any_redis: RedisServer) -> None:
     servers = RedisServers("cluster", (RedisAddress("127.0.0.1", any_redis.port),))
-    store = ShardedStore(Cluster(servers, Terms()))
+    store = ShardedStore(Cluster(servers, RedisOptions()))
     with pytest.raises(StoreUnavailable, match="not a node of a cluster"):
         await store.start()
     await store.close()
 
 
-async def test_a_node_of_a_cluster_that_is_taken_for_the_only_server_says_what_to_set(cluster: RedisCluster) -> None:
-    told = set()
+async def test_a_cluster_node_used_as_single_server_hints_at_redis_type(cluster: RedisCluster) -> None:
+    results = set()
     for node in cluster.nodes:
         servers = RedisServers("single", (RedisAddress("127.0.0.1", node.port),))
-        store = RedisStore(OneServer(servers, Terms()))
+        store = RedisStore(SingleNode(servers, RedisOptions()))
         try:
             await store.start()
-            answers = await store.spend([store.prepare(call(step(f"user{number}"))) for number in range(20)])
-            told |= {str(answer) for answer in answers if isinstance(answer, StoreError)}
+            answers = await store.spend([store.prepare(call(long_step(f"user{number}"))) for number in range(20)])
+            results |= {str(answer) for answer in answers if isinstance(answer, StoreError)}
         except StoreUnavailable as exc:
-            told.add(str(exc))
+            results.add(str(exc))
         await store.close()
 
-    assert all("set REDIS_TYPE=CLUSTER" in sentence or "CROSSSLOT" in sentence for sentence in told), told
-    assert len(told) >= 2
+    assert all("set REDIS_TYPE=CLUSTER" in sentence or "CROSSSLOT" in sentence for sentence in results), results
+    assert len(results) >= 2

@@ -1,4 +1,4 @@
-"""Whom a cluster's client believes, and whom it keeps: nodes that leave, and nodes that are about to get a slot."""
+"""The cluster client when nodes join and leave: whose slot map it uses, and which connections it keeps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ratelimit_rls.core.model import Answer, Unit
+from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.node import Terms
-from ratelimit_rls.store.redis.sharded import ShardedStore
-from ratelimit_rls.store.redis.topology import Cluster, slot_of
-from tests.redis_servers import RedisCluster
-from tests.servers import RedisServer
-from tests.stores import Asked, call, step
+from ratelimit_rls.store.redis.cluster import Cluster, key_slot
+from ratelimit_rls.store.redis.script_node import RedisOptions
+from ratelimit_rls.store.redis.sharded_store import ShardedStore
+from tests.support.redis_servers import RedisCluster
+from tests.support.servers import RedisServer
+from tests.support.stores import KeyedOp, call, long_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -30,7 +30,9 @@ def cluster() -> Iterator[RedisCluster]:
 @asynccontextmanager
 async def connected(nodes: Sequence[RedisServer]) -> AsyncIterator[ShardedStore]:
     seeds = tuple(RedisAddress("127.0.0.1", node.port) for node in nodes)
-    store = ShardedStore(Cluster(RedisServers("cluster", seeds), Terms(timeout_s=5)))  # on a machine that may be busy
+    store = ShardedStore(
+        Cluster(RedisServers("cluster", seeds), RedisOptions(timeout_s=5))
+    )  # on a machine that may be busy
     await store.start()
     try:
         yield store
@@ -38,20 +40,20 @@ async def connected(nodes: Sequence[RedisServer]) -> AsyncIterator[ShardedStore]
         await store.close()
 
 
-class Hammer:
-    """Asks for one limit again and again, and keeps what it is told."""
+class Client:
+    """Calls one limit repeatedly, and collects the results."""
 
-    def __init__(self, store: ShardedStore, asked: Asked) -> None:
-        self.told: list[Answer | StoreError] = []
+    def __init__(self, store: ShardedStore, limit: KeyedOp) -> None:
+        self.results: list[StoreResult | StoreError] = []
         self._store = store
-        self._asked = store.prepare(call(asked))
+        self._plan = store.prepare(call(limit))
         self._over = asyncio.Event()
 
     async def _ask(self) -> None:
         while not self._over.is_set():
-            self.told += await self._store.spend([self._asked])
+            self.results += await self._store.spend([self._plan])
 
-    async def __aenter__(self) -> Hammer:
+    async def __aenter__(self) -> Client:
         self._tasks = [asyncio.create_task(self._ask()) for _ in range(20)]
         return self
 
@@ -60,17 +62,17 @@ class Hammer:
         await asyncio.gather(*self._tasks)
 
 
-async def test_nodes_come_and_go_without_failing_a_call(cluster: RedisCluster) -> None:
-    """A new node is asked (ASK) for its first slot while others move and the map is looked at again and again.
+async def test_joining_and_leaving_nodes_fail_no_call(cluster: RedisCluster) -> None:
+    """A new node receives ASK redirects for its first slot while others move and the slot map is refreshed.
 
-    It then loses that slot, and is let go while calls to it are under way.
+    It then loses that slot, and is disconnected while calls to it are in flight.
     """
-    asked, other = step("alice", 10**6, unit=Unit.YEAR), step("bob", 10**6, unit=Unit.YEAR)
-    slot, other_slot = slot_of(asked.key), slot_of(other.key)
+    limit, other = long_step("alice", 10**6), long_step("bob", 10**6)
+    slot, other_slot = key_slot(limit.key), key_slot(other.key)
     masters = list(cluster.nodes)
     home = cluster.owner(slot)
     guest = await asyncio.to_thread(cluster.add_node)
-    async with connected(masters) as store, Hammer(store, asked) as first, Hammer(store, other) as second:
+    async with connected(masters) as store, Client(store, limit) as first, Client(store, other) as second:
         await asyncio.to_thread(cluster.begin_move, slot, guest)
         await asyncio.to_thread(cluster.move_keys, slot, guest)
         connections = received(guest)
@@ -84,17 +86,17 @@ async def test_nodes_come_and_go_without_failing_a_call(cluster: RedisCluster) -
         await asyncio.to_thread(cluster.move_slot, slot, home)
         await asyncio.sleep(0.1)
 
-    told = [*first.told, *second.told]
-    print(f"{len(told)} calls while two slots moved six times, {connections} connections to the node without slots")
-    assert not [one for one in told if isinstance(one, StoreError)]
-    # MIGRATE and the commands of this test have connections, too; one for each look at the map would be more.
+    results = [*first.results, *second.results]
+    print(f"{len(results)} calls while two slots moved six times, {connections} connections to the node without slots")
+    assert not [one for one in results if isinstance(one, StoreError)]
+    # MIGRATE and the commands of this test have connections, too; one per refresh of the slot map would be more.
     assert connections <= 12
     await asyncio.to_thread(guest.close)
     cluster.nodes.remove(guest)
 
 
 def node_of_its_own() -> RedisServer:
-    """Not started yet, and nobody it has met."""
+    """Return a cluster client that is not started and knows no node."""
     return RedisCluster(masters=1).nodes[0]
 
 
@@ -102,19 +104,19 @@ def received(server: RedisServer) -> int:
     return int(server.cli("INFO", "stats")["total_connections_received"])
 
 
-async def test_a_node_that_has_left_its_cluster_is_not_believed(cluster: RedisCluster) -> None:
+async def test_the_slot_map_of_a_node_that_left_is_ignored(cluster: RedisCluster) -> None:
     with node_of_its_own() as stranger:
         assert stranger.cli("CLUSTER", "SLOTS") == []
         async with connected([stranger, *cluster.nodes]) as store:
-            (told,) = await store.spend([store.prepare(call(step("carol")))])
-            assert isinstance(told, Answer)
+            (results,) = await store.spend([store.prepare(call(long_step("carol")))])
+            assert isinstance(results, StoreResult)
 
 
-async def test_a_node_that_sees_but_a_part_of_its_cluster_is_not_believed(cluster: RedisCluster) -> None:
-    """As one that is cut off from the others sees it, after a while."""
+async def test_the_slot_map_of_a_partitioned_node_is_ignored(cluster: RedisCluster) -> None:
+    """The node has been cut off from the others for a while."""
     with node_of_its_own() as alone:
         alone.cli("CLUSTER", "ADDSLOTS", *range(16_000))
         async with connected([alone, *cluster.nodes]) as store:
-            (told,) = await store.spend([store.prepare(call(step("carol")))])
-            assert isinstance(told, Answer)
+            (results,) = await store.spend([store.prepare(call(long_step("carol")))])
+            assert isinstance(results, StoreResult)
             assert alone.cli("DBSIZE") == 0

@@ -1,4 +1,4 @@
-"""The master is found through real sentinels, before and after it moves."""
+"""Discovery of the master through real sentinels, before and after a failover."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pydantic import SecretStr
 from ratelimit_rls.errors import StoreUnavailable
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.commands import command
-from ratelimit_rls.store.redis.connect import connect
+from ratelimit_rls.store.redis.connection import connect
+from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.sentinel import find_master, watch_master
 from tests.conftest import REDIS_IDS
-from tests.process import free_port
-from tests.redis_servers import RedisSentinels
-from tests.servers import RedisServer, redis_binaries
+from tests.support.process import free_port
+from tests.support.redis_servers import RedisSentinels
+from tests.support.servers import RedisServer, redis_binaries
 
 PATIENCE_S = 10.0
 
@@ -39,7 +39,7 @@ def named(sentinels: RedisSentinels, **more: str) -> RedisServers:
 
 
 @pytest.mark.slow
-async def test_the_master_is_found_where_it_is_now(sentinels: RedisSentinels) -> None:
+async def test_the_current_master_is_found(sentinels: RedisSentinels) -> None:
     servers = named(sentinels, redis_sentinel_auth="hush")
     first = await find_master(servers, PATIENCE_S)
     assert (first.host, first.port) == ("127.0.0.1", sentinels.servers[0].port)
@@ -53,18 +53,18 @@ async def test_the_master_is_found_where_it_is_now(sentinels: RedisSentinels) ->
 
 
 @pytest.mark.slow
-async def test_the_master_is_found_after_it_and_a_sentinel_are_gone(sentinels: RedisSentinels) -> None:
+async def test_a_new_master_is_found_without_the_old_one_and_a_sentinel(sentinels: RedisSentinels) -> None:
     servers = named(sentinels, redis_sentinel_auth="hush")
     await find_master(servers, PATIENCE_S)
     gone = sentinels.kill_master()
-    sentinels.sentinels[0].pause()  # which would be asked first, and hangs
+    sentinels.sentinels[0].pause()  # it would be asked first, and hangs
     now = await asyncio.to_thread(sentinels.wait_for_another, gone, but=sentinels.sentinels[:1])
 
     assert (await find_master(servers, 1.0)).port == now.port
 
 
 @pytest.mark.slow
-async def test_the_sentinel_that_answered_is_asked_first_the_next_time(sentinels: RedisSentinels) -> None:
+async def test_the_last_responsive_sentinel_is_asked_first(sentinels: RedisSentinels) -> None:
     asked = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -83,7 +83,7 @@ async def test_the_sentinel_that_answered_is_asked_first_the_next_time(sentinels
 
 
 @pytest.mark.slow
-async def test_who_watches_hears_of_a_master_that_is_replaced_while_it_is_well(sentinels: RedisSentinels) -> None:
+async def test_watching_reports_the_replacement_of_a_healthy_master(sentinels: RedisSentinels) -> None:
     moved = asyncio.Event()
 
     def told(master: RedisAddress) -> None:
@@ -97,35 +97,37 @@ async def test_who_watches_hears_of_a_master_that_is_replaced_while_it_is_well(s
     await asyncio.to_thread(sentinels.failover)
 
     await asyncio.wait_for(moved.wait(), PATIENCE_S)
-    assert sentinels.servers[0].cli("ROLE")[0] == b"master"  # as it still believes: this is why they must be asked
+    assert sentinels.servers[0].cli("ROLE")[0] == b"master"  # it does not know yet: this is why sentinels must be asked
     watch.cancel()
 
 
 @pytest.mark.slow
-async def test_sentinels_that_do_not_tell_are_quoted(sentinels: RedisSentinels) -> None:
-    with pytest.raises(StoreUnavailable) as refused:
+async def test_the_errors_of_all_sentinels_are_reported(sentinels: RedisSentinels) -> None:
+    with pytest.raises(StoreUnavailable) as raised:
         await find_master(named(sentinels, redis_sentinel_auth="wrong-one"), PATIENCE_S)
-    said = str(refused.value)
-    assert said.startswith("no sentinel tells where the master 'main' is: ")
+    message = str(raised.value)
+    assert message.startswith("no sentinel knows the address of the master 'main': ")
     for sentinel in sentinels.sentinels:
-        assert f"redis://{sentinel.address}" in said
-    assert "wrong-one" not in said
+        assert f"redis://{sentinel.address}" in message
+    assert "wrong-one" not in message
 
 
-async def test_what_is_no_sentinel_or_is_not_there_is_told(any_redis: RedisServer) -> None:
+async def test_a_server_that_is_no_sentinel_is_reported(any_redis: RedisServer) -> None:
     nobody = RedisAddress("127.0.0.1", free_port())
     servers = RedisServers("sentinel", (nobody, RedisAddress("127.0.0.1", any_redis.port)), "main", RedisAddress())
-    with pytest.raises(StoreUnavailable) as refused:
+    with pytest.raises(StoreUnavailable) as raised:
         await find_master(servers, PATIENCE_S)
-    assert f"cannot connect to Redis at {nobody}" in str(refused.value)
-    assert f"the sentinel at redis://127.0.0.1:{any_redis.port} refused: ERR unknown command" in str(refused.value)
+    assert f"cannot connect to Redis at {nobody}" in str(raised.value)
+    assert f"the sentinel at redis://127.0.0.1:{any_redis.port} returned an error: ERR unknown command" in str(
+        raised.value
+    )
 
 
 async def role(address: RedisAddress) -> bytes:
-    pipe = await connect(address, PATIENCE_S)
+    connection = await connect(address, PATIENCE_S)
     try:
-        told = await pipe.send(command(b"ROLE"))
+        told = await connection.send(command(b"ROLE"))
         assert isinstance(told[0], bytes)
         return told[0]
     finally:
-        pipe.abort()
+        connection.abort()

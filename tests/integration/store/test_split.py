@@ -1,16 +1,17 @@
-"""Calls over two Redis servers end as on one: the same verdicts, and the same counters."""
+"""Calls over two Redis servers: the same verdicts and counters as on one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Algorithm, Answer, Charge, Plan, Unit
+from ratelimit_rls.core.model import Algorithm, Charge, Plan, StoreResult, Unit
 from ratelimit_rls.core.refund import refund
-from tests.servers import RedisServer
-from tests.stores import Asked, StoreUnderTest, call, redis_store, split_store, step
+from tests.support.servers import RedisServer
+from tests.support.stores import KeyedOp, StoreUnderTest, call, redis_store, split_store, step
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def servers() -> Iterator[list[RedisServer]]:
 
 @pytest.fixture
 def stores(servers: list[RedisServer]) -> Iterator[tuple[StoreUnderTest, StoreUnderTest]]:
-    """One Redis, and two."""
+    """Return a store on one Redis, and a store on two."""
     for server in servers:
         server.flush()
     one, main, seconds = servers
@@ -29,20 +30,20 @@ def stores(servers: list[RedisServer]) -> Iterator[tuple[StoreUnderTest, StoreUn
         yield single, split
 
 
-def main(limit: int = 10, **more: object) -> Asked:
+def main(limit: int = 10, **more: object) -> KeyedOp:
     return step("main", limit, **more)  # type: ignore[arg-type]
 
 
-def second(limit: int = 10, **more: object) -> Asked:
+def second(limit: int = 10, **more: object) -> KeyedOp:
     return step("second", limit, unit=Unit.SECOND, **more)  # type: ignore[arg-type]
 
 
-ALWAYS = {"charge": Charge.ALWAYS}
+ALWAYS: dict[str, Any] = {"charge": Charge.ALWAYS}
 BUCKET = {"algorithm": Algorithm.TOKEN_BUCKET}
 
 
 @pytest.mark.parametrize(
-    ("before", "asked"),
+    ("before", "plan"),
     [
         pytest.param([call(main(cost=5))], call(main(cost=-3), second(0)), id="refund, refused elsewhere"),
         pytest.param([call(main(cost=5))], call(main(cost=-3), second()), id="refund, admitted"),
@@ -83,19 +84,19 @@ BUCKET = {"algorithm": Algorithm.TOKEN_BUCKET}
         pytest.param([], call(main(0), second(**ALWAYS)), id="always elsewhere"),
     ],
 )
-def test_twoservers_say_and_count_what_one_does(
-    stores: tuple[StoreUnderTest, StoreUnderTest], before: list[Plan], asked: Plan
+def test_two_servers_give_the_same_results_and_counters_as_one(
+    stores: tuple[StoreUnderTest, StoreUnderTest], before: list[Plan], plan: Plan
 ) -> None:
-    told: list[tuple[bool, list[int], list[int]]] = []
+    results: list[tuple[bool, list[int], list[int]]] = []
     for store in stores:
-        for plan in before:
-            store.spend(plan)
-        (answer,) = store.spend(asked)
+        for earlier in before:
+            store.spend(earlier)
+        (answer,) = store.spend(plan)
         looks = [
-            store.ask(Asked(key, step(limit=one.limit.requests_per_unit, algorithm=one.limit.algorithm, cost=0).step))
-            for key, one in zip(asked.keys, asked.outline.steps, strict=True)
+            store.ask(KeyedOp(key, step(limit=one.limit.requests_per_unit, algorithm=one.limit.algorithm, cost=0).step))
+            for key, one in zip(plan.keys, plan.template.steps, strict=True)
         ]
-        told.append(
+        results.append(
             (
                 answer.refused,
                 [reading.left for reading in answer.readings],
@@ -103,48 +104,48 @@ def test_twoservers_say_and_count_what_one_does(
             )
         )
 
-    assert told[0] == told[1]
+    assert results[0] == results[1]
 
 
-def test_what_is_given_back_names_the_moment_of_each_server(stores: tuple[StoreUnderTest, StoreUnderTest]) -> None:
-    """The answer of the second may come from the other side of a minute; the first's charge is of the old one."""
+def test_a_refund_uses_the_charge_time_of_each_server(stores: tuple[StoreUnderTest, StoreUnderTest]) -> None:
+    """The second server may decide in the next minute; the first one's charge belongs to the old minute."""
     _, store = stores
     store.now_us += 60_000_000 - store.now_us % 60_000_000 - 1
     limits = call(main(1), second(5))
     (answer,) = store.spend(limits)
-    moments_us = (answer.moments_us[0], answer.moments_us[1] + 1)
-    assert answer.moments_us == (store.now_us, store.now_us)
+    moments_us = (answer.decided_at_us[0], answer.decided_at_us[1] + 1)
+    assert answer.decided_at_us == (store.now_us, store.now_us)
 
     store.now_us += 1
     assert not store.spend(call(main(1)))[0].refused
-    late = answer._replace(now_us=max(moments_us), moments_us=moments_us)
-    owed = refund(decide(limits.outline, late))
-    assert owed is not None
-    store.answered(store.store.opposite(store.store.prepare(limits), owed))
+    late = answer._replace(now_us=max(moments_us), decided_at_us=moments_us)
+    charged = refund(decide(limits.template, late))
+    assert charged is not None
+    store.answered(store.store.refund_of(store.store.prepare(limits), charged))
 
     assert store.spend(call(main(1)))[0].refused
 
 
-def test_a_record_that_one_server_has_lost_does_not_admit_what_was_given_back(
+def test_a_lost_idempotency_record_does_not_admit_a_refunded_call(
     stores: tuple[StoreUnderTest, StoreUnderTest], servers: list[RedisServer]
 ) -> None:
     _, store = stores
     store.spend(call(second(1)))
-    prepared = store.store.prepare(call(main(1), second(1))).once(b"id")
+    prepared = store.store.prepare(call(main(1), second(1))).idempotent(b"id")
     assert store.answered(prepared)[0].refused
     servers[2].flush()
     (again,) = store.answered(prepared)
 
     assert not again.refused
-    assert store.spend(call(main(1)))[0].refused  # the retry was charged for
+    assert store.spend(call(main(1)))[0].refused  # the retry was charged
 
 
-def test_an_id_cannot_be_written_so_that_it_is_another_calls(stores: tuple[StoreUnderTest, StoreUnderTest]) -> None:
+def test_a_request_id_cannot_collide_with_another_call(stores: tuple[StoreUnderTest, StoreUnderTest]) -> None:
     _, store = stores
     both = store.store.prepare(call(main(), second()))
     one = store.store.prepare(call(second()))
-    store.answered(both.once(b"x"))
-    (other,) = store.answered(one.once(b"x\n" + bytes(both.keys[0])))
+    store.answered(both.idempotent(b"x"))
+    (other,) = store.answered(one.idempotent(b"x\n" + bytes(both.keys[0])))  # type: ignore[call-overload]
 
-    assert isinstance(other, Answer)
-    assert not other.again
+    assert isinstance(other, StoreResult)
+    assert not other.replayed

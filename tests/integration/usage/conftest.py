@@ -1,4 +1,4 @@
-"""A database with its tables, copied from one that was upgraded once: SQLite, and PostgreSQL in `make test`."""
+"""A database with its tables, copied from a template that is upgraded once: SQLite, and PostgreSQL in `make test`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.records.database import Database
-from tests.databases import PostgresServer
+from ratelimit_rls.database.database import Database
+from tests.support.databases import PostgresServer
 
 
 class Clock:
-    """2023-11-15T00:00:00Z, and whatever a test makes of it."""
+    """A manual clock that starts at 2023-11-15T00:00:00Z."""
 
     def __init__(self) -> None:
         self.now_s = 1_700_006_400.0

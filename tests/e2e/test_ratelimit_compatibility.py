@@ -1,4 +1,4 @@
-"""A process that is told nothing but the reference service's own variables behaves as the reference does."""
+"""A process with only the environment variables of envoyproxy/ratelimit behaves like envoyproxy/ratelimit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.client import Http, RateLimitResponse, ask, get, rate_limit_request
-from tests.servers import RedisServer, Service
+from tests.support.grpc_client import Http, RateLimitResponse, ask, get, rate_limit_request
+from tests.support.servers import RedisServer, Service
+from tests.support.windows import DAY_S, wait_for_time_left
 
 pytestmark = pytest.mark.e2e
 
-# Written for the reference, with its dialect: a bare number and a boolean as values, a nested key, a wildcard.
+# Rules written for envoyproxy/ratelimit: a number and a boolean as values, a nested key, a wildcard.
 MONGO = """\
 domain: mongo_cps
 descriptors:
@@ -58,7 +59,7 @@ OK, OVER_LIMIT, DAY = 1, 2, 4
 
 @pytest.fixture
 def runtime_root(tmp_path: Path) -> Path:
-    """RUNTIME_ROOT as a link to a release, the way the reference's deployments swap configurations."""
+    """RUNTIME_ROOT as a symbolic link to a release, which deployments of envoyproxy/ratelimit swap."""
     config = tmp_path / "releases" / "1" / "ratelimit" / "config"
     config.mkdir(parents=True)
     (config / "mongo.yaml").write_text(MONGO)
@@ -81,6 +82,7 @@ def service(runtime_root: Path, any_redis: RedisServer) -> Iterator[Service]:
         "RLS_DRAIN_DELAY": None,
     }
     with Service(environment) as process:
+        wait_for_time_left(DAY_S)
         yield process
         process.kill()
 
@@ -100,7 +102,7 @@ def test_codes_statuses_and_headers_over_grpc(service: Service) -> None:
     assert limited.current_limit is not None
     assert (limited.current_limit.requests_per_unit, limited.current_limit.unit) == (3, DAY)
     assert limited.duration_until_reset is not None
-    assert 0 < limited.duration_until_reset.total_seconds() <= 86400
+    assert 0 < limited.duration_until_reset.total_seconds() <= DAY_S
     assert limited.duration_until_reset.microseconds == 0
     assert (unmatched.code, unmatched.current_limit, unmatched.limit_remaining) == (OK, None, 0)
     assert [headers(answer)["RateLimit-Remaining"] for answer in answers] == ["2", "1", "0", "0"]
@@ -122,7 +124,7 @@ def test_nested_wildcard_shadow_unlimited_and_scalar_rules(service: Service) -> 
     assert unlimited.limit_remaining == 4294967295
 
 
-def test_refused_hits_are_counted_in_redis_too(service: Service, any_redis: RedisServer) -> None:
+def test_denied_hits_are_counted_in_redis(service: Service, any_redis: RedisServer) -> None:
     request = rate_limit_request("mongo_cps", {"database": "users"}, hits=10)
 
     assert ask(service.grpc_address, request).overall_code == OVER_LIMIT
@@ -165,7 +167,7 @@ def test_json_healthcheck_and_rlconfig_over_http(service: Service) -> None:
         ("edge", [], "rate limit descriptor list must not be empty"),
     ],
 )
-def test_requests_without_meaning_are_refused_in_the_references_words(
+def test_invalid_requests_get_the_errors_of_envoyproxy_ratelimit(
     service: Service, domain: str, descriptors: list[dict[str, str]], sentence: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as refused:
@@ -175,7 +177,7 @@ def test_requests_without_meaning_are_refused_in_the_references_words(
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_swapped_runtime_root_is_taken_up(service: Service, runtime_root: Path) -> None:
+def test_swapped_runtime_root_is_reloaded(service: Service, runtime_root: Path) -> None:
     config = runtime_root.parent / "releases" / "2" / "ratelimit" / "config"
     config.mkdir(parents=True)
     (config / "new.yaml").write_text(MONGO.replace("mongo_cps", "renamed"))

@@ -1,4 +1,4 @@
-"""Keys of issuers from where they are published: rotation without a gap, and what happens when that place fails."""
+"""Keys of issuers from a file or a URL: rotation without a gap, and failures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from structlog.testing import capture_logs
 
 from ratelimit_rls.core.identity import Identity
 from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.identity import key_source
+from ratelimit_rls.identity import jwks_source
 from ratelimit_rls.identity.issuers import KeysAtUrl, KeysInFile
-from ratelimit_rls.identity.jwt import Tokens
-from ratelimit_rls.identity.key_source import EARLY_PAUSE_S, MOST_BYTES, KeySource, fetch
-from tests.unit.identity.minted import NOW, issuer, jwk, key_set, mint, private_key
+from ratelimit_rls.identity.jwks import MAX_BYTES
+from ratelimit_rls.identity.jwks_fetch import fetch
+from ratelimit_rls.identity.jwks_source import MIN_EARLY_FETCH_INTERVAL_S, JwksSource
+from ratelimit_rls.identity.jwt import JwtVerifier
+from tests.support.jwt_factory import NOW, issuer, jwk, key_set, mint, private_key
 
 OLD, NEW = private_key("ES256"), private_key("ES256", 2)
 ONLY_OLD = key_set(jwk(OLD, kid="1"))
@@ -32,7 +34,7 @@ ALICE = Identity("alice")
 
 
 class Publisher(ThreadingHTTPServer):
-    """A place where keys are published: `content` is what it says, and `asked` counts."""
+    """HTTP server that publishes keys: `content` is the response, `asked` counts requests."""
 
     daemon_threads = True
 
@@ -82,7 +84,7 @@ def publisher() -> Iterator[Publisher]:
 
 
 @asynccontextmanager
-async def running(tokens: Tokens) -> AsyncIterator[Tokens]:
+async def running(tokens: JwtVerifier) -> AsyncIterator[JwtVerifier]:
     await tokens.start()
     try:
         yield tokens
@@ -90,7 +92,7 @@ async def running(tokens: Tokens) -> AsyncIterator[Tokens]:
         await tokens.close()
 
 
-async def until_valid(tokens: Tokens, text: str) -> None:
+async def until_valid(tokens: JwtVerifier, text: str) -> None:
     async with asyncio.timeout(10):
         while tokens.identify(text, NOW) is None:
             await asyncio.sleep(0.005)
@@ -98,24 +100,22 @@ async def until_valid(tokens: Tokens, text: str) -> None:
 
 async def test_keys_rotate_without_a_gap(publisher: Publisher, tmp_path: Path) -> None:
     before, after = mint(key=OLD, kid="1"), mint(key=NEW, kid="2")
-    async with running(Tokens([issuer(tmp_path, keys=publisher.keys())])) as tokens:
+    async with running(JwtVerifier([issuer(tmp_path, keys=publisher.keys())])) as tokens:
         assert tokens.identify(before, NOW) == ALICE
-        assert tokens.identify(after, NOW) is None  # nobody has published it yet
+        assert tokens.identify(after, NOW) is None  # not published yet
 
         publisher.content = BOTH
-        assert tokens.identify(mint(key=NEW, kid="2", jti="another"), NOW) is None  # and this one asks for it
+        assert tokens.identify(mint(key=NEW, kid="2", jti="another"), NOW) is None  # triggers a fetch
         await until_valid(tokens, after)
 
         assert tokens.identify(before, NOW) == ALICE
         assert tokens.keys() == {"one": 2}
 
 
-async def test_a_key_that_is_not_published_any_more_is_not_believed_any_more(
-    publisher: Publisher, tmp_path: Path
-) -> None:
+async def test_removed_key_is_rejected(publisher: Publisher, tmp_path: Path) -> None:
     publisher.content = BOTH
     before, after = mint(key=OLD, kid="1"), mint(key=NEW, kid="2")
-    source_of = Tokens([issuer(tmp_path, keys=publisher.keys(refresh_s=0.01))])
+    source_of = JwtVerifier([issuer(tmp_path, keys=publisher.keys(refresh_s=0.01))])
     async with running(source_of) as tokens:
         assert tokens.identify(before, NOW) == ALICE
 
@@ -127,8 +127,8 @@ async def test_a_key_that_is_not_published_any_more_is_not_believed_any_more(
         assert tokens.identify(after, NOW) == ALICE
 
 
-async def test_unknown_keys_make_us_ask_once(publisher: Publisher, tmp_path: Path) -> None:
-    async with running(Tokens([issuer(tmp_path, keys=publisher.keys())])) as tokens:
+async def test_unknown_keys_cause_one_early_fetch(publisher: Publisher, tmp_path: Path) -> None:
+    async with running(JwtVerifier([issuer(tmp_path, keys=publisher.keys())])) as tokens:
         publisher.content = BOTH
         for number in range(50):
             tokens.identify(mint(kid=f"invented {number}"), NOW)
@@ -140,20 +140,20 @@ async def test_unknown_keys_make_us_ask_once(publisher: Publisher, tmp_path: Pat
         assert source.due_s() > now_s + 100
         tokens.identify(mint(kid="one more"), NOW)
 
-        assert now_s < source.due_s() <= now_s + EARLY_PAUSE_S
+        assert now_s < source.due_s() <= now_s + MIN_EARLY_FETCH_INTERVAL_S
 
 
-async def test_the_next_fetch_is_a_little_early_and_soon_after_a_failure(publisher: Publisher, tmp_path: Path) -> None:
-    source = KeySource(issuer(tmp_path, keys=publisher.keys(refresh_s=100)), lambda: None)
+async def test_fetch_interval_has_jitter_and_is_short_after_a_failure(publisher: Publisher, tmp_path: Path) -> None:
+    source = JwksSource(issuer(tmp_path, keys=publisher.keys(refresh_s=100)), lambda: None)
     clock = asyncio.get_running_loop().time
 
-    await source.first()
+    await source.fetch_initial()
     assert 79 < source.due_s() - clock() < 100
 
     publisher.status = 500
     pauses = []
     for _ in range(9):
-        await source.first()
+        await source.fetch_initial()
         pauses.append(source.due_s() - clock())
     assert pauses[0] < 1
     assert pauses[3] > 5
@@ -161,82 +161,93 @@ async def test_the_next_fetch_is_a_little_early_and_soon_after_a_failure(publish
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
-        ({"status": 500}, "the answer is 500 Internal Server Error"),
-        ({"status": 404}, "the answer is 404 Not Found"),
+        ({"status": 500}, "the server responded 500 Internal Server Error"),
+        ({"status": 404}, "the server responded 404 Not Found"),
         ({"content": b"<html>"}, "is not JSON"),
         ({"content": b'{"keys": []}'}, "has no key for ES256"),
-        ({"content": b" " * (MOST_BYTES + 1)}, "is larger than 1 MiB"),
+        ({"content": b" " * (MAX_BYTES + 1)}, "is larger than 1 MiB"),
         ({"status": 302, "location": "http://keys.example.com/"}, "must begin with https://"),
         ({"status": 302, "location": "file:///etc/passwd"}, "is not allowed"),
     ],
 )
-async def test_whatever_fails_is_told_once_and_leaves_the_keys(
-    publisher: Publisher, tmp_path: Path, broken: dict[str, Any], told: str
+async def test_failure_is_logged_once_and_keeps_the_keys(
+    publisher: Publisher, tmp_path: Path, broken: dict[str, Any], message: str
 ) -> None:
     forgotten = []
-    source = KeySource(issuer(tmp_path, keys=publisher.keys()), lambda: forgotten.append(1))
-    await source.first()
+    source = JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: forgotten.append(1))
+    await source.fetch_initial()
     for name, value in broken.items():
         setattr(publisher, name, value)
 
     with capture_logs() as logs:
-        await source.first()
-        await source.first()
+        await source.fetch_initial()
+        await source.fetch_initial()
         publisher.status, publisher.content, publisher.location = 200, ONLY_OLD, ""
-        await source.first()
+        await source.fetch_initial()
 
     assert [line["log_level"] for line in logs] == ["warning", "info"]
-    assert told in logs[0]["error"]
+    assert message in logs[0]["error"]
     assert logs[0]["keys"] == len(source.keys.keys) == 1
-    assert forgotten == [1]  # the same keys are no change
+    assert forgotten == [1]  # equal keys are not a change
 
 
-async def test_a_redirect_to_a_place_that_is_allowed_is_followed(publisher: Publisher, tmp_path: Path) -> None:
+async def test_allowed_redirect_is_followed(publisher: Publisher, tmp_path: Path) -> None:
     with Publisher() as other:
         thread = threading.Thread(target=other.serve_forever, args=(0.01,))
         thread.start()
         publisher.status, publisher.location = 302, other.url
-        source = KeySource(issuer(tmp_path, keys=publisher.keys()), lambda: None)
+        source = JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: None)
 
-        await source.first()
+        await source.fetch_initial()
 
         other.shutdown()
         thread.join()
     assert len(source.keys.keys) == 1
 
 
-async def test_without_anybody_there_every_token_is_refused_and_all_else_goes_on(tmp_path: Path) -> None:
-    nobody = KeysAtUrl("http://127.0.0.1:1/keys")
+async def test_redirects_are_bounded(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.status, publisher.location = 302, publisher.url
     with capture_logs() as logs:
-        async with running(Tokens([issuer(tmp_path, keys=nobody)])) as tokens:
+        await JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: None).fetch_initial()
+
+    assert "the server redirected more than 10 times" in logs[0]["error"]
+    assert publisher.asked == 11
+
+
+async def test_unreachable_url_rejects_tokens_but_does_not_fail(tmp_path: Path) -> None:
+    unreachable = KeysAtUrl("http://127.0.0.1:1/keys")
+    with capture_logs() as logs:
+        async with running(JwtVerifier([issuer(tmp_path, keys=unreachable)])) as tokens:
             assert tokens.identify(mint(), NOW) is None
-            assert tokens.refused["key"] == 1
+            assert tokens.rejected["key"] == 1
             assert tokens.keys() == {"one": 0}
 
     assert "Connection refused" in logs[0]["error"]
 
 
-async def test_who_does_not_answer_does_not_hold_us_up(publisher: Publisher, tmp_path: Path) -> None:
+async def test_unresponsive_server_does_not_block(publisher: Publisher, tmp_path: Path) -> None:
     publisher.may_answer.clear()
-    source = KeySource(issuer(tmp_path, keys=publisher.keys(timeout_s=0.05)), lambda: None)
+    source = JwksSource(issuer(tmp_path, keys=publisher.keys(timeout_s=0.05)), lambda: None)
 
     with capture_logs() as logs:
-        await source.first()
+        await source.fetch_initial()
 
     assert "timed out" in logs[0]["error"]
 
-    fetching = asyncio.create_task(KeySource(issuer(tmp_path, keys=publisher.keys(timeout_s=60)), lambda: None).first())
+    fetching = asyncio.create_task(
+        JwksSource(issuer(tmp_path, keys=publisher.keys(timeout_s=60)), lambda: None).fetch_initial()
+    )
     await asyncio.sleep(0)
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "keys of an issuer")
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "jwks-fetch")
 
 
 def _trickle(listener: socket.socket, start: bytes, ends: threading.Event) -> None:
-    """A byte now and then, so that no single wait is long; each connection until the test ends."""
+    """Send a byte now and then, so that no single wait is long, on each connection until the test ends."""
     while not ends.is_set():
         try:
             connection, _ = listener.accept()
@@ -253,7 +264,7 @@ def _trickle(listener: socket.socket, start: bytes, ends: threading.Event) -> No
     [b"HTTP/1.1 200 ", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\n\r\n", b"\x16\x03\x03\x40\x00"],
     ids=["status", "header", "body", "handshake"],
 )
-async def test_who_answers_a_byte_at_a_time_is_given_no_more_than_the_timeout(start: bytes, tmp_path: Path) -> None:
+async def test_slow_response_is_bounded_by_timeout(start: bytes, tmp_path: Path) -> None:
     ends = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_trickle, args=(listener, start, ends), daemon=True)
@@ -262,7 +273,7 @@ async def test_who_answers_a_byte_at_a_time_is_given_no_more_than_the_timeout(st
         place = KeysAtUrl(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/keys", timeout_s=0.3)
         began_s = time.monotonic()
         try:
-            with pytest.raises(TimeoutError, match=r"timed out: it did not come whole within 0\.3 s"):
+            with pytest.raises(TimeoutError, match=r"timed out: the response was not complete within 0\.3 s"):
                 fetch(place.url, place.timeout_s)
             assert time.monotonic() - began_s < 2
 
@@ -273,49 +284,47 @@ async def test_who_answers_a_byte_at_a_time_is_given_no_more_than_the_timeout(st
             thread.start()
             began_s = time.monotonic()
             with capture_logs() as logs:
-                await KeySource(issuer(tmp_path, keys=place), lambda: None).first()
+                await JwksSource(issuer(tmp_path, keys=place), lambda: None).fetch_initial()
             assert time.monotonic() - began_s < 2
             assert "timed out" in logs[0]["error"]
         finally:
             ends.set()
             thread.join()
-    async with asyncio.timeout(5):  # nothing is left waiting
-        while {"keys of an issuer", "deadline of a fetch"} & {one.name for one in threading.enumerate()}:
+    async with asyncio.timeout(5):  # no thread is left
+        while {"jwks-fetch", "jwks-fetch-deadline"} & {one.name for one in threading.enumerate()}:
             await asyncio.sleep(0.01)
 
 
-async def test_the_start_waits_no_longer_than_that_whatever_the_fetch_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For a name that is not found, say: nothing but the system can end that."""
+async def test_start_is_bounded_by_timeout_even_during_dns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E.g. for DNS resolution, which cannot be interrupted."""
     may_end = threading.Event()
-    monkeypatch.setattr(key_source, "GRACE_S", 0.05)
-    monkeypatch.setattr(key_source, "fetch", lambda *_: may_end.wait(30))
+    monkeypatch.setattr(jwks_source, "TIMEOUT_GRACE_S", 0.05)
+    monkeypatch.setattr(jwks_source, "fetch", lambda *_: may_end.wait(30))
     place = KeysAtUrl("http://127.0.0.1:1/keys", timeout_s=0.05)
     began_s = time.monotonic()
-    await KeySource(issuer(tmp_path, keys=place), lambda: None).first()
+    await JwksSource(issuer(tmp_path, keys=place), lambda: None).fetch_initial()
     assert time.monotonic() - began_s < 5
     may_end.set()
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are looked at all the time."""
-    monkeypatch.setattr(key_source, "FILE_POLL_S", 0.005)
+    """Check files without delay."""
+    monkeypatch.setattr(jwks_source, "FILE_POLL_S", 0.005)
 
 
 @pytest.mark.usefixtures("quickly")
-async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path) -> None:
+async def test_changed_key_file_is_reloaded(tmp_path: Path) -> None:
     one = issuer(tmp_path)
     assert isinstance(one.keys, KeysInFile)
     path = one.keys.path
     before, after = mint(key=OLD, kid="1"), mint(key=NEW, kid="2")
     with capture_logs() as logs:
-        async with running(Tokens([one])) as tokens:
+        async with running(JwtVerifier([one])) as tokens:
             assert tokens.identify(before, NOW) == ALICE
             assert tokens.identify(after, NOW) is None
 
-            path.write_bytes(BOTH[:20])  # half of it
+            path.write_bytes(BOTH[:20])  # incomplete
             async with asyncio.timeout(10):
                 while not logs:
                     await asyncio.sleep(0.005)
@@ -331,11 +340,11 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("quickly")
-async def test_a_secret_is_read_again_when_it_changes(tmp_path: Path) -> None:
+async def test_changed_secret_file_is_reloaded(tmp_path: Path) -> None:
     one = issuer(tmp_path, "HS256")
     assert isinstance(one.keys, KeysInFile)
     another = "another secret of thirty-two bytes or more"
-    async with running(Tokens([one])) as tokens:
+    async with running(JwtVerifier([one])) as tokens:
         assert tokens.identify(mint("HS256"), NOW) == ALICE
 
         one.keys.path.write_text(another)
@@ -346,12 +355,12 @@ async def test_a_secret_is_read_again_when_it_changes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read: No such file"), (b"{}", "no list of 'keys'"), (b" " * (MOST_BYTES + 1), "larger than")],
+    [(None, "cannot be read: No such file"), (b"{}", "no list 'keys'"), (b" " * (MAX_BYTES + 1), "larger than")],
 )
-def test_a_file_that_cannot_be_used_is_refused_at_start(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_unusable_key_file_is_rejected_at_start(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "keys.json"
     if content is not None:
         path.write_bytes(content)
 
     with pytest.raises(SettingsError, match="RLS_JWT_ISSUERS: the keys of one: .*keys.json .*" + message):
-        Tokens([issuer(tmp_path, keys=KeysInFile(path))])
+        JwtVerifier([issuer(tmp_path, keys=KeysInFile(path))])

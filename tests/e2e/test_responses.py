@@ -1,4 +1,4 @@
-"""Every family of headers and every body as clients of a real Envoy get them, on a 200 and on a 429."""
+"""Every family of headers and every body through a real Envoy, for a 200 and a 429."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import http_sf
 import pytest
 import yaml
 
-from tests.servers import SANDBOXES, EnvoyServer, Service, Upstream
+from tests.support.servers import SANDBOXES, EnvoyServer, Service, Upstream
+from tests.support.windows import DAY_S, wait_for_time_left
 
 pytestmark = pytest.mark.e2e
 
-DAY_S, YEAR_S = 86_400, 31_536_000
+YEAR_S = 31_536_000
 SPOKEN = ("ratelimit", "x-ratelimit", "retry-after", "content-type", "x-why")
 
-# One request a day passes, so that the second is refused, and no test meets the end of a window.
+# One request a day is allowed, so that the second is denied.
 ANSWERS = {
     "/reference": {"answer": {"headers": ["reference"]}},
     "/seconds": {"answer": {"headers": ["x-ratelimit"]}},
@@ -51,7 +52,7 @@ RULES = {
             "key": "path",
             "value": path,
             "limits": [{"unit": "day", "requests_per_unit": 1}, {"unit": "year", "requests_per_unit": 100}],
-            **said,
+            **said,  # type: ignore[dict-item]
         }
         for path, said in ANSWERS.items()
     ],
@@ -68,12 +69,12 @@ LOG_FORMAT = " ".join(
 
 class Answered(NamedTuple):
     status: int
-    headers: list[tuple[str, str]]  # as they came, those that this service may have sent
+    headers: list[tuple[str, str]]  # in order of arrival, only those of this service
     body: str
-    between: tuple[float, float]  # when it was asked, and when it had the answer
+    between: tuple[float, float]  # time of the request and of the response
 
     def left_s(self, window_s: int) -> set[int]:
-        """What may be told as the whole seconds to the end of a window: the service's clock is this machine's."""
+        """Return the valid numbers of whole seconds to the end of a window: the service uses this machine's clock."""
         first, last = (-int(-(window_s - moment % window_s) // 1) for moment in self.between)
         return set(range(last, first + 1))
 
@@ -91,7 +92,7 @@ def proxy(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def logging_envoy(upstream: Upstream, service: Service, log: Path) -> EnvoyServer:
-    """The plain sandbox without Envoy's own x-ratelimit headers, which would stand beside ours, and with a log."""
+    """The plain sandbox with an access log and without Envoy's own x-ratelimit headers, which would duplicate ours."""
     document = yaml.safe_load((SANDBOXES / "rls-http" / "envoy.yaml").read_text())
     (listener,) = document["static_resources"]["listeners"]
     listener["filter_chains"][0]["filters"][0]["typed_config"]["access_log"] = [
@@ -112,16 +113,17 @@ def logging_envoy(upstream: Upstream, service: Service, log: Path) -> EnvoyServe
 
 def ask(proxy: EnvoyServer, path: str) -> Answered:
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
-    asked = time.time()
+    sent_s = time.time()
     connection.request("GET", path)
     answer = connection.getresponse()
     headers = [(name, value) for name, value in answer.getheaders() if name.startswith(SPOKEN)]
-    answered = Answered(answer.status, headers, answer.read().decode(), (asked, time.time()))
+    answered = Answered(answer.status, headers, answer.read().decode(), (sent_s, time.time()))
     connection.close()
     return answered
 
 
 def twice(proxy: EnvoyServer, path: str) -> tuple[Answered, Answered]:
+    wait_for_time_left(DAY_S)
     passed, refused = ask(proxy, path), ask(proxy, path)
     assert (passed.status, refused.status) == (200, 429)
     assert passed.headers.pop(headers(passed).index("content-type")) == ("content-type", "text/plain"), "the upstream's"
@@ -174,8 +176,8 @@ def test_ietf_fields_and_retry_after(proxy: EnvoyServer) -> None:
     policy = f'"{day}";q=1;w=86400, "{year}";q=100;w=31536000'
     passed, refused = twice(proxy, "/ietf")
 
-    told = dict(structured(passed, "ratelimit"))
-    to_day, to_year = told[day]["t"], told[year]["t"]
+    limits = dict(structured(passed, "ratelimit"))
+    to_day, to_year = limits[day]["t"], limits[year]["t"]
     assert passed.headers == [
         ("ratelimit-policy", policy),
         ("ratelimit", f'"{day}";r=0;t={to_day}, "{year}";r=99;t={to_year}'),
@@ -199,11 +201,11 @@ def test_ietf_fields_and_retry_after(proxy: EnvoyServer) -> None:
 
 
 def structured(answered: Answered, name: str) -> list[tuple[str, dict[str, int]]]:
-    parsed: list[tuple[str, dict[str, int]]] = http_sf.parse(dict(answered.headers)[name].encode(), tltype="list")
+    parsed: list[tuple[str, dict[str, int]]] = http_sf.parse(dict(answered.headers)[name].encode(), tltype="list")  # type: ignore[assignment]
     return parsed
 
 
-def test_retry_after_with_jitter_is_never_too_early_and_at_most_so_late(proxy: EnvoyServer) -> None:
+def test_retry_after_with_jitter_is_in_range(proxy: EnvoyServer) -> None:
     passed, refused = twice(proxy, "/jitter")
     assert passed.headers == []
     assert headers(refused) == ["retry-after"]
@@ -211,22 +213,22 @@ def test_retry_after_with_jitter_is_never_too_early_and_at_most_so_late(proxy: E
     assert min(exact) <= int(refused.headers[0][1]) <= max(exact) + 5
 
 
-def test_a_rule_without_a_choice_has_its_domain_s(proxy: EnvoyServer) -> None:
+def test_rule_without_headers_uses_the_domains_choice(proxy: EnvoyServer) -> None:
     for answered in twice(proxy, "/inherits"):
         assert answered.headers == [("x-ratelimit-rule", "edge.path_/inherits")]
 
 
-def test_a_rule_may_choose_no_headers(proxy: EnvoyServer) -> None:
+def test_rule_may_choose_no_headers(proxy: EnvoyServer) -> None:
     assert [answered.headers for answered in twice(proxy, "/none")] == [[], []]
 
 
-def test_the_state_is_told(proxy: EnvoyServer) -> None:
+def test_state_header_is_sent(proxy: EnvoyServer) -> None:
     passed, refused = twice(proxy, "/state")
     assert passed.headers == [("x-ratelimit-state", "warning")]
     assert refused.headers == [("x-ratelimit-state", "throttled")]
 
 
-def test_a_json_body(proxy: EnvoyServer) -> None:
+def test_json_body(proxy: EnvoyServer) -> None:
     passed, refused = twice(proxy, "/json")
     assert (passed.headers, passed.body) == ([], "hello from the upstream\n")
     assert refused.headers == [("content-type", "application/json")]
@@ -251,7 +253,7 @@ def test_a_json_body(proxy: EnvoyServer) -> None:
     }
 
 
-def test_a_problem_body_names_policies_as_the_header_does(proxy: EnvoyServer) -> None:
+def test_problem_body_names_policies_as_the_header_does(proxy: EnvoyServer) -> None:
     _, refused = twice(proxy, "/problem")
     assert dict(refused.headers)["content-type"] == "application/problem+json"
     body = json.loads(refused.body)
@@ -260,7 +262,7 @@ def test_a_problem_body_names_policies_as_the_header_does(proxy: EnvoyServer) ->
     assert (body["title"], body["status"]) == ("Quota Exceeded", 429)
 
 
-def test_a_body_and_headers_by_template(proxy: EnvoyServer) -> None:
+def test_body_and_headers_from_templates(proxy: EnvoyServer) -> None:
     passed, refused = twice(proxy, "/template")
     assert passed.headers == []
     assert refused.headers == [("content-type", "application/vnd.acme+json"), ("x-why", "1 a day")]
@@ -269,11 +271,12 @@ def test_a_body_and_headers_by_template(proxy: EnvoyServer) -> None:
     assert retry in refused.left_s(DAY_S)
 
 
-def test_the_access_log_can_say_which_rule_refused(upstream: Upstream, tmp_path: Path) -> None:
+def test_access_log_contains_the_denying_rule(upstream: Upstream, tmp_path: Path) -> None:
     rules, log = tmp_path / "rules.yaml", tmp_path / "access.log"
     limits = [{"unit": "day", "requests_per_unit": 1, "name": "daily"}, {"unit": "year", "requests_per_unit": 100}]
     rules.write_text(yaml.safe_dump({"domain": "edge", "descriptors": [{"key": "path", "limits": limits}]}))
     with Service({"RLS_RULES": rules}) as service, logging_envoy(upstream, service, log) as proxy:
+        wait_for_time_left(DAY_S)
         assert [ask(proxy, "/logged").status for _ in range(2)] == [200, 429]
-        proxy.stop()  # which writes what Envoy would write a while later
+        proxy.stop()  # flushes the access log
     assert log.read_text().splitlines() == ["200 /logged - - -", "429 /logged edge.path day daily"]

@@ -1,4 +1,4 @@
-"""`ratelimit-rls db retain`: what it says on stdout is all that it says, once, and can be read by a program."""
+"""`ratelimit-rls db retain`: its output on stdout, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from ratelimit_rls.cli import main
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.records.database import Database
-from ratelimit_rls.records.series import Month, audit_logs
-from tests.integration.series.test_retention import decision
+from ratelimit_rls.database.database import Database
+from ratelimit_rls.database.usage.tables import Month, audit_logs
+from tests.integration.usage.test_retention import decision
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ LONG_AGO = Month(2020, 5)
 
 @pytest.fixture
 def old_url(series_url: str) -> str:
-    """Of a database with a decision of one old month, and two of the next."""
+    """URL of a database with one decision of an old month, and two of the next."""
 
     async def fill() -> None:
         database = Database(series_url)
@@ -34,27 +34,36 @@ def old_url(series_url: str) -> str:
     return series_url
 
 
-def test_every_archive_is_told_once(old_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["db", "retain", "--database", old_url, "--archive", str(tmp_path / "archive")]
-    assert main([*asked, "--dry-run"]) == ExitCode.DONE
-    told = capsys.readouterr()
-    assert (told.out, told.err) == (
+def test_each_archive_is_printed_once(old_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["db", "retain", "--database", old_url, "--archive", str(tmp_path / "archive")]
+    assert main([*command, "--dry-run"]) == ExitCode.DONE
+    result = capsys.readouterr()
+    assert (result.out, result.err) == (
         "audit of 2020-05: 1 row would be archived as 2020/05/audit_logs.parquet\n"
         "audit of 2020-06: 2 rows would be archived as 2020/06/audit_logs.parquet\n",
         "",
     )
-    assert main(asked) == ExitCode.DONE
-    told = capsys.readouterr()
-    assert (told.out, told.err) == (
+    assert main(command) == ExitCode.DONE
+    result = capsys.readouterr()
+    assert (result.out, result.err) == (
         "audit of 2020-05: 1 row archived and dropped as 2020/05/audit_logs.parquet\n"
         "audit of 2020-06: 2 rows archived and dropped as 2020/06/audit_logs.parquet\n",
         "",
     )
 
 
-def test_a_program_can_read_it(old_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["db", "retain", "--database", old_url, "--archive", str(tmp_path / "archive"), "--format", "json"]
-    assert main(asked) == ExitCode.DONE
+def test_json_output(old_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "db",
+        "retain",
+        "--database",
+        old_url,
+        "--archive",
+        str(tmp_path / "archive"),
+        "--format",
+        "json",
+    ]
+    assert main(command) == ExitCode.DONE
     assert [(one["month"], one["rows"]) for one in json.loads(capsys.readouterr().out)] == [
         ("2020-05", 1),
         ("2020-06", 2),
