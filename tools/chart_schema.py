@@ -1,11 +1,11 @@
-"""values.schema.json and the table of values in README.md, made from the comments in values.yaml and the settings.
+"""Generates values.schema.json and the table in the chart's README.md from values.yaml and the settings.
 
-    # -- What the value means; goes on in the lines that follow.
+    # -- Description of the value; continues on the following lines.
     # @schema {enum: [a, b]}
     value: a
 
-The type of a value is that of its default; `@schema` adds what a default cannot say. A mapping takes the keys it has
-and no others unless `@schema` says otherwise. `python charts/generate.py` writes both files, a test says when to.
+The type of a value is that of its default; `@schema` adds constraints. A mapping accepts only its own keys unless
+`@schema` says otherwise. `python -m tools.chart_schema` writes both files; a test fails if they are outdated.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import yaml
 
 from ratelimit_rls.identity.issuers import ALGORITHMS
 from ratelimit_rls.settings.catalogue import GROUPS, VARIABLES, Variable
-from ratelimit_rls.settings.refusals import LOG_LEVELS
+from ratelimit_rls.settings.validation import LOG_LEVELS
 
-CHART = Path(__file__).parent / "ratelimit-rls"
-BEGIN, END = "<!-- values: written by charts/generate.py -->", "<!-- end of values -->"
+CHART = Path(__file__).parents[1] / "charts" / "ratelimit-rls"
+BEGIN, END = "<!-- values: written by tools/chart_schema.py -->", "<!-- end of values -->"
 
 _OF_ANY_SECURITY_CONTEXT: dict[str, Any] = {
     "appArmorProfile": {"type": "object"},
@@ -137,12 +137,12 @@ OF_PARENTS: dict[str, Any] = {
     "global": {"type": "object", "description": "Values of a parent chart for all of its dependencies; not used here."},
     "enabled": {"type": "boolean", "description": "For a parent chart's `condition`; not used here."},
 }
-"""Helm hands these to a chart that is a dependency, so they cannot be refused as typing errors."""
+"""Keys that Helm passes to a subchart, so they must be accepted."""
 
 _TYPES = {"str": "string", "bool": "boolean", "int": "integer", "float": "number", "seq": "array", "map": "object"}
 
-# Text is what the variable has in the end, so it is right for all, in the forms that the service reads. A pattern is
-# asked of text only, and a bound of numbers only.
+# Every setting may be a string, in the formats of the service, since it becomes a variable. A pattern applies to
+# strings only, and a bound to numbers only.
 _WHOLE = "^[+-]?(0[0-7_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[1-9][0-9_]*|0)$"
 _SETTINGS: dict[str, dict[str, Any]] = {
     "bool": {"type": ["boolean", "string"], "pattern": "^(1|t|T|TRUE|true|True|0|f|F|FALSE|false|False)$"},
@@ -154,20 +154,20 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 _REDIS_TYPES = ("single", "sentinel", "cluster")
 _IN_ANY_CASE = {"LOG_LEVEL": LOG_LEVELS, "REDIS_TYPE": _REDIS_TYPES, "REDIS_PERSECOND_TYPE": _REDIS_TYPES}
-"""Settings whose words may be written large or small."""
+"""Settings with case-insensitive values."""
 
 _FIELDS = {name: about for group in GROUPS for name, about in group.model_fields.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value as values.yaml has it."""
+    """One value of values.yaml."""
 
     path: tuple[str, ...]
     default: Any
-    kind: str  # of the YAML node: str, bool, int, float, seq or map
+    kind: str  # type of the YAML node: str, bool, int, float, seq or map
     meaning: str
-    more: dict[str, Any] | None  # what `@schema` says
+    more: dict[str, Any] | None  # content of `@schema`
     inner: tuple[Value, ...]
 
     @property
@@ -176,12 +176,12 @@ class Value:
 
     @property
     def is_section(self) -> bool:
-        """Only its inner values mean something."""
+        """True if it only groups other values."""
         return bool(self.inner) and not self.meaning
 
 
 def values() -> tuple[Value, ...]:
-    """Everything in values.yaml, in its order."""
+    """Return the values of values.yaml in order."""
     text = (CHART / "values.yaml").read_text()
     root = yaml.compose(text, yaml.SafeLoader)
     return tuple(_inner(root, (), text.splitlines(), yaml.safe_load(text)))
@@ -202,7 +202,7 @@ def _inner(node: Any, path: tuple[str, ...], lines: list[str], defaults: Any) ->
 
 
 def _comment(lines: list[str], at: int, indent: int) -> tuple[str, dict[str, Any] | None]:
-    """What the comment right above a key says of it."""
+    """Parse the comment directly above a key."""
     above: list[str] = []
     for line in reversed(lines[:at]):
         if not line.startswith(" " * indent + "#"):
@@ -215,7 +215,7 @@ def _comment(lines: list[str], at: int, indent: int) -> tuple[str, dict[str, Any
 
 
 def leaves(some: tuple[Value, ...]) -> Iterator[Value]:
-    """The values that mean something by themselves; sections do not."""
+    """Yield the values that are not sections."""
     for value in some:
         if value.is_section:
             yield from leaves(value.inner)
@@ -239,7 +239,7 @@ def _schema(value: Value) -> dict[str, Any]:
     if value.name == "settings":
         return {"type": "object", **said, "additionalProperties": False, "properties": dict(map(_setting, VARIABLES))}
     if value.more and "$ref" in value.more:
-        return value.more  # whatever stands beside a reference is not read
+        return value.more  # keys next to $ref are ignored
     found: dict[str, Any] = {"type": _TYPES[value.kind], **said}
     if value.inner:
         found["properties"] = {one.path[-1]: _schema(one) for one in value.inner}
@@ -266,7 +266,7 @@ _BOUNDS = {"ge": "minimum", "le": "maximum"}
 
 
 def _no_choice(variable: Variable) -> list[str]:
-    """The empty text, where none of the choices is one, too."""
+    """Return the empty string as an additional choice if it is not one."""
     return [] if variable.default else [""]
 
 
@@ -275,7 +275,7 @@ def _any_case(word: str) -> str:
 
 
 def table() -> str:
-    """The values as Markdown."""
+    """Return the values as a Markdown table."""
     rows = ["| value | default | meaning |", "|---|---|---|"]
     for value in leaves(values()):
         default = json.dumps(value.default, ensure_ascii=False)
@@ -285,7 +285,7 @@ def table() -> str:
 
 
 def files() -> dict[Path, str]:
-    """Each file's path and what should be in it."""
+    """Return the path and the content of each file."""
     readme = (CHART / "README.md").read_text()
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)

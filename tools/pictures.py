@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/algorithms.md: `python docs/pictures/draw.py`.
+"""Draws the diagrams of docs/algorithms.md: `python -m tools.pictures`.
 
-The rules are the page's own, decided by the real Lua on a clock that is turned. Every algorithm gets the same traffic,
-on the same scale, so that the pictures can be compared; a test fails when one of them is not what this draws.
+The rules are those of the page, decided by the real Lua script on a virtual clock. Every algorithm gets the same
+traffic on the same scale, so that the diagrams are comparable; a test fails if one of them is outdated.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from ratelimit_rls.core.model import Code, Decision, Descriptor, Entry, Request
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.simulation.clock import DEFAULT_START_US, VirtualClock
+from ratelimit_rls.simulation.runner import make_limiter
 from ratelimit_rls.store.embedded import EmbeddedStore
-from ratelimit_rls.trial.moments import START_US, VirtualClock
-from ratelimit_rls.trial.play import limiter_on
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "algorithms.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "algorithms.md"
 
 _SECTION = re.compile(r"^## (?P<title>.+?)\n(?P<text>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _RULES = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
@@ -33,7 +33,7 @@ MINUTE_US = 60 * S_US
 
 
 class Row(NamedTuple):
-    """Of a worked clock: so many requests at once, of which so many pass, and what the last of them is told."""
+    """Row of a worked example: simultaneous requests, how many are admitted, and the response to the last one."""
 
     at_us: int  # after midnight
     come: int
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the page that shows rules at work."""
+    """Section of the page with an example rule."""
 
     title: str
     rules: str
@@ -56,7 +56,7 @@ class Section(NamedTuple):
 
     @property
     def request(self) -> Request:
-        """What the rules are for, by one and the same client."""
+        """Request that matches the rules, of a single client."""
         (root,) = self.tree.domains.values()
         (key,) = root.by_key
         return Request(root.key, (Descriptor((Entry(key, "a"),)),))
@@ -86,20 +86,20 @@ class Hit(NamedTuple):
     wait_us: int
 
 
-async def play(section: Section, moments_us: Sequence[int]) -> list[Hit]:
+async def play(section: Section, decided_at_us: Sequence[int]) -> list[Hit]:
     clock = VirtualClock()
-    limiter = limiter_on(section.tree, EmbeddedStore(clock=clock))
+    limiter = make_limiter(section.tree, EmbeddedStore(clock=clock))
     call = limiter.prepare(section.request)
     hits = []
-    for at_us in moments_us:
-        clock.turn(START_US + at_us)
+    for at_us in decided_at_us:
+        clock.advance_to(DEFAULT_START_US + at_us)
         (decision,) = await limiter.check([call])
         assert isinstance(decision, Decision)
         hits.append(Hit(at_us, decision.code is Code.OK, decision.wait_us))
     return hits
 
 
-# Two rushes across the end of a minute, then a client that comes too often and does not stop.
+# Two bursts across the end of a minute, then a client that keeps exceeding its limit.
 RUSHES_US = [50 * S_US] * 10 + [65 * S_US] * 10 + [at * S_US for at in range(80, 196, 4)]
 QUEUE_US = [0] * 8 + [at * 1000 for at in range(150, 1201, 70)]
 
@@ -120,16 +120,16 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 .way { stroke: #4c8fbd; opacity: 0.6 }
 """
 DOT = 3.2
-STACK = 8.6  # from one dot to the next above it
+STACK = 8.6  # distance between stacked dots
 
 
 def pictures() -> dict[Path, str]:
-    """Every picture that the page shows, as it should be."""
+    """Return the path and the content of every diagram of the page."""
     drawn = {}
     for section in sections():
         for name in section.pictures:
             draw = _queue if name == "throttle" else _rushes
-            drawn[HERE / f"{name}.svg"] = "\n".join(draw(section, name)) + "\n"
+            drawn[DOCS / "pictures" / f"{name}.svg"] = "\n".join(draw(section, name)) + "\n"
     return drawn
 
 
@@ -160,7 +160,7 @@ def _sheet(height: int, title: str, hits: Sequence[Hit]) -> Iterator[str]:
 
 
 def _rushes(section: Section, name: str) -> Iterator[str]:
-    """Above every hit, below how many were admitted within the minute before."""
+    """Draw the hits above, and below the number admitted within the previous minute."""
     hits = asyncio.run(play(section, RUSHES_US))
     first, last, most = 30 * S_US, 200 * S_US, 20
     (limit,) = section.tree.rules()[0].limits
@@ -197,7 +197,7 @@ def _rushes(section: Section, name: str) -> Iterator[str]:
 
 
 def _last_minute(admitted: Sequence[int], first_us: int, last_us: int) -> Iterator[tuple[int, int]]:
-    """The corners of a curve that steps up at a hit and down when the hit is a minute old."""
+    """Yield the points of a step curve: up at a hit, down when the hit is a minute old."""
     changes = Counter(admitted)
     changes.subtract(at_us + MINUTE_US for at_us in admitted)
     count = 0
@@ -211,7 +211,7 @@ def _last_minute(admitted: Sequence[int], first_us: int, last_us: int) -> Iterat
 
 
 def _queue(section: Section, name: str) -> Iterator[str]:
-    """When calls come, and below when they are answered."""
+    """Draw when calls arrive, and below when they are answered."""
     hits = asyncio.run(play(section, QUEUE_US))
     last, come, leave = 1_700_000, 92, 196
     (rule,) = section.tree.rules()

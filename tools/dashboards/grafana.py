@@ -1,8 +1,8 @@
-"""What a dashboard is made of, and how Grafana wants it written.
+"""Model of dashboards, and its conversion to the JSON of Grafana.
 
-A dashboard is rows of panels; a panel says what it shows, why one would look, and in which unit. Numbers, places and
-the rest of Grafana's form are filled in here, the same for all of them, so that two versions of a dashboard differ only
-where what they show does.
+A dashboard consists of rows of panels. A panel has a title, a description, a unit and queries. Ids, positions and all
+other fields of Grafana's format are filled in here, equally for all panels, so that two versions of a dashboard differ
+only where their content does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-SCHEMA_VERSION = 39  # Grafana 10.4 and later read it as it is, and bring it up to theirs
+SCHEMA_VERSION = 39  # supported by Grafana 10.4 and later, which upgrade it
 TAG = "ratelimit-rls"
 COLUMNS = 24
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class Kind(Enum):
-    """A type of Grafana's, and how high such a panel is."""
+    """Panel type of Grafana, and the height of such a panel."""
 
     LINES = ("timeseries", 8)
     NUMBER = ("stat", 4)
@@ -34,7 +34,7 @@ class Query(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A colour from a value upwards."""
+    """Threshold: the colour from a value upwards."""
 
     value: float
     colour: str
@@ -43,13 +43,13 @@ class Level(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Panel:
     title: str
-    about: str  # what one sees, and what it means when it moves
-    unit: str  # Grafana's name of it
+    about: str  # description: what it shows and how to interpret it
+    unit: str  # unit id of Grafana
     queries: tuple[Query, ...]
     kind: Kind = Kind.LINES
     width: int = 8  # of COLUMNS
-    levels: tuple[Level, ...] = ()  # a number's colours; of lines, the value that should not be passed
-    words: tuple[tuple[str, str], ...] = ()  # for values that are better said than shown
+    levels: tuple[Level, ...] = ()  # colours of a number; for lines, the value that should not be exceeded
+    words: tuple[tuple[str, str], ...] = ()  # text for certain values
     stacked: bool = False
 
 
@@ -59,17 +59,17 @@ class Row(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A variable: one, or by default all, of the values that a label has."""
+    """Dashboard variable: one of the values of a label, or all of them (the default)."""
 
     name: str
     label: str
-    values: str  # PromQL of Grafana's: label_values(…)
-    default: str = ""  # this one, and only one
+    values: str  # Grafana query: label_values(…)
+    default: str = ""  # if set, a single value with this default
 
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    uid: str  # for ever: links and bookmarks have it
+    uid: str  # never change it: links and bookmarks contain it
     title: str
     about: str
     choices: tuple[Choice, ...]
@@ -84,7 +84,7 @@ class Dashboard:
             "schemaVersion": SCHEMA_VERSION,
             "version": 1,
             "editable": True,
-            "graphTooltip": 1,  # one crosshair for all panels
+            "graphTooltip": 1,  # shared crosshair
             "refresh": "30s",
             "time": {"from": "now-1h", "to": "now"},
             "timezone": "",
@@ -120,18 +120,18 @@ def _variable(choice: Choice) -> Json:
         "type": "query",
         "datasource": DATASOURCE,
         "query": {"query": choice.values, "refId": choice.name},
-        "refresh": 2,  # whenever the time range changes: what has gone is not offered
+        "refresh": 2,  # refresh when the time range changes, so that stale values are not offered
         "sort": 1,
     }
     if choice.default:
         return variable | {"current": {"text": choice.default, "value": choice.default}}
-    # `.*` and not `.+`: outside Kubernetes there is no namespace and no pod, and All must mean all there, too.
+    # `.*` instead of `.+`: outside Kubernetes there is no namespace and no pod, and All must still match.
     everything = {"multi": True, "includeAll": True, "allValue": ".*"}
     return variable | everything | {"current": {"text": ["All"], "value": ["$__all"]}}
 
 
 def _placed(rows: tuple[Row, ...]) -> list[Json]:
-    """From left to right and from top to bottom, in the order in which they were written."""
+    """Return the panels with positions: from left to right and top to bottom, in the given order."""
     panels: list[Json] = []
     top = 0
     for row in rows:

@@ -1,19 +1,19 @@
-"""`python -m docs.dashboards` writes the dashboards that the chart ships; a test says when to."""
+"""`python -m tools.dashboards` writes the dashboards of the chart; a test fails if they are outdated."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from docs.dashboards.overview import OVERVIEW
-from docs.dashboards.rules import RULES
-from docs.dashboards.store import STORE
+from tools.dashboards.overview import OVERVIEW
+from tools.dashboards.rules import RULES
+from tools.dashboards.store import STORE
 
 SHIPPED = Path(__file__).parents[2] / "charts" / "ratelimit-rls" / "dashboards"
 
 
 def files() -> dict[Path, str]:
-    """Each file and what should be in it."""
+    """Return the path and the content of each file."""
     named = {"overview": OVERVIEW, "rules": RULES, "store": STORE}
     return {
         SHIPPED / f"{name}.json": json.dumps(dashboard.to_json(), indent=2, ensure_ascii=False) + "\n"

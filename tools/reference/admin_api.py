@@ -1,23 +1,24 @@
-"""docs/admin-api.md, made from the OpenAPI document."""
+"""Generates docs/admin-api.md from the OpenAPI document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ratelimit_rls.transport.http.admin.app import documented_app
+from ratelimit_rls.admin.http.app import documented_app
 
 _HEAD = """\
-The REST API of administrators, on `RLS_ADMIN_HOST:RLS_ADMIN_PORT` (127.0.0.1:8082) of every server that has a database
-(`RLS_DATABASE_URL`). The same as a document for programs is at `/openapi.json`, as a page at `/docs`; `/healthz` says
-whether it answers. None of these three needs a token.
+The REST API for administrators. Every server with a database (`RLS_DATABASE_URL`) serves it on
+`RLS_ADMIN_HOST:RLS_ADMIN_PORT` (127.0.0.1:8082). The OpenAPI document is at `/openapi.json`, a page with all operations
+at `/docs`; `/healthz` tells whether the API answers. None of these three needs a token.
 
-`RLS_ADMIN_TOKEN` is the token to begin with, with the role admin; others are made by `POST /api/v1/tokens` or
-`ratelimit-rls tokens create`, and kept as hashes keyed with `RLS_KEY_SECRET`. `RLS_ADMIN_AUTH=none` asks for none, and
-is for loopback alone: requests that name another host, or come from a web page elsewhere, are refused then.
+`RLS_ADMIN_TOKEN` is the initial token, with the role admin. Create others with `POST /api/v1/tokens` or
+`ratelimit-rls tokens create`; they are stored as hashes keyed with `RLS_KEY_SECRET`. `RLS_ADMIN_AUTH=none` requires no
+token, and is for loopback only: requests with another host are rejected then. Cross-origin requests are always
+rejected: in a browser, only pages of the same host and port may use the API.
 
-With the database away, `RLS_ADMIN_TOKEN` still opens what needs no database: `/users/{user_id}/limits`, `/sources`,
-counters and decisions. Everything else is 503.
+While the database is unavailable, `RLS_ADMIN_TOKEN` still gives access to what needs no database:
+`/users/{user_id}/limits`, `/sources`, counters and decisions. Everything else is 503.
 """
 
 _SESSION = """\
@@ -33,41 +34,43 @@ curl -H "$auth" $RLS/users/alice/limits
 """
 
 _ERRORS = """\
-Every error is `application/problem+json`: `type` (`urn:ratelimit-rls:problem:…`, what programs tell it by), `title`,
-`status`, `detail`, `request_id`, and where something in the request is wrong, `errors`: each with `field` and
-`message`, or, of a rules document, with `file`, `line`, `column` and `message`.
+Every error is `application/problem+json` with `type` (`urn:ratelimit-rls:problem:…`, which identifies the kind of
+error), `title`, `status`, `detail` and `request_id`. If the request is invalid it also has `errors`: each with `field`
+and `message`, or, for a rules document, with `file`, `line`, `column` and `message`.
 
 | status | type | when |
 |---|---|---|
-| 400 | `bad-request` | a header, or the body, cannot be read |
-| 401 | `unauthorized` | no token, or not one that is good |
-| 403 | `forbidden` | the token's role is not enough |
-| 404 | `not-found` | there is no such thing, or path |
-| 405 | `method-not-allowed` | `Allow` says which are |
-| 409 | `conflict`, `secret-told-once` | a name is taken, something is in use; a repetition of what made a secret |
-| 412 | `stale` | somebody else was first; `ETag` has the version that is there now |
+| 400 | `bad-request` | malformed header or body |
+| 401 | `unauthorized` | missing or invalid token |
+| 403 | `forbidden` | the role of the token does not suffice, or the request is cross-origin |
+| 404 | `not-found` | no such resource or path |
+| 405 | `method-not-allowed` | `Allow` lists the allowed methods |
+| 409 | `conflict`, `secret-told-once` | a name is taken, or a resource is in use; the secret was already returned |
+| 412 | `stale` | the resource was modified; `ETag` has its current version |
+| 408, 431 | | the request took too long; it has more than 100 header fields or 16 KiB of headers; plain text |
 | 413 | `too-large` | the body has more than 1 MiB |
 | 415 | `not-json` | the body comes without `Content-Type: application/json` |
-| 421 | `misdirected` | without tokens: the Host is not a loopback one |
-| 422 | `invalid`, `rules`, `idempotency-key-reused` | the request is understood, and wrong |
-| 429 | `too-many-requests` | `Retry-After` says when to come back |
-| 503 | `unavailable` | the database or the store is away; `Retry-After` likewise |
+| 421 | `misdirected` | without tokens: the Host is not a loopback host |
+| 422 | `invalid`, `rules`, `idempotency-key-reused` | invalid request |
+| 429 | `too-many-requests` | `Retry-After` has the seconds to wait |
+| 503 | `unavailable` | the database or the store is unavailable; with `Retry-After`, too |
 """
 
 
-_PAGE = "Page_"
+_PAGE = "Page"
+"""Suffix of the components that are pages of a list, e.g. UserPage."""
 
 
 def admin_api(notice: str) -> str:
     document = documented_app().openapi()
     about = document["info"]["description"].partition("\n\n")
-    lines = ["# The admin API", "", notice, "", about[0], "", _HEAD, _SESSION, "## What holds for all", "", about[2]]
+    lines = ["# Admin API", "", notice, "", about[0], "", _HEAD, _SESSION, "## Common behaviour", "", about[2]]
     lines += ["## Errors", "", _ERRORS, *_overview(document)]
     for tag, operations in _by_tag(document).items():
         lines += [f"## {tag.capitalize()}", ""]
         for method, path, operation in operations:
             lines += [*_operation(method, path, operation, document), ""]
-    lines += ["## What bodies and answers are made of", "", *_schemas(document)]
+    lines += ["## Schemas", "", *_schemas(document)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -80,7 +83,7 @@ def _by_tag(document: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str
 
 
 def _overview(document: dict[str, Any]) -> Iterator[str]:
-    yield from ("## All of it", "", "| | | role |", "|---|---|---|")
+    yield from ("## Endpoints", "", "| | | role |", "|---|---|---|")
     for operations in _by_tag(document).values():
         for method, path, operation in operations:
             yield f"| `{method} {path}` | {operation['summary']} | {_role(operation)} |"
@@ -94,15 +97,15 @@ def _operation(method: str, path: str, operation: dict[str, Any], document: dict
         yield from ("", more)
     rows = [*_parameters(operation), *_body(operation, document)]
     if rows:
-        yield from ("", "| | kind | default | meaning |", "|---|---|---|---|", *rows)
+        yield from ("", "| | type | default | description |", "|---|---|---|---|", *rows)
     good = [status for status in operation["responses"] if status.startswith(("2", "3"))]
     bad = [status for status in operation["responses"] if not status.startswith(("2", "3"))]
     errors = f"; {', '.join(sorted(bad))}" if bad else ""
-    yield from ("", f"Answers: {', '.join(good)}{_shown(operation, good[0])}{errors}.")
+    yield from ("", f"Responses: {', '.join(good)}{_shown(operation, good[0])}{errors}.")
 
 
 def _role(operation: dict[str, Any]) -> str:
-    return str(operation["security"][0]["token"][0]) if "security" in operation else "none needed"
+    return str(operation["security"][0]["token"][0]) if "security" in operation else "none"
 
 
 def _parameters(operation: dict[str, Any]) -> Iterator[str]:
@@ -124,7 +127,7 @@ def _body(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
 
 def _row(name: str, schema: dict[str, Any], meaning: str, *, is_needed: bool) -> str:
     default = schema.get("default")
-    shown = "needed" if is_needed else f"`{str(default).lower()}`" if default not in (None, "", []) else ""
+    shown = "required" if is_needed else f"`{str(default).lower()}`" if default not in (None, "", []) else ""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in (name, _kind(schema), shown, meaning)) + " |"
 
 
@@ -137,7 +140,7 @@ def _kind(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(f"`{one}`" for one in schema["enum"])
     if schema.get("format") == "date-time":
-        return "moment"
+        return "timestamp"
     if schema.get("type") == "array":
         return f"list of {_kind(schema['items'])}"
     return str(schema.get("type", "anything"))
@@ -146,23 +149,23 @@ def _kind(schema: dict[str, Any]) -> str:
 def _shown(operation: dict[str, Any], status: str) -> str:
     content = operation["responses"][status].get("content", {}).get("application/json", {})
     name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
-    if name.startswith(_PAGE):
-        return f" with a page of `{name.removeprefix(_PAGE).removesuffix('_')}`"
+    if name.endswith(_PAGE):
+        return f" with a page of `{name.removesuffix(_PAGE)}`"
     return f" with `{name}`" if name else ""
 
 
 def _schemas(document: dict[str, Any]) -> Iterator[str]:
     for name, schema in sorted(document["components"]["schemas"].items()):
-        if name.startswith(_PAGE) or "properties" not in schema:
+        if name.endswith(_PAGE) or "properties" not in schema:
             continue
         yield from (f"### `{name}`", "")
         if "description" in schema:
             yield from (schema["description"], "")
-        yield from ("| | kind | default | meaning |", "|---|---|---|---|")
+        yield from ("| | type | default | description |", "|---|---|---|---|")
         for field, its in schema["properties"].items():
             meaning = _resolved(its, document).get("description", "")
-            is_asked_for = schema.get("additionalProperties") is False  # of answers, all fields are there
-            is_needed = is_asked_for and field in schema.get("required", ())
+            is_request = schema.get("additionalProperties") is False  # responses have all fields
+            is_needed = is_request and field in schema.get("required", ())
             yield _row(f"`{field}`", its, meaning, is_needed=is_needed)
         yield ""
 

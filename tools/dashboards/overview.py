@@ -1,12 +1,12 @@
-"""Is it well? Calls, errors and time, what was decided, who calls, and the same from Envoy's side."""
+"""Overview dashboard: calls, errors, latency, decisions, identity, and the view of Envoy."""
 
 from __future__ import annotations
 
-from docs.dashboards.grafana import Choice, Dashboard, Kind, Level, Panel, Query, Row
-from docs.dashboards.queries import CALLS, EACH, EACH_LEGEND, WHO, now, per_second, quantile, share, slower_than
+from tools.dashboards.grafana import Choice, Dashboard, Kind, Level, Panel, Query, Row
+from tools.dashboards.queries import CALLS, EACH, EACH_LEGEND, WHO, now, per_second, quantile, share, slower_than
 
 BUDGET_S = 0.02
-"""What Envoy waits for an answer, unless its filter's `timeout` says otherwise."""
+"""Default timeout of Envoy's filter."""
 
 ENVOYS = (
     Choice("envoy_job", "Envoy's job", "label_values(envoy_cluster_upstream_rq_total, job)"),
@@ -17,9 +17,9 @@ ENVOYS = (
         default="ratelimit",
     ),
 )
-"""Envoy's series are its own: another job, and the name its configuration gives to the cluster of this service."""
+"""Variables for the metrics of Envoy, which have another job and the cluster name of Envoy's configuration."""
 
-FILTER = 'job=~"$envoy_job"'  # of the filters; their envoy_cluster_name is where a request was going
+FILTER = 'job=~"$envoy_job"'  # metrics of the filters; their envoy_cluster_name is the upstream of the request
 CLUSTER = 'job=~"$envoy_job",envoy_cluster_name="$envoy_cluster"'
 
 REFUSED = 'ratelimit_outcome="over_limit"'
@@ -40,7 +40,7 @@ GLANCE = Row(
     (
         Panel(
             "Instances",
-            "How many are scraped and say so. Fewer than you run: look at those that are missing.",
+            "Number of scraped instances. If it is lower than expected, look for the missing ones.",
             "short",
             (Query(now("ratelimit.build", how="count")),),
             Kind.NUMBER,
@@ -48,16 +48,16 @@ GLANCE = Row(
         ),
         Panel(
             "Calls",
-            "gRPC calls a second, of all instances.",
+            "gRPC calls per second, of all instances.",
             "reqps",
             (Query(per_second(CALLS)),),
             Kind.NUMBER,
             4,
         ),
         Panel(
-            "Refused",
-            "Share of descriptors that were over a limit and refused. What is usual depends on who calls; a jump "
-            "is what to look at, on the dashboard of the rules.",
+            "Denied",
+            "Share of descriptors that exceeded a limit and were denied. The usual value depends on your traffic; "
+            "look into sudden changes on the dashboard of the rules.",
             "percentunit",
             (Query(share(per_second("ratelimit.decisions", REFUSED), per_second("ratelimit.decisions"))),),
             Kind.NUMBER,
@@ -74,18 +74,18 @@ GLANCE = Row(
         ),
         Panel(
             "Store",
-            "Of the instance that is worst off. While it is away, calls are told what on_store_failure says.",
+            "Minimum over all instances. While it is unavailable, calls are decided by on_store_failure.",
             "short",
             (Query(now("ratelimit.store.available", how="min")),),
             Kind.NUMBER,
             4,
             levels=(Level(0, "red"), Level(1, "green")),
-            words=(("0", "away"), ("1", "there")),
+            words=(("0", "unavailable"), ("1", "available")),
         ),
         Panel(
-            "Rules refused",
-            "Updates refused since the last good one. Above 0 the rules in force are not the newest; the log and "
-            "/rlconfig say why.",
+            "Rejected rules",
+            "Rejected updates since the last valid one. Above 0, the rules in force are not the latest; the log and "
+            "/rlconfig contain the errors.",
             "short",
             (Query(now("ratelimit.rules.refused", how="max")),),
             Kind.NUMBER,
@@ -106,43 +106,43 @@ ASKED = Row(
             stacked=True,
         ),
         Panel(
-            "Calls that failed, by status",
+            "Failed calls, by status",
             "UNAVAILABLE: the store did not decide (on_store_failure: error), or there are no rules yet. "
-            "RESOURCE_EXHAUSTED: too many waited for the store. INVALID_ARGUMENT: Envoy's configuration asks for "
-            "something without meaning.",
+            "RESOURCE_EXHAUSTED: too many calls waited for the store. INVALID_ARGUMENT: invalid request, usually due "
+            "to the configuration of Envoy.",
             "reqps",
             (Query(per_second(CALLS, FAILED, by=["rpc.status_code"]), "{{rpc_status_code}}"),),
         ),
         Panel(
-            "Calls without meaning, or before there were rules",
-            "What the service itself could do nothing with, whatever the store says.",
+            "Invalid calls, and calls before rules were loaded",
+            "Calls that the service rejected itself, independently of the store.",
             "reqps",
             (Query(per_second("ratelimit.call_errors", by=EACH), EACH_LEGEND),),
         ),
         Panel(
-            "How long calls took",
-            "From the moment a call was received until it was answered; calls held by action: throttle are in it. The "
-            "dashed line is the 20 ms that Envoy waits by default.",
+            "Call latency",
+            "From the receipt of a call to its response, including calls delayed by action: throttle. The dashed line "
+            "is the default timeout of Envoy, 20 ms.",
             "s",
             tuple(Query(quantile(one, CALLS), f"{one * 100:g} %") for one in (0.5, 0.9, 0.99, 0.999)),
             levels=(Level(BUDGET_S, "red"),),
         ),
         Panel(
-            "Calls that took over 20 ms",
-            "As a share, counted and not estimated. With action: throttle some are meant to.",
+            "Calls over 20 ms",
+            "Share of calls, counted instead of estimated. With action: throttle some are delayed on purpose.",
             "percentunit",
             (Query(slower_than(BUDGET_S, CALLS), "over 20 ms"),),
             levels=(Level(0.01, "red"),),
         ),
         Panel(
             "Calls in flight",
-            "Without an answer yet; of those, waiting for the store (at most RLS_MAX_IN_FLIGHT in each process) "
-            "and held for their slot (at most RLS_MAX_HELD_CALLS).",
+            "Calls without a response yet; of these, calls waiting for the store (at most RLS_MAX_IN_FLIGHT per "
+            "process) and calls delayed until their slot (at most RLS_MAX_HELD_CALLS per process).",
             "short",
             (
                 Query(now("ratelimit.calls_in_flight"), "in flight"),
                 Query(now("ratelimit.store.calls_in_flight"), "waiting for the store"),
-                Query(now("ratelimit.throttle.held"), "held"),
+                Query(now("ratelimit.throttle.held"), "delayed"),
             ),
         ),
     ),
@@ -153,36 +153,35 @@ DECIDED = Row(
     (
         Panel(
             "By outcome",
-            "Descriptors a second. shadowed: over a limit that is on trial, and passed. no_rule: no rule is for it. "
-            "blocked, unauthorized: turned away whatever the limits are.",
+            "Descriptors per second. shadowed: exceeded a limit in shadow mode, and passed. no_rule: no rule matches. "
+            "blocked, unauthorized: denied whatever the limits are.",
             "ops",
             (Query(per_second("ratelimit.decisions", by=["ratelimit.outcome"]), "{{ratelimit_outcome}}"),),
             stacked=True,
         ),
         Panel(
             "By source",
-            "Who decided. cache: a remembered refusal. fallback: the store did not answer. rules: no counter was "
-            "needed.",
+            "What decided. cache: the denial cache. fallback: the store did not respond. rules: no counter was needed.",
             "ops",
             (Query(per_second("ratelimit.decisions", by=["ratelimit.source"]), "{{ratelimit_source}}"),),
             stacked=True,
         ),
         Panel(
             "Passed by SHADOW_MODE",
-            "Calls that would have been refused, if this service were not on trial as a whole.",
+            "Calls per second that would have been denied without SHADOW_MODE.",
             "reqps",
-            (Query(per_second("ratelimit.global_shadow"), "would have been refused"),),
+            (Query(per_second("ratelimit.global_shadow"), "would-be denials"),),
         ),
     ),
 )
 
 CALLERS = Row(
-    "Who calls, and the record of it",
+    "Identity and database",
     (
         Panel(
             "Credentials",
-            "API keys and tokens that were looked at. Many invalid ones: somebody tries them out, or many callers have "
-            "one that has expired.",
+            "Verified API keys and tokens. Many invalid ones: an attacker may be guessing, or many callers have an "
+            "expired one.",
             "ops",
             (
                 Query(
@@ -192,53 +191,58 @@ CALLERS = Row(
             ),
         ),
         Panel(
-            "Tokens refused",
-            "JSON Web Tokens that were not believed, by the reason.",
+            "Rejected tokens",
+            "Rejected JSON Web Tokens, by reason.",
             "ops",
             (Query(per_second("ratelimit.tokens.refused", by=["ratelimit.reason"]), "{{ratelimit_reason}}"),),
             stacked=True,
         ),
         Panel(
-            "Keys of issuers",
-            "That their tokens are verified with, of the instance that has fewest. None: all tokens of that issuer are "
-            "refused.",
+            "Issuer keys",
+            "Number of keys to verify the tokens of an issuer, minimum over all instances. At 0, all tokens of the "
+            "issuer are rejected.",
             "short",
             (Query(now("ratelimit.issuer_keys", by=["ratelimit.issuer"], how="min"), "{{ratelimit_issuer}}"),),
         ),
         Panel(
-            "Newest change in force",
-            "The number of the last change of an administrator that an instance has taken over; the lines should be "
-            "one. While the database is away they stand still.",
+            "Latest change applied",
+            "Sequence number of the last change by an administrator that an instance has applied; it should be equal. "
+            "It does not grow while the database is unavailable.",
             "short",
             (Query(now("ratelimit.database.sequence", by=EACH, how="min"), EACH_LEGEND),),
             width=6,
         ),
         Panel(
             "Database",
-            "By instance, 1 while it is followed. At 0, what was last read is in force, and records wait.",
+            "By instance, 1 while changes are read; at 0, the accounts read last stay in force, and records are "
+            "buffered. writes: 1 while writing works; at 0, changes by administrators fail.",
             "short",
-            (Query(now("ratelimit.database.available", by=EACH, how="min"), EACH_LEGEND),),
+            (
+                Query(now("ratelimit.database.available", by=EACH, how="min"), EACH_LEGEND),
+                Query(now("ratelimit.database.writable", by=EACH, how="min"), f"{EACH_LEGEND}, writes"),
+            ),
             width=6,
         ),
         Panel(
-            "Known callers",
-            "What a process holds in memory: tiers, users and keys, and how many users and keys are being asked for.",
+            "Accounts",
+            "Accounts in the memory of a process: tiers, users and keys, and how many users and keys are in use.",
             "short",
             (Query(now("ratelimit.accounts", by=["ratelimit.account"], how="max"), "{{ratelimit_account}}"),),
             width=6,
         ),
         Panel(
             "Records",
-            "Decisions written and waiting to be; what was dropped for want of room (RLS_AUDIT_BUFFER), or because "
-            "the database would not take it, is lost.",
+            "Written and buffered decisions. Dropped for lack of space (RLS_AUDIT_BUFFER), or rejected by the "
+            "database: lost. Left out: denials beyond RLS_AUDIT_REFUSALS_PER_MINUTE.",
             "short",
             (
-                Query(per_second("ratelimit.audit.written"), "written a second"),
-                Query(now("ratelimit.audit.waiting"), "waiting"),
-                Query(now("ratelimit.usage.waiting"), "lines of usage waiting"),
-                Query(per_second("ratelimit.audit.dropped"), "dropped a second"),
-                Query(per_second("ratelimit.audit.refused"), "not taken a second"),
-                Query(per_second("ratelimit.usage.dropped"), "calls in no usage, a second"),
+                Query(per_second("ratelimit.audit.written"), "written per second"),
+                Query(now("ratelimit.audit.waiting"), "buffered"),
+                Query(now("ratelimit.usage.waiting"), "usage rows buffered"),
+                Query(per_second("ratelimit.audit.dropped"), "dropped per second"),
+                Query(per_second("ratelimit.audit.refused"), "rejected per second"),
+                Query(per_second("ratelimit.audit.left_out"), "left out per second"),
+                Query(per_second("ratelimit.usage.dropped"), "calls missing in usage, per second"),
             ),
             width=6,
         ),
@@ -246,12 +250,12 @@ CALLERS = Row(
 )
 
 ENVOYS_SIDE = Row(
-    "Envoy's side",
+    "Envoy",
     (
         Panel(
-            "The rate limit filter",
-            "What Envoy made of the answers. error: none came in time, or it was an error; failure_mode_allowed: the "
-            "request passed nonetheless. More errors here than failed calls above: calls do not reach this service.",
+            "Rate limit filter",
+            "Results in Envoy. error: no response in time, or an error; failure_mode_allowed: the request passed "
+            "nevertheless. If there are more errors here than failed calls above, calls do not reach the service.",
             "reqps",
             tuple(
                 Query(envoys_per_second(f"envoy_cluster_ratelimit_{one}", FILTER), one)
@@ -259,8 +263,8 @@ ENVOYS_SIDE = Row(
             ),
         ),
         Panel(
-            "The ext_authz filter",
-            "The same for those who ask by ext_authz; denied is a refusal.",
+            "ext_authz filter",
+            "Results of the ext_authz filter in Envoy; denied includes requests over a limit.",
             "reqps",
             tuple(
                 Query(envoys_per_second(f"envoy_cluster_ext_authz_{one}", FILTER), one)
@@ -268,17 +272,17 @@ ENVOYS_SIDE = Row(
             ),
         ),
         Panel(
-            "How long Envoy waited",
-            "For answers of this service, the network included. Much more than above: the network, or too few "
-            "connections for the workers.",
+            "Latency in Envoy",
+            "Of calls to this service, including the network. If it is much higher than above, check the network and "
+            "whether there are enough connections for the workers.",
             "ms",
             tuple(Query(envoys_milliseconds(one), f"{one * 100:g} %") for one in (0.5, 0.9, 0.99)),
             levels=(Level(BUDGET_S * 1000, "red"),),
         ),
         Panel(
-            "Calls of Envoy that came to nothing",
-            "timeout: the filter's was over. pending_overflow: its circuit breaker (max_requests, 1024 by default) "
-            "was. connect_fail: nobody listens there.",
+            "Failed Envoy calls",
+            "rq_timeout: timeout of the filter. rq_pending_overflow: circuit breaker (max_requests, default 1024). "
+            "cx_connect_fail: nothing listens at the address.",
             "reqps",
             tuple(
                 Query(envoys_per_second(f"envoy_cluster_upstream_{one}", CLUSTER), one)
@@ -287,17 +291,17 @@ ENVOYS_SIDE = Row(
         ),
         Panel(
             "Hosts",
-            "Instances of this service that Envoys know, and those they take to be well.",
+            "Instances of this service that Envoy knows, and those that are healthy.",
             "short",
             (
                 Query(f"max(envoy_cluster_membership_total{{{CLUSTER}}})", "known"),
-                Query(f"min(envoy_cluster_membership_healthy{{{CLUSTER}}})", "well"),
+                Query(f"min(envoy_cluster_membership_healthy{{{CLUSTER}}})", "healthy"),
             ),
         ),
         Panel(
             "Connections",
-            "From all Envoys. The kernel spreads connections over workers, not calls: there must be more of these than "
-            "workers.",
+            "Connections of all Envoys. The kernel distributes connections over the workers, not calls: there must be "
+            "more connections than workers.",
             "short",
             (
                 Query(f"sum(envoy_cluster_upstream_cx_active{{{CLUSTER}}})", "connections"),
@@ -311,41 +315,41 @@ PROCESSES = Row(
     "Processes",
     (
         Panel(
-            "Processor",
-            "Cores in use, by instance with all of its workers. At RLS_WORKERS cores an instance is full, and "
+            "CPU",
+            "Cores in use, by instance with all of its workers. At RLS_WORKERS cores an instance is saturated, and "
             "calls wait.",
             "short",
             (Query(per_second("process.cpu.time", by=EACH), EACH_LEGEND),),
         ),
         Panel(
-            "Processor time for a call",
-            "What a call costs; 15 to 40 µs are usual for one to five descriptors where many come at once.",
+            "CPU time per call",
+            "15 to 40 µs are usual for one to five descriptors under load.",
             "s",
-            (Query(f"{per_second('process.cpu.time')} / {per_second(CALLS)}", "for a call"),),
+            (Query(f"{per_second('process.cpu.time')} / {per_second(CALLS)}", "per call"),),
         ),
         Panel(
             "Memory",
-            "Resident, by instance with all of its workers. It grows to its budgets (RLS_PLAN_CACHE_BYTES and others) "
-            "and stays there.",
+            "Resident memory, by instance with all of its workers. It grows up to its budgets (RLS_PLAN_CACHE_BYTES "
+            "and others) and stays there.",
             "bytes",
             (Query(now("process.memory.usage", by=EACH), EACH_LEGEND),),
         ),
         Panel(
             "Calls by instance",
-            "Uneven: connections live long, so those who came first have most. A new instance gets calls when Envoys "
-            "open new connections.",
+            "Uneven distribution is normal: connections are long-lived, so the first instances have most. A new "
+            "instance gets calls when Envoy opens new connections.",
             "reqps",
             (Query(per_second(CALLS, by=EACH), EACH_LEGEND),),
         ),
         Panel(
             "Open files",
-            "Connections for the most part. Near the limit of the process, new ones are refused.",
+            "Mostly connections. At the limit of the process, new ones are rejected.",
             "short",
             (Query(now("process.open_file_descriptor.count", by=EACH), EACH_LEGEND),),
         ),
         Panel(
             "Versions",
-            "Instances by the version they run: two while a new one is rolled out.",
+            "Instances by version: two versions during a rollout.",
             "short",
             (
                 Query(
@@ -361,7 +365,7 @@ PROCESSES = Row(
 OVERVIEW = Dashboard(
     "ratelimit-rls-overview",
     "Rate limits / Overview",
-    "Calls, errors and time of ratelimit-rls, what was decided, who calls, and the same from Envoy's side.",
+    "Calls, errors, latency and decisions of ratelimit-rls, identity, and the view of Envoy.",
     WHO + ENVOYS,
     (GLANCE, ASKED, DECIDED, CALLERS, ENVOYS_SIDE, PROCESSES),
 )

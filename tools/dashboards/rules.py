@@ -1,9 +1,9 @@
-"""Which rules refuse, which soon will, and which nobody meets."""
+"""Dashboard of the rules: which deny, which are near their limit, which are in shadow mode, and what matches none."""
 
 from __future__ import annotations
 
-from docs.dashboards.grafana import Choice, Dashboard, Kind, Level, Panel, Query, Row
-from docs.dashboards.queries import EACH, EACH_LEGEND, WHO, in_a_step, most, now, over_the_range, per_second
+from tools.dashboards.grafana import Choice, Dashboard, Kind, Level, Panel, Query, Row
+from tools.dashboards.queries import EACH, EACH_LEGEND, WHO, in_a_step, most, now, over_the_range, per_second
 
 CHOSEN = 'ratelimit_domain=~"$domain",ratelimit_rule=~"$rule"'
 OF_THE_DOMAIN = 'ratelimit_domain=~"$domain"'
@@ -29,7 +29,7 @@ def decided(outcome: str) -> str:
 
 
 def busiest(name: str, where: str = CHOSEN) -> tuple[Query, ...]:
-    """Lines of the rules that have most of it."""
+    """Return a query for the rules with the highest rate."""
     return (Query(most(SHOWN, per_second(name, where, by=EACH_RULE)), RULE_LEGEND),)
 
 
@@ -38,25 +38,26 @@ def listed(outcome: str) -> tuple[Query, ...]:
 
 
 REFUSING = Row(
-    "What is refused",
+    "Denials",
     (
         Panel(
-            "Rules that refused most",
-            "Descriptors refused in the time shown. `ratelimit-rls top` tells which clients they belong to; labels "
-            "never have the values that clients send.",
+            "Rules with most denials",
+            "Descriptors denied in the selected time range. `ratelimit-rls top` shows their clients; labels never "
+            "contain values that clients send.",
             "short",
             listed("over_limit"),
             Kind.TABLE,
         ),
         Panel(
-            "Refusals",
-            "Descriptors refused a second, by rule.",
+            "Denials by rule",
+            "Descriptors denied per second, by rule.",
             "ops",
             busiest(DECISIONS, decided("over_limit")),
         ),
         Panel(
-            "Share refused",
-            "Of what met the rule. A limit that refuses nearly all is a block; one that never does may be too wide.",
+            "Share denied",
+            "Share of the descriptors that matched the rule. A limit that denies nearly all is a block; one that never "
+            "denies may be too high.",
             "percentunit",
             (
                 Query(
@@ -73,17 +74,17 @@ REFUSING = Row(
 )
 
 SOON = Row(
-    "What soon will be",
+    "Near the limit",
     (
         Panel(
-            "Near the limit",
-            "Hits above NEAR_LIMIT_RATIO of their limit (0.8, unless set otherwise).",
+            "Hits near the limit",
+            "Hits per second above NEAR_LIMIT_RATIO of their limit (default 0.8).",
             "ops",
             busiest("ratelimit.near_limit"),
         ),
         Panel(
             "Warned and throttled",
-            "Decisions in one of the states of warn_at.",
+            "Decisions per second in one of the states of warn_at.",
             "ops",
             (
                 Query(
@@ -94,7 +95,7 @@ SOON = Row(
         ),
         Panel(
             "Hits",
-            "What was asked for, by rule: a call may take more than one.",
+            "Hits per second, by rule: a call may have more than one.",
             "ops",
             busiest("ratelimit.hits"),
         ),
@@ -102,24 +103,24 @@ SOON = Row(
 )
 
 ON_TRIAL = Row(
-    "On trial",
+    "Shadow mode",
     (
         Panel(
-            "Rules in shadow mode that would have refused most",
-            "In the time shown. Nothing here for as long as your traffic repeats itself: the rule can be switched on.",
+            "Rules in shadow mode with most would-be denials",
+            "In the selected time range. A rule without entries over a full cycle of your traffic can be enforced.",
             "short",
             listed("shadowed"),
             Kind.TABLE,
         ),
         Panel(
-            "Would have been refused",
-            "Descriptors a second that were over a limit on trial, and passed.",
+            "Would-be denials",
+            "Descriptors per second that exceeded a limit in shadow mode, and passed.",
             "ops",
             busiest(DECISIONS, decided("shadowed")),
         ),
         Panel(
             "Unlimited",
-            "Descriptors that met a rule without a limit.",
+            "Descriptors per second that matched a rule without a limit.",
             "ops",
             busiest(DECISIONS, decided("unlimited")),
         ),
@@ -127,11 +128,11 @@ ON_TRIAL = Row(
 )
 
 UNMET = Row(
-    "What no rule is for",
+    "Unmatched",
     (
         Panel(
             "Descriptors without a rule",
-            "They pass. `ratelimit-rls explain` tells why a descriptor meets none.",
+            "Descriptors per second that match no rule; they pass. `ratelimit-rls explain` shows why.",
             "ops",
             (
                 Query(
@@ -150,8 +151,8 @@ UNMET = Row(
         ),
         Panel(
             "Domains without rules",
-            "Descriptors of domains that the rules do not have: nearly always the domain in Envoy's filter is another "
-            "than in the rules, and nothing is limited.",
+            "Descriptors per second of domains without rules; they pass. Usually the domain in Envoy's filter differs "
+            "from the domain in the rules.",
             "ops",
             (
                 Query(
@@ -165,38 +166,38 @@ UNMET = Row(
 )
 
 THEMSELVES = Row(
-    "The rules themselves",
+    "Rules",
     (
         Panel(
             "Rules in force",
-            "By instance; the lines should be one. /rlconfig of each has the digest, which says whether they are "
-            "the same.",
+            "Number of rules, by instance; it should be equal. /rlconfig of each instance has the digest, which "
+            "identifies the rules.",
             "short",
             (Query(now("ratelimit.rules.in_force", by=EACH), EACH_LEGEND),),
             width=6,
         ),
         Panel(
             "Domains",
-            "That rules are for, by instance.",
+            "Number of domains with rules, by instance.",
             "short",
             (Query(now("ratelimit.rules.domains", by=EACH), EACH_LEGEND),),
             width=6,
         ),
         Panel(
             "Age",
-            "Since the rules in force were loaded, by instance. After an update all of them should begin anew.",
+            "Time since the rules in force were loaded, by instance. An update should reset all of them.",
             "s",
             (Query(now("ratelimit.rules.age", by=EACH, how="max"), EACH_LEGEND),),
             width=6,
         ),
         Panel(
             "Updates",
-            "Taken and refused, in the time of one step; and how many were refused since the last good one. Above "
-            "0 the rules in force are not the newest.",
+            "Accepted and rejected updates per step, and rejected updates since the last valid one. If that is above "
+            "0, the rules in force are not the latest.",
             "short",
             (
                 Query(in_a_step("ratelimit.rules.loads", by=["ratelimit.outcome"]), "{{ratelimit_outcome}}"),
-                Query(now("ratelimit.rules.refused", how="max"), "refused since the last good one"),
+                Query(now("ratelimit.rules.refused", how="max"), "rejected since the last valid update"),
             ),
             width=6,
             levels=(Level(1, "red"),),
@@ -207,7 +208,8 @@ THEMSELVES = Row(
 RULES = Dashboard(
     "ratelimit-rls-rules",
     "Rate limits / Rules",
-    "Which rules of ratelimit-rls refuse, which soon will, which are on trial, and what no rule is for.",
+    "Which rules of ratelimit-rls deny, which are near their limit, which are in shadow mode, and what matches no "
+    "rule.",
     WHO + WHICH,
     (REFUSING, SOON, ON_TRIAL, UNMET, THEMSELVES),
 )

@@ -1,14 +1,14 @@
-"""PromQL, written from the list of instruments: what is not in it cannot be asked for, and counters are never bare.
+"""PromQL expressions, built from the list of instruments: unknown metrics fail, and counters always have a rate.
 
-Names and attributes are OpenTelemetry's, as telemetry/instruments.py has them; it knows Prometheus's, too.
+Names and attributes are those of OpenTelemetry, as in telemetry/instruments.py, which also has the Prometheus names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from docs.dashboards.grafana import Choice
-from ratelimit_rls.telemetry.instruments import BY_NAME, DURATIONS_S, Instrument, Kind
+from ratelimit_rls.telemetry.instruments import BY_NAME, DURATIONS_S, Instrument, InstrumentKind
+from tools.dashboards.grafana import Choice
 
 OURS = 'namespace=~"$namespace",job=~"$job",pod=~"$pod",instance=~"$instance"'
 
@@ -22,7 +22,7 @@ WHO = (
         'label_values(ratelimit_build{namespace=~"$namespace",job=~"$job",pod=~"$pod"}, instance)',
     ),
 )
-"""Namespace and pod are there in Kubernetes alone; instance everywhere."""
+"""Variables that select instances. Namespace and pod exist only in Kubernetes, instance everywhere."""
 
 EACH = ("pod", "instance")
 EACH_LEGEND = "{{pod}} {{instance}}"
@@ -31,29 +31,29 @@ CALLS = "rpc.server.call.duration"
 
 
 def per_second(name: str, where: str = "", *, by: Sequence[str] = ()) -> str:
-    """How often it happened; of a histogram, how often it was measured."""
+    """Return the rate of a counter, or of the observations of a histogram."""
     return _sum(f"rate({_counter(name, where)}[$__rate_interval])", by)
 
 
 def in_a_step(name: str, where: str = "", *, by: Sequence[str] = ()) -> str:
-    """How often it happened around each point that is drawn: for what is rare."""
+    """Return the increase per rate interval, for rare events."""
     return _sum(f"increase({_counter(name, where)}[$__rate_interval])", by)
 
 
 def over_the_range(name: str, where: str = "", *, by: Sequence[str] = ()) -> str:
-    """How often it happened in all the time that is shown."""
+    """Return the increase over the selected time range."""
     return _sum(f"increase({_counter(name, where)}[$__range])", by)
 
 
 def now(name: str, where: str = "", *, by: Sequence[str] = (), how: str = "sum") -> str:
     instrument = BY_NAME[name]
-    assert instrument.kind is Kind.GAUGE, f"{name} only ever grows: ask how fast"
+    assert instrument.kind is InstrumentKind.GAUGE, f"{name} is not a gauge; use per_second"
     return _sum(_selected(instrument, "", where), by, how)
 
 
 def quantile(share: float, name: str, where: str = "", *, by: Sequence[str] = ()) -> str:
     instrument = BY_NAME[name]
-    assert instrument.kind is Kind.HISTOGRAM
+    assert instrument.kind is InstrumentKind.HISTOGRAM
     each = _sum(f"rate({_selected(instrument, '_bucket', where)}[$__rate_interval])", ("le", *by))
     return f"histogram_quantile({share:g}, {each})"
 
@@ -64,12 +64,12 @@ def mean(name: str, where: str = "", *, by: Sequence[str] = ()) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Of one whole, however many parts there are."""
+    """Return the share of `part`, which may be several series, in `whole`, which is one."""
     return f"{part} / scalar({whole})"
 
 
 def slower_than(bound_s: float, name: str) -> str:
-    """Share of what took longer than one of the histogram's bounds: exact, where a quantile is an estimate."""
+    """Return the share of observations above a bucket bound of the histogram: exact, unlike a quantile."""
     within = _sum(f"rate({_selected(BY_NAME[name], '_bucket', _at_most(bound_s))}[$__rate_interval])", ())
     return f"1 - {within} / {per_second(name)}"
 
@@ -85,8 +85,8 @@ def most(count: int, expression: str) -> str:
 
 def _counter(name: str, where: str) -> str:
     instrument = BY_NAME[name]
-    assert instrument.kind is not Kind.GAUGE, f"{name} goes up and down: it has no rate"
-    return _selected(instrument, "_count" if instrument.kind is Kind.HISTOGRAM else "", where)
+    assert instrument.kind is not InstrumentKind.GAUGE, f"{name} is a gauge and has no rate; use now"
+    return _selected(instrument, "_count" if instrument.kind is InstrumentKind.HISTOGRAM else "", where)
 
 
 def _selected(instrument: Instrument, suffix: str, where: str) -> str:

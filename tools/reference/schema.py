@@ -1,4 +1,4 @@
-"""The part of docs/records.md that shows the tables: a picture, what each is for, and its indexes."""
+"""Generates the tables section of docs/records.md: a diagram, and the purpose and indexes of each table."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from pathlib import Path
 from sqlalchemy import Column, Table
 from sqlalchemy.dialects import postgresql
 
-from ratelimit_rls.records import series, tables
+from ratelimit_rls.database import tables
+from ratelimit_rls.database.usage import tables as series
 
-PAGE = Path(__file__).parent.parent / "records.md"
+PAGE = Path(__file__).parents[2] / "docs" / "records.md"
 
-_BEGINS = "<!-- Written by `make docs` from ratelimit_rls/records; changes belong there. -->"
+_BEGINS = "<!-- Written by `make docs` from ratelimit_rls/database; edit them there. -->"
 _ENDS = "<!-- Written by hand again. -->"
 
 _WHAT = {
     "tiers": "named sets of limits",
-    "user_quotas": "users: tier, custom limits, override, block, how much they called",
-    "api_keys": "keys, each as a keyed hash",
+    "user_quotas": "users: tier, custom limits, override, block, call counts",
+    "api_keys": "API keys, as keyed hashes",
     "rate_limit_rules": "rules, as documents",
-    "admin_tokens": "tokens of administrators, each as a keyed hash",
-    "admin_audit_log": "who changed what, with before and after",
-    "changes": "the feed that every process follows",
-    "idempotency_keys": "answers to requests of the admin API that may come again",
-    "rate_limit_audit_logs": "decisions: every refusal, some admissions. By month",
-    "rate_limit_metrics": "usage by minute, hour and day. By month",
-    "rate_limit_rollups_due": "hours and days that are to be summed up anew",
-    "rate_limit_archives": "what was archived, where, and its digest",
+    "admin_tokens": "admin tokens, as keyed hashes",
+    "admin_audit_log": "audit entries: actor, change, values before and after",
+    "changes": "change feed that every process reads",
+    "idempotency_keys": "stored responses of the admin API for repeated requests",
+    "rate_limit_audit_logs": "decisions: denials, and a sample of admissions. Partitioned by month",
+    "rate_limit_metrics": "usage by minute, hour and day. Partitioned by month",
+    "rate_limit_rollups_due": "hours and days whose rollup is outdated",
+    "rate_limit_archives": "archives: content, location and digest",
 }
 
 
 def records_page() -> str:
-    """The page as it should be: what people wrote, and between the two marks the tables as they are."""
+    """Return the page with the generated tables between its two marks."""
     before, _, rest = PAGE.read_text().partition(_BEGINS)
     _, _, after = rest.partition(_ENDS)
-    assert after, f"{PAGE.name} has lost the marks between which its tables are written"
+    assert after, f"{PAGE.name} lacks the marks around the generated tables"
     return "\n".join([f"{before}{_BEGINS}", "", *_picture(), "", *_listing(), f"{_ENDS}{after}"])
 
 
@@ -53,7 +54,7 @@ def _picture() -> list[str]:
 
 
 def _listing() -> list[str]:
-    lines = ["| table | what it has | indexes |", "|---|---|---|"]
+    lines = ["| table | content | indexes |", "|---|---|---|"]
     for table in _tables():
         found = sorted(table.indexes, key=lambda index: str(index.name))
         indexes = ", ".join(f"`{index.name}` ({_of(index.expressions)})" for index in found)
@@ -67,15 +68,15 @@ def _of(expressions: object) -> str:
 
 
 def _tables() -> list[Table]:
-    assert series.metadata is tables.metadata
+    assert all(table.metadata is tables.metadata for table in vars(series).values() if isinstance(table, Table))
     return list(tables.metadata.tables.values())
 
 
 def _word(column: Column[object]) -> str:
-    """Its type, in one word of PostgreSQL."""
-    told = column.type.compile(postgresql.dialect()).lower()  # type: ignore[no-untyped-call]
-    told = told.replace("timestamp with time zone", "timestamptz").replace("varchar", "text")
-    return re.sub(r"\(.*\)| collate.*", "", told)
+    """Return the PostgreSQL type of a column."""
+    result = column.type.compile(postgresql.dialect()).lower()  # type: ignore[no-untyped-call]
+    result = result.replace("timestamp with time zone", "timestamptz").replace("varchar", "text")
+    return re.sub(r"\(.*\)| collate.*", "", result)
 
 
 def _keys(column: Column[object]) -> str:
