@@ -1,6 +1,6 @@
-"""What each case renders to, word for word, in golden/<case>.yaml: a change of the chart shows as a change there.
+"""Golden files: the exact rendering of each case, in golden/<case>.yaml.
 
-`python -m tests.charts.golden` writes the files anew; what it changes is for a person to read before it is committed.
+`python -m tests.charts.golden` rewrites the files; review the changes before committing them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FILES_OF_THE_CHART = {
     "templates/configmap-alerts.yaml": "\ndata:",
     "templates/prometheusrule.yaml": "\nspec:",
 }
-"""Whole files are copied into these; from the mark on they are compared with the files, not kept twice."""
+"""Templates that include whole files: the part after the mark is compared with these files instead."""
 
 
 def text(case: str) -> str:

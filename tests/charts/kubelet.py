@@ -1,10 +1,11 @@
-"""The service as a rendered pod runs it: its variables, its volumes, its probes, with paths and ports of this machine.
+"""Runs a rendered pod as a process: its variables, volumes and probes, with local paths and ports.
 
 Volumes are written as kubelet writes them: a directory with a link ..data to where the files are.
 """
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +16,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.charts.helm import Manifest, containers, limiter, one, pods
-from tests.process import free_port
-from tests.servers import Service, http_status
+from tests.support.process import free_port
+from tests.support.servers import Service, http_status
 
 Secrets = Mapping[str, Mapping[str, str]]
 """Secret -> key -> text."""
@@ -25,7 +26,7 @@ PORTS = ("PORT", "GRPC_PORT", "DEBUG_PORT", "DEBUG_HOST", "PROMETHEUS_ADDR", "RL
 
 
 def mount(volume: Manifest, directory: Path, documents: Iterable[Manifest], secrets: Secrets) -> None:
-    """Fills a directory with what a volume has in it."""
+    """Write the content of a volume to a directory."""
     files: dict[str, str] = {}
     if "configMap" in volume:
         files = one(documents, "ConfigMap", volume["configMap"]["name"])["data"]
@@ -45,7 +46,7 @@ def mount(volume: Manifest, directory: Path, documents: Iterable[Manifest], secr
 
 
 class Pod(Service):
-    """One limiter of a rendering; `more` are variables that take the place of rendered ones."""
+    """The service of a rendering; `more` overrides rendered variables."""
 
     def __init__(self, documents: Iterable[Manifest], secrets: Secrets | None = None, **more: object) -> None:
         super().__init__({})
@@ -71,7 +72,7 @@ class Pod(Service):
         return paths
 
     def variables(self, container: Manifest) -> dict[str, str]:
-        """What a container is given, with what its Secrets have."""
+        """Return the environment of a container, with the values of its Secrets."""
         given = {}
         for variable in container["env"]:
             reference = variable.get("valueFrom", {}).get("secretKeyRef")
@@ -81,26 +82,36 @@ class Pod(Service):
         return given
 
     def moved(self, text: str) -> str:
-        """A path of the container, or a text with one in it, as it is here."""
+        """Replace container paths in a text by local ones."""
         for path, here in sorted(self.paths.items(), key=lambda pair: -len(pair[0])):
             text = text.replace(path, str(here))
         return text
 
     def probe(self, name: str) -> bool:
-        """What kubelet finds when it asks as the manifest says."""
+        """Return the result of a probe of the manifest."""
         how = self.container[f"{name}Probe"]
         if "httpGet" in how:
-            return http_status(f"http://127.0.0.1:{self.http_port}{how['httpGet']['path']}") == 200
+            return self._http_status(how["httpGet"]) == 200
         with grpc.insecure_channel(self.grpc_address) as channel:
             request = health_pb2.HealthCheckRequest(service=how["grpc"]["service"])
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def ready(self) -> bool:
+        how = self.container["readinessProbe"].get("httpGet", {"path": "/healthcheck"})
+        return self._http_status(how) == 200 and self._accepts()
+
+    def _http_status(self, how: Manifest) -> int | None:
+        """Return the HTTP status of a probe; like kubelet, it accepts any certificate."""
+        url = f"{how.get('scheme', 'HTTP').lower()}://127.0.0.1:{self.http_port}{how['path']}"
+        return http_status(url, ssl._create_unverified_context())
+
     def ask(self, *more: str) -> subprocess.CompletedProcess[str]:
-        """Runs the command of the rendered test pod, as it stands but for where the server and its files are."""
+        """Run the command of the rendered test pod, with local addresses and paths."""
         (pod,) = (pod for name, pod in pods(self.documents) if name.startswith("Pod/"))
         (container,) = (one for one in containers(pod) if one["name"] == "ask")
-        sidecar = any(at["mountPath"] in self.paths for at in container.get("volumeMounts", []))
+        own = {at["mountPath"] for at in self.container.get("volumeMounts", [])}
+        sidecar = any(at["mountPath"] in own for at in container.get("volumeMounts", []))
         if not sidecar and "volumeMounts" in container:
             self.paths |= self._mount(pod, container)
         command: list[Any] = [self.moved(part) for part in container["command"]]
@@ -109,7 +120,7 @@ class Pod(Service):
         return _run([*command, *more])
 
     def migrate(self) -> subprocess.CompletedProcess[str]:
-        """Runs the Job that comes before the pods, with nothing but the variables it is given."""
+        """Run the migration Job with only its own variables."""
         (pod,) = (pod for name, pod in pods(self.documents) if name.startswith("Job/"))
         (container,) = containers(pod)
         self.paths |= self._mount(pod, container)
@@ -118,4 +129,4 @@ class Pod(Service):
 
 def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     line = [Path(sys.executable).with_name(command[0]), *command[1:]]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=30)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""As much of PromQL as it takes to say what an expression asks for: which series and labels, and what is done to them.
+"""A partial PromQL parser: extracts the selected series and labels of an expression, and the functions around them.
 
-It reads what dashboards and alerts here are written in, and raises on the rest, so that nothing goes unread. Whether an
-expression is PromQL at all is for Prometheus to say.
+It supports the syntax of the dashboards and alerts here and raises on anything else, so that nothing is ignored. It
+does not validate PromQL; Prometheus does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGGREGATIONS = {"sum", "min", "max", "count", "topk"}
 
 
 class Unread(Exception):
-    """Written in a way that this does not know."""
+    """The expression uses unsupported syntax."""
 
 
 class Matcher(NamedTuple):
@@ -37,19 +37,19 @@ class Matcher(NamedTuple):
 
     @property
     def values(self) -> list[str]:
-        """That are asked for by name; none where a variable, or everything, is."""
+        """Return the literal values of a matcher; none for variables or match-all."""
         return [one for one in self.value.split("|") if one and not re.search(r"[$.*+(\[]", one)]
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Series that an expression asks for."""
+    """A series selector of an expression."""
 
     name: str
     matchers: tuple[Matcher, ...]
-    over: str  # the range, `[5m]`, or nothing
-    calls: tuple[str, ...]  # functions and aggregations around it, the outermost first
-    grouped: tuple[frozenset[str], ...]  # labels of `by` around it, the outermost first
+    over: str  # range such as `[5m]`, or empty
+    calls: tuple[str, ...]  # enclosing functions and aggregations, outermost first
+    grouped: tuple[frozenset[str], ...]  # labels of enclosing `by`, outermost first
     matched_on: frozenset[str]  # labels of `on` anywhere
 
     @property
@@ -76,7 +76,7 @@ class _Reader:
         return [Selector(one.name, one.matchers, one.over, one.calls, one.grouped, on) for one in self._found]
 
     def _expression(self, calls: tuple[str, ...], grouped: tuple[frozenset[str], ...]) -> None:
-        """Up to the bracket or comma that ends it."""
+        """Parse an expression up to its closing bracket or comma."""
         while (token := self._next()) not in ("", ")", ","):
             self._at += 1
             if token == "(":
@@ -153,7 +153,7 @@ def _tokens(expression: str) -> Iterator[str]:
 
 
 def selectors(expression: str) -> list[Selector]:
-    """All series that it asks for, in order. Raises Unread."""
+    """Return all selectors in order. Raises Unread."""
     try:
         return _Reader(expression).read()
     except (Unread, ValueError) as error:

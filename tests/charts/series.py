@@ -1,4 +1,4 @@
-"""Which series there are, and what may be asked of them: what dashboards and alerts are measured by."""
+"""Known series and their labels, for checking expressions of dashboards and alerts."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Kind
+from ratelimit_rls.telemetry.abuse import Abuse
+from ratelimit_rls.telemetry.instruments import ABUSE, DURATIONS_S, INSTRUMENTS, InstrumentKind
 from tests.charts.promql import Selector, selectors
 
 TARGET = frozenset({"job", "instance", "namespace", "pod"})
-"""Labels that Prometheus gives to whatever it scrapes; the last two in Kubernetes alone."""
+"""Labels that Prometheus adds to all targets; the last two only in Kubernetes."""
 
 BOUNDS = {f"{bound:g}" for bound in DURATIONS_S}
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A name that can be asked for."""
+    """A known series."""
 
     labels: frozenset[str]
     grows: bool = True
     bucket: bool = False
-    about: str = ""  # where it says so, the values that its own labels have
+    about: str = ""  # description, which may list the values of its labels
 
 
 def _ours() -> Iterator[tuple[str, Known]]:
     for one in INSTRUMENTS:
         labels = frozenset(attribute.replace(".", "_") for attribute in one.attributes)
-        if one.kind is Kind.HISTOGRAM:
-            yield f"{one.prometheus}_bucket", Known(labels | {"le"}, bucket=True, about=one.about)
-            yield f"{one.prometheus}_sum", Known(labels, about=one.about)
-            yield f"{one.prometheus}_count", Known(labels, about=one.about)
+        about = f"{one.about} {' '.join(Abuse)}" if one is ABUSE else one.about
+        if one.kind is InstrumentKind.HISTOGRAM:
+            yield f"{one.prometheus}_bucket", Known(labels | {"le"}, bucket=True, about=about)
+            yield f"{one.prometheus}_sum", Known(labels, about=about)
+            yield f"{one.prometheus}_count", Known(labels, about=about)
         else:
-            yield one.prometheus, Known(labels, one.kind is Kind.COUNTER, about=one.about)
+            yield one.prometheus, Known(labels, one.kind is InstrumentKind.COUNTER, about=about)
 
 
 def _envoys() -> Iterator[tuple[str, Known]]:
-    """As /stats/prometheus of Envoy has them."""
+    """Yield series of Envoy, as in /stats/prometheus."""
     by_cluster = frozenset({"envoy_cluster_name"})
     for counter in (
         *(f"ratelimit_{one}" for one in ("ok", "over_limit", "error", "failure_mode_allowed")),
@@ -57,7 +59,7 @@ _RATES = {"rate", "increase"}
 
 
 def problems(expression: str) -> Iterator[str]:
-    """What is wrong with an expression, in words; raises Unread where it cannot be told."""
+    """Yield the problems of an expression; raises Unread if it cannot be parsed."""
     for selector in selectors(expression):
         known = KNOWN.get(selector.name)
         if known is None:
@@ -96,7 +98,7 @@ def _problems(selector: Selector, known: Known) -> Iterator[str]:
 
 
 def result_labels(expression: str) -> frozenset[str]:
-    """Labels that what comes out of it has, as far as every part of it has them."""
+    """Return the labels of the result that are common to all of its parts."""
     every = []
     for selector in selectors(expression):
         if selector.aggregated:

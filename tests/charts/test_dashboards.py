@@ -1,4 +1,4 @@
-"""The dashboards that are shipped: what they show exists, and is told in a way that means something."""
+"""Shipped dashboards: their metrics exist and are used in meaningful expressions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from docs.dashboards.__main__ import SHIPPED, files
 from tests.charts.series import KNOWN, TARGET, problems, result_labels
+from tools.dashboards.__main__ import SHIPPED, files
 
 PATHS = sorted(SHIPPED.glob("*.json"))
 NAMES = [path.stem for path in PATHS]
@@ -30,18 +30,18 @@ def panels(name: str) -> Iterator[Json]:
             yield panel
 
 
-def test_they_are_what_their_description_makes() -> None:
+def test_shipped_dashboards_are_current() -> None:
     assert {path: path.read_text() for path in PATHS} == files(), "`make docs` writes them anew"
 
 
-def test_each_has_an_address_of_its_own() -> None:
+def test_dashboard_uids_are_unique() -> None:
     assert len(NAMES) == 3
     assert {dashboard(name)["uid"] for name in NAMES} == {f"ratelimit-rls-{name}" for name in NAMES}
     assert len({dashboard(name)["title"] for name in NAMES}) == len(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_shown_is_emitted(name: str) -> None:
+def test_panel_expressions_use_emitted_metrics(name: str) -> None:
     wrong = [
         f"{panel['title']}: {problem}"
         for panel in panels(name)
@@ -53,7 +53,7 @@ def test_what_is_shown_is_emitted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_line_is_named_after_labels_that_it_has(name: str) -> None:
+def test_legends_use_existing_labels(name: str) -> None:
     for panel in panels(name):
         for target in panel["targets"]:
             named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -63,7 +63,7 @@ def test_every_line_is_named_after_labels_that_it_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_panel_says_what_it_is_and_in_which_unit(name: str) -> None:
+def test_every_panel_has_title_description_and_unit(name: str) -> None:
     shown = list(panels(name))
 
     assert len({panel["id"] for panel in dashboard(name)["panels"]}) == len(dashboard(name)["panels"])
@@ -77,7 +77,7 @@ def test_every_panel_says_what_it_is_and_in_which_unit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_two_panels_lie_upon_each_other(name: str) -> None:
+def test_panels_do_not_overlap(name: str) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard(name)["panels"]:
         place = panel["gridPos"]
@@ -88,7 +88,7 @@ def test_no_two_panels_lie_upon_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_variable_is_there_and_offers_labels_that_exist(name: str) -> None:
+def test_variables_exist_and_offer_existing_labels(name: str) -> None:
     text = (SHIPPED / f"{name}.json").read_text()
     variables = {variable["name"]: variable for variable in dashboard(name)["templating"]["list"]}
 
@@ -105,7 +105,7 @@ def test_every_variable_is_there_and_offers_labels_that_exist(name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rates_are_as_long_as_grafana_says(name: str) -> None:
+def test_rates_use_the_rate_interval_of_grafana(name: str) -> None:
     ranges = {
         found
         for panel in panels(name)
@@ -135,5 +135,5 @@ def test_rates_are_as_long_as_grafana_says(name: str) -> None:
         ('sum(rate(rpc_server_call_duration_seconds_bucket{le="0.03"}[5m]))', "ends at 0.03"),
     ],
 )
-def test_what_means_nothing_is_found(expression: str, problem: str) -> None:
+def test_meaningless_expressions_are_found(expression: str, problem: str) -> None:
     assert any(problem in found for found in problems(expression))

@@ -1,4 +1,4 @@
-"""The commands of docs/kubernetes.md and both READMEs work as written, as far as that takes no cluster."""
+"""Commands in docs/kubernetes.md and both READMEs work, as far as possible without a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.charts import helm
 
 PAGE = (helm.ROOT / "docs" / "kubernetes.md").read_text()
 READMES = [(folder / "README.md").read_text() for folder in (helm.CHART, helm.ROOT)]
-NOBODY_KNOWS_THE_RULES = {"existing-configmap", "xds"}
+RULES_OUTSIDE_THE_CHART = {"existing-configmap", "xds"}
 UMBRELLA = Path(__file__).parent / "umbrella"
 
 
@@ -33,7 +33,7 @@ INSTALLS = [line for page in (PAGE, *READMES) for line in commands(page) if re.m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", INSTALLS)
-def test_what_is_installed_can_be_rendered(line: str, tmp_path: Path) -> None:
+def test_documented_install_commands_render(line: str, tmp_path: Path) -> None:
     (rules,) = (block for block in blocks(PAGE, "yaml") if block.startswith("# edge.yaml"))
     (tmp_path / "edge.yaml").write_text(rules)
     words = shlex.split(line)[2:]
@@ -49,7 +49,7 @@ def test_what_is_installed_can_be_rendered(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_follows_the_page_keeps_what_was_set_before(tmp_path: Path) -> None:
+def test_documented_upgrades_keep_earlier_values(tmp_path: Path) -> None:
     (rules,) = (block for block in blocks(PAGE, "yaml") if block.startswith("# edge.yaml"))
     (tmp_path / "edge.yaml").write_text(rules)
     upgrades = [shlex.split(line) for line in commands(PAGE) if line.startswith("helm upgrade")]
@@ -66,11 +66,11 @@ def test_who_follows_the_page_keeps_what_was_set_before(tmp_path: Path) -> None:
         assert kept in shown
 
 
-def test_there_are_such_commands() -> None:
+def test_page_contains_install_commands() -> None:
     assert len(INSTALLS) >= 10
 
 
-def test_what_is_executed_in_a_pod_names_what_the_chart_makes() -> None:
+def test_documented_exec_commands_name_existing_objects() -> None:
     made = {
         f"deploy/{document['metadata']['name']}"
         for case in ("default", "sidecar")
@@ -82,7 +82,7 @@ def test_what_is_executed_in_a_pod_names_what_the_chart_makes() -> None:
     assert set(re.findall(r"--server unix:(\S+)", PAGE)) == uds
 
 
-def test_the_templates_for_other_charts_are_used_as_one_that_is_tested_uses_them() -> None:
+def test_documented_templates_match_the_tested_umbrella_chart() -> None:
     (quoted,) = (block for block in blocks(PAGE, "yaml") if "Subcharts" in block)
     tested = (UMBRELLA / "templates" / "deployment.yaml").read_text()
     for part in quoted.split("…\n"):
@@ -92,7 +92,7 @@ def test_the_templates_for_other_charts_are_used_as_one_that_is_tested_uses_them
     assert said.keys() <= yaml.safe_load((UMBRELLA / "values.yaml").read_text())["ratelimit-rls"].keys()
 
 
-def test_every_template_that_is_offered_exists() -> None:
+def test_every_documented_template_exists() -> None:
     offered = set(re.findall(r"`(ratelimit-rls\.\w+)`", PAGE))
     defined = {
         name
@@ -103,7 +103,7 @@ def test_every_template_that_is_offered_exists() -> None:
     assert offered <= defined
 
 
-def test_the_values_that_are_named_exist() -> None:
+def test_every_documented_value_exists() -> None:
     values = yaml.safe_load((helm.CHART / "values.yaml").read_text())
     sections = "|".join(name for name, value in values.items() if isinstance(value, dict) and name != "settings")
     files_of_secrets = {"tls.crt", "tls.key"}
@@ -117,8 +117,8 @@ def test_the_values_that_are_named_exist() -> None:
 
 
 @pytest.mark.slow
-def test_the_notes_end_in_a_command(tmp_path: Path) -> None:
-    # Helm shows notes only to those who have a cluster; a template that includes them shows them to us.
+def test_notes_end_with_a_command(tmp_path: Path) -> None:
+    # Helm prints notes only with a cluster; a template that includes them renders them here.
     chart = shutil.copytree(helm.CHART, tmp_path / "ratelimit-rls")
     (chart / "templates" / "notes.yaml").write_text(
         'kind: Notes\nmetadata: {name: notes}\ntext: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}\n'
@@ -128,4 +128,4 @@ def test_the_notes_end_in_a_command(tmp_path: Path) -> None:
         notes = helm.one(helm.parsed(shown), "Notes")["text"]
         last = notes.strip().splitlines()[-1]
         assert re.match(r"  (kubectl|helm) \S", last), f"{case}: {last}"
-        assert ("`helm test` proves only that" in notes) == (case in NOBODY_KNOWS_THE_RULES), case
+        assert ("`helm test` proves only that" in notes) == (case in RULES_OUTSIDE_THE_CHART), case

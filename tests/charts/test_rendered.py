@@ -1,4 +1,4 @@
-"""What the chart renders: valid, as expected word for word, and as safe as clusters ask for."""
+"""Rendered manifests: valid, equal to the golden files, and secure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.charts.helm import CHART, Manifest, limiter, manifests, one, pods
 from tests.charts.pod_security import offences
 
 KUBERNETES = ("1.29", kubernetes_validate.latest_version())
-"""The oldest in which every case is possible, and the newest whose schemas are at hand."""
+"""The oldest version that supports every case, and the newest with available schemas."""
 
 _TEXT, _NUMBER, _TEXTS = (
     {"type": "string"},
@@ -42,10 +42,12 @@ def listed(item: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "items": item}
 
 
-# Of the Prometheus operator's kinds, whose schemas are not Kubernetes': the fields that the chart uses.
+# Schemas of the kinds of the Prometheus operator: only the fields that the chart uses.
 _RELABELING = closed(
     sourceLabels=listed(_TEXT), targetLabel=_TEXT, action=_TEXT, regex=_TEXT, replacement=_TEXT, separator=_TEXT
 )
+_SECRET_KEY = closed(("name", "key"), name=_TEXT, key=_TEXT)
+
 OPERATOR = {
     "ServiceMonitor": closed(
         ("selector", "endpoints"),
@@ -57,6 +59,11 @@ OPERATOR = {
                 ("port",),
                 port=_TEXT,
                 path=_TEXT,
+                scheme={"enum": ["http", "https"]},
+                tlsConfig=closed(
+                    ca=closed(secret=_SECRET_KEY), serverName=_TEXT, insecureSkipVerify={"type": "boolean"}
+                ),
+                authorization=closed(type=_TEXT, credentials=_SECRET_KEY),
                 interval=_TEXT,
                 scrapeTimeout=_TEXT,
                 relabelings=listed(_RELABELING),
@@ -90,7 +97,7 @@ OPERATOR = {
 
 
 @pytest.mark.parametrize("case", helm.cases())
-def test_a_case_renders_as_before(case: str) -> None:
+def test_case_matches_its_golden_file(case: str) -> None:
     path = golden.FOLDER / f"{case}.yaml"
     assert path.exists(), "a new case; `python -m tests.charts.golden` writes its file"
     assert golden.text(case) == path.read_text(), (
@@ -98,13 +105,13 @@ def test_a_case_renders_as_before(case: str) -> None:
     )
 
 
-def test_there_is_no_golden_file_of_a_case_that_is_gone() -> None:
+def test_every_golden_file_has_a_case() -> None:
     assert sorted(path.stem for path in golden.FOLDER.glob("*.yaml")) == helm.cases()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", helm.cases())
-def test_a_case_is_well_written(case: str) -> None:
+def test_case_passes_helm_lint(case: str) -> None:
     done = helm.helm("lint", "--strict", CHART, "-f", CHART / "ci" / f"{case}-values.yaml")
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
@@ -112,7 +119,7 @@ def test_a_case_is_well_written(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_kubernetes_takes_every_manifest(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifests_are_valid_for_kubernetes(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
     for case in helm.cases():
         for manifest in manifests(case):
@@ -132,7 +139,7 @@ def check_operator_kind(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("case", helm.cases())
-def test_every_pod_meets_the_restricted_standard(case: str) -> None:
+def test_every_pod_meets_the_restricted_security_standard(case: str) -> None:
     for name, pod in pods(manifests(case)):
         assert offences(pod) == [], name
         assert pod["automountServiceAccountToken"] is False, name
@@ -141,19 +148,19 @@ def test_every_pod_meets_the_restricted_standard(case: str) -> None:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
 
 
-def test_a_container_is_restricted_by_itself_since_a_sidecars_pod_is_not_ours() -> None:
+def test_container_is_restricted_without_the_pod_security_context() -> None:
     _, container = limiter(manifests("sidecar"))
     assert offences({"containers": [container]}) == []
 
 
-def test_the_standard_is_known_here() -> None:
+def test_pod_security_violations_are_found() -> None:
     lax = {"name": "lax", "ports": [{"hostPort": 80}], "securityContext": {"runAsUser": 0, "privileged": True}}
     pod = {"hostNetwork": True, "volumes": [{"name": "v", "hostPath": {}}], "containers": [lax]}
     assert len(offences(pod)) == 9
 
 
 @pytest.mark.parametrize("case", helm.cases())
-def test_pods_carry_no_version_that_would_restart_them_and_are_found_by_their_selectors(case: str) -> None:
+def test_pod_labels_have_no_version_and_match_selectors(case: str) -> None:
     documents = manifests(case)
     for document in documents:
         if document["kind"] == "Deployment":
@@ -189,7 +196,7 @@ def environment(case: str) -> dict[str, str]:
     ("case", "replicas", "told"),
     [("default", 1, "1"), ("redis", 3, "3"), ("autoscaling", None, "12"), ("sidecar", 2, "2")],
 )
-def test_the_service_is_told_how_many_of_it_there_can_be(case: str, replicas: int | None, told: str) -> None:
+def test_rls_replicas_is_the_maximum_number_of_pods(case: str, replicas: int | None, told: str) -> None:
     deployment = next(d for d in manifests(case) if d["kind"] == "Deployment")
     assert deployment["spec"].get("replicas") == replicas
     assert environment(case)["RLS_REPLICAS"] == told
@@ -199,14 +206,14 @@ def test_the_service_is_told_how_many_of_it_there_can_be(case: str, replicas: in
     ("case", "budget"),
     [("default", None), ("redis", {"minAvailable": "50%"}), ("autoscaling", {"maxUnavailable": 1}), ("sidecar", None)],
 )
-def test_a_disruption_budget_is_for_several_pods(case: str, budget: dict[str, Any] | None) -> None:
+def test_disruption_budget_only_for_several_pods(case: str, budget: dict[str, Any] | None) -> None:
     found = [d["spec"] for d in manifests(case) if d["kind"] == "PodDisruptionBudget"]
     assert bool(found) == (budget is not None)
     if budget:
         assert budget.items() <= found[0].items()
 
 
-def test_probes_go_over_http_where_kubelet_cannot_ask_over_grpc() -> None:
+def test_probes_use_http_if_kubelet_cannot_use_grpc() -> None:
     def questions(case: str) -> list[Any]:
         _, container = limiter(manifests(case))
         found = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
@@ -216,15 +223,15 @@ def test_probes_go_over_http_where_kubelet_cannot_ask_over_grpc() -> None:
     assert questions("tls") == questions("sidecar") == ["/livez", "/healthcheck", "/livez"]
 
 
-def test_numbers_and_lists_are_written_as_variables_have_them() -> None:
+def test_numbers_and_lists_are_rendered_as_variables() -> None:
     variables = environment("rules") | environment("tls")
     assert variables["RLS_PLAN_CACHE_BYTES"] == "167772160"
     assert variables["NEAR_LIMIT_RATIO"] == "0.75"
     assert variables["LIMIT_RESPONSE_HEADERS_ENABLED"] == "true"
-    assert variables["GRPC_CLIENT_TLS_SAN"] == "envoy.edge.svc,envoy.internal.svc"
+    assert variables["GRPC_CLIENT_TLS_SAN"] == "envoy.edge.svc,spiffe://prod.example/ns/edge/*"
 
 
-def test_rules_may_be_text_or_a_mapping() -> None:
+def test_rules_can_be_a_string_or_a_mapping() -> None:
     data = one(manifests("rules"), "ConfigMap")["data"]
     assert data["edge.yaml"].startswith("# Comments stay.\n")
     assert yaml.safe_load(data["internal.yaml"])["domain"] == "internal"
@@ -234,7 +241,7 @@ def test_rules_may_be_text_or_a_mapping() -> None:
 OF_THE_DATABASE = ("RLS_DATABASE_URL", "RLS_KEY_SECRET", "RLS_ADMIN_TOKEN")
 
 
-def test_secrets_are_files_and_never_in_a_manifest() -> None:
+def test_secrets_are_mounted_and_never_in_manifests() -> None:
     assert environment("redis")["REDIS_AUTH_FILE"] == "/etc/ratelimit-rls/redis-auth/auth"
     for case in helm.cases():
         _, container = limiter(manifests(case)) if case != "sidecar-templates" else ({}, {"env": []})
@@ -246,7 +253,7 @@ def test_secrets_are_files_and_never_in_a_manifest() -> None:
 @pytest.mark.parametrize(
     ("case", "keys"), [("database", ["url", "key-secret", "admin-token"]), ("sidecar-database", ["address", "secret"])]
 )
-def test_what_is_secret_of_the_database_is_read_from_one_secret(case: str, keys: list[str]) -> None:
+def test_database_secrets_come_from_one_secret(case: str, keys: list[str]) -> None:
     _, container = limiter(manifests(case))
     found = [variable["valueFrom"]["secretKeyRef"] for variable in container["env"] if "valueFrom" in variable]
     assert found == [{"name": "limiter-database", "key": key} for key in keys]
@@ -255,7 +262,7 @@ def test_what_is_secret_of_the_database_is_read_from_one_secret(case: str, keys:
 @pytest.mark.parametrize(
     "case", [case for case in helm.cases() if case != "sidecar-templates" and "database" not in case]
 )
-def test_without_a_database_there_is_no_trace_of_one(case: str) -> None:
+def test_nothing_about_a_database_without_one(case: str) -> None:
     pod, container = limiter(manifests(case))
     assert not any(name.startswith("RLS_ADMIN") or name in OF_THE_DATABASE for name in environment(case))
     assert "admin" not in {port["name"] for port in container["ports"]}
@@ -263,7 +270,7 @@ def test_without_a_database_there_is_no_trace_of_one(case: str) -> None:
     assert not any(document["kind"] == "Job" for document in manifests(case))
 
 
-def test_the_admin_api_is_a_service_of_its_own_or_on_loopback() -> None:
+def test_admin_api_has_its_own_service_or_listens_on_loopback() -> None:
     documents = manifests("database")
     (port,) = one(documents, "Service", "-admin")["spec"]["ports"]
     assert (port["port"], environment("database")["RLS_ADMIN_HOST"]) == (8082, "0.0.0.0")
@@ -274,7 +281,7 @@ def test_the_admin_api_is_a_service_of_its_own_or_on_loopback() -> None:
     assert {port["name"] for port in sidecar["ports"]} == {"rls-http", "rls-metrics"}
 
 
-def test_the_schema_comes_before_everything_and_needs_nothing_of_the_release() -> None:
+def test_migration_job_runs_first_and_needs_no_release_objects() -> None:
     documents = manifests("database")
     job, policy = one(documents, "Job"), one(documents, "NetworkPolicy", "-migrate")
     made = {d["metadata"]["name"] for d in documents if not d["metadata"].get("annotations", {}).get("helm.sh/hook")}
@@ -292,13 +299,13 @@ def test_the_schema_comes_before_everything_and_needs_nothing_of_the_release() -
 
 
 @pytest.mark.slow
-def test_the_job_has_an_account_of_somebody_elses_only() -> None:
+def test_migration_job_uses_only_an_existing_service_account() -> None:
     values = "database: {existingSecret: {name: s}}\nserviceAccount: {create: false, name: limiter}"
-    (job,) = given(values, "migrate.yaml")
+    job = one(given(values, "migrate.yaml"), "Job")
     assert job["spec"]["template"]["spec"]["serviceAccountName"] == "limiter"
 
 
-def test_the_issuers_are_as_the_service_reads_them(tmp_path: Path) -> None:
+def test_issuers_file_is_readable_by_the_service(tmp_path: Path) -> None:
     pod, container = limiter(manifests("database"))
     (volume,) = (one for one in pod["volumes"] if one["name"] == "ratelimit-rls-issuers")
     text = one(manifests("database"), "ConfigMap", volume["configMap"]["name"])["data"]["issuers.yaml"]
@@ -310,15 +317,15 @@ def test_the_issuers_are_as_the_service_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_issuers_are_other_pods() -> None:
-    """The service reads them once."""
+def test_changed_issuers_replace_pods() -> None:
+    """The service reads issuers only at start."""
     issuer = "{name: a, issuer: %s, audiences: [b], algorithms: [RS256], jwks: {file: /keys/jwks.json}}"
     values = (f"identity: {{jwtIssuers: [{issuer % name}]}}" for name in ("https://a", "https://b"))
     first, second = (limiter(given(text, "deployment.yaml"))[0] for text in values)
     assert first != second
 
 
-def test_a_native_sidecar_stops_after_envoy_and_an_ordinary_one_outlasts_it() -> None:
+def test_sidecar_outlives_envoy() -> None:
     native, _ = limiter(manifests("sidecar"))
     assert [c["restartPolicy"] for c in native["initContainers"]] == ["Always"]
     assert environment("sidecar")["RLS_DRAIN_DELAY"] == "0s"
@@ -329,7 +336,7 @@ def test_a_native_sidecar_stops_after_envoy_and_an_ordinary_one_outlasts_it() ->
     assert ordinary["terminationGracePeriodSeconds"] == 40 + 30 + 5
 
 
-def test_envoy_and_the_sidecar_have_one_socket_and_one_user() -> None:
+def test_envoy_and_sidecar_share_socket_and_user() -> None:
     pod, sidecar = limiter(manifests("sidecar-container"))
     (envoy,) = (c for c in pod["containers"] if c["name"] == "envoy")
     config = one(manifests("sidecar-container"), "ConfigMap", "sidecar-example")["data"]["envoy.yaml"]
@@ -341,7 +348,7 @@ def test_envoy_and_the_sidecar_have_one_socket_and_one_user() -> None:
     }
 
 
-def test_dashboards_and_alerts_are_the_files_of_the_chart() -> None:
+def test_dashboards_and_alerts_equal_the_chart_files() -> None:
     documents = manifests("monitoring")
     maps = {name: text for d in documents if d["kind"] == "ConfigMap" for name, text in d["data"].items()}
     boards = {path.name: json.loads(path.read_text()) for path in CHART.glob("dashboards/*.json")}
@@ -353,7 +360,7 @@ def test_dashboards_and_alerts_are_the_files_of_the_chart() -> None:
     assert (rule["spec"]["groups"] if rule else []) == [group for name in sorted(rules) for group in rules[name]]
 
 
-def test_the_service_monitor_finds_the_metrics_service() -> None:
+def test_service_monitor_selects_the_metrics_service() -> None:
     documents = manifests("monitoring")
     monitor = one(documents, "ServiceMonitor")["spec"]
     service = one(documents, "Service", "-metrics")
@@ -363,7 +370,7 @@ def test_the_service_monitor_finds_the_metrics_service() -> None:
 
 @cache
 def given(values: str, *only: str) -> tuple[Manifest, ...]:
-    """What comes of values that are no case."""
+    """Render values that are not a case."""
     with TemporaryDirectory() as directory:
         path = Path(directory) / "values.yaml"
         path.write_text(values)
@@ -371,7 +378,7 @@ def given(values: str, *only: str) -> tuple[Manifest, ...]:
 
 
 @pytest.mark.slow
-def test_labels_of_one_object_win_over_those_of_all() -> None:
+def test_object_labels_override_common_labels() -> None:
     values = "commonLabels: {team: all, tier: all}\npodLabels: {team: pods}\nmetrics: {dashboards: {enabled: true, "
     values += "labels: {team: boards}}}"
     deployment, *boards = given(values, "deployment.yaml", "dashboards.yaml")
@@ -380,11 +387,34 @@ def test_labels_of_one_object_win_over_those_of_all() -> None:
 
 
 @pytest.mark.slow
-def test_the_policy_lets_out_to_dns_and_every_redis() -> None:
+def test_default_policy_allows_grpc_from_all_and_http_from_namespace() -> None:
+    (policy,) = given("database: {existingSecret: {name: s}}\nadmin: {enabled: true}", "networkpolicy.yaml")
+    namespace: list[dict[str, Any]] = [{"podSelector": {}}]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]  # the egress that pods need is not fully known
+    assert {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]} == {
+        "grpc": None,
+        "http": namespace,
+        "admin": namespace,
+        "metrics": None,
+    }
+    assert not [one for one in given("networkPolicy: {enabled: false}") if one["kind"] == "NetworkPolicy"]
+    assert not [one for one in given("mode: sidecar") if one["kind"] == "NetworkPolicy"]
+
+
+@pytest.mark.slow
+def test_scrape_uses_https_with_tls_http() -> None:
+    values = "tls: {enabled: true, http: true, existingSecret: s}\nmetrics: {serviceMonitor: {enabled: true}}"
+    (monitor,) = given(values, "servicemonitor.yaml")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+
+
+@pytest.mark.slow
+def test_egress_policy_allows_dns_and_every_redis() -> None:
     values = """
 redis: {deploy: {enabled: true}}
 settings: {REDIS_PERSECOND: true, REDIS_PERSECOND_URL: "seconds:6380"}
-networkPolicy: {enabled: true, dnsPorts: [5353], redisPorts: [6380]}
+networkPolicy: {restrictEgress: true, dnsPorts: [5353], redisPorts: [6380]}
 """
     (policy,) = given(values, "networkpolicy.yaml")
     assert [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["egress"]] == [
@@ -394,7 +424,7 @@ networkPolicy: {enabled: true, dnsPorts: [5353], redisPorts: [6380]}
     ]
 
 
-def test_a_headless_service_stands_beside_the_other_which_keeps_its_address() -> None:
+def test_headless_service_is_additional() -> None:
     service, headless = (one(manifests("tls"), "Service", ending)["spec"] for ending in ("ratelimit-rls", "-headless"))
     assert "clusterIP" not in service
     assert headless["clusterIP"] == "None"
@@ -402,7 +432,7 @@ def test_a_headless_service_stands_beside_the_other_which_keeps_its_address() ->
 
 
 @pytest.mark.slow
-def test_the_address_of_redis_may_be_a_secret() -> None:
+def test_redis_address_can_come_from_a_secret() -> None:
     values = "replicaCount: 2\nredis: {existingSecret: {name: redis, key: address}}"
     _, container = limiter(given(values, "deployment.yaml"))
     (url,) = (variable for variable in container["env"] if variable["name"] == "REDIS_URL")
@@ -410,13 +440,13 @@ def test_the_address_of_redis_may_be_a_secret() -> None:
 
 
 @pytest.mark.slow
-def test_a_probe_can_be_switched_off() -> None:
+def test_probe_can_be_disabled() -> None:
     _, container = limiter(given("probes: {liveness: null}", "deployment.yaml"))
     assert [name for name in container if name.endswith("Probe")] == ["startupProbe", "readinessProbe"]
 
 
 @pytest.mark.slow
-def test_runbooks_are_where_the_documentation_is() -> None:
+def test_runbook_urls_have_the_docs_url() -> None:
     values = "metrics: {alerts: {docsUrl: https://git.example/main/, prometheusRule: {enabled: true}, configMap: "
     values += "{enabled: true}}}"
     rule, files = given(values, "prometheusrule.yaml", "configmap-alerts.yaml")
@@ -448,14 +478,14 @@ metrics: {serviceMonitor: {enabled: true, sampleLimit: 1000000}}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r\n"], ids=ascii)
-def test_text_with_other_ends_of_lines_stays_as_it_is(end: str) -> None:
+def test_line_endings_of_strings_are_kept(end: str) -> None:
     text = f"domain: a\n# one{end}# two\n"
     (config,) = given(json.dumps({"descriptors": {"inline": {"a.yaml": text}}}), "configmap-descriptors.yaml")
     assert config["data"]["a.yaml"] == text
 
 
 def question(documents: Iterable[Manifest]) -> str:
-    """From the domain on, what the test pod asks."""
+    """Return the arguments of the test pod from the domain on."""
     command = " ".join(one(documents, "Pod", "-ask")["spec"]["containers"][0]["command"])
     return command.partition(" --domain ")[2]
 
@@ -487,12 +517,12 @@ descriptors:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", QUESTIONS)
 @pytest.mark.parametrize("as_mapping", [False, True], ids=["text", "mapping"])
-def test_the_test_pod_asks_for_a_limit_of_the_rules_that_are_given(case: str, as_mapping: bool) -> None:
+def test_test_pod_uses_the_first_limit_of_the_rules(case: str, as_mapping: bool) -> None:
     text, entries = QUESTIONS[case]
     rules = {"first.yaml": "", "rules.yaml": yaml.safe_load(text) if as_mapping else text}
     documents = given(json.dumps({"descriptors": {"inline": rules}}), "tests/ask.yaml")
     assert question(documents) == f"a --entry {entries} --fail-no-limit"
 
 
-def test_where_nobody_knows_the_rules_the_test_pod_asks_for_none() -> None:
+def test_test_pod_expects_no_limit_for_rules_outside_the_chart() -> None:
     assert question(manifests("existing-configmap")) == question(manifests("xds")) == "helm-test --descriptor helm=test"

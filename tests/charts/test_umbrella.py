@@ -1,4 +1,4 @@
-"""Another chart takes the sidecar from this one by its named templates."""
+"""Another chart includes the sidecar with the named templates of this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def umbrella(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As its owner would have it: the dependency packed into charts/ by helm, without a network."""
+    """An umbrella chart with the dependency packaged into charts/ by helm, without network."""
     home = tmp_path_factory.mktemp("umbrella") / "edge"
     shutil.copytree(UMBRELLA, home)
     chart = (home / "Chart.yaml").read_text()
@@ -28,7 +28,7 @@ def umbrella(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_its_pod_has_the_sidecar_with_the_values_under_its_name(umbrella: Path) -> None:
+def test_pod_contains_the_sidecar_with_its_values(umbrella: Path) -> None:
     documents = helm.parsed(helm.template(chart=umbrella))
     for document in documents:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
@@ -45,7 +45,7 @@ def test_its_pod_has_the_sidecar_with_the_values_under_its_name(umbrella: Path) 
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_the_rules_come_with_it_and_no_other_pod_of_its_own(umbrella: Path) -> None:
+def test_rules_are_rendered_without_other_pods(umbrella: Path) -> None:
     documents = helm.parsed(helm.template(chart=umbrella))
     pod, _ = helm.limiter(documents)
     (rules,) = (volume for volume in pod["volumes"] if volume["name"] == "ratelimit-rls-rules")
@@ -54,7 +54,7 @@ def test_the_rules_come_with_it_and_no_other_pod_of_its_own(umbrella: Path) -> N
     assert sorted(document["kind"] for document in documents) == ["ConfigMap", "Deployment", "Pod"]
 
 
-def test_a_typing_error_is_refused_there_too(umbrella: Path) -> None:
+def test_unknown_value_is_rejected_in_a_subchart(umbrella: Path) -> None:
     done = helm.helm("template", umbrella, "--set", "ratelimit-rls.redis.ulr=x")
     assert done.returncode != 0
     assert "Additional property ulr is not allowed" in done.stderr

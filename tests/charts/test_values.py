@@ -1,13 +1,10 @@
-"""What may be said to the chart: nothing it does not know, nothing that cannot be meant, and nothing without effect."""
+"""Values of the chart: unknown, invalid and ineffective ones are rejected."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -16,35 +13,25 @@ from jsonschema import Draft7Validator
 from ratelimit_rls import __version__
 from ratelimit_rls.settings.catalogue import VARIABLES
 from tests.charts.helm import CHART, refusal, template
+from tools import chart_schema
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 TEMPLATES = "\n".join(path.read_text() for path in sorted((CHART / "templates").rglob("*.*")))
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chart_files", CHART.parent / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks it up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["values.schema.json", "README.md"])
-def test_a_generated_file_is_current(generator: ModuleType, name: str) -> None:
-    files = generator.files()
-    assert (CHART / name).read_text() == files[CHART / name], "`python charts/generate.py` writes it anew"
+def test_generated_file_is_current(name: str) -> None:
+    files = chart_schema.files()
+    assert (CHART / name).read_text() == files[CHART / name], "run `make docs`"
 
 
-def test_every_value_says_what_it_means(generator: ModuleType) -> None:
-    assert [value.name for value in generator.leaves(generator.values()) if not value.meaning] == []
+def test_every_value_has_a_description() -> None:
+    assert [value.name for value in chart_schema.leaves(chart_schema.values()) if not value.meaning] == []
 
 
-def test_what_is_in_values_is_in_the_templates_and_the_other_way_round(generator: ModuleType) -> None:
+def test_values_and_templates_agree() -> None:
     used = {match.rstrip(".") for match in re.findall(r"\.Values\.([A-Za-z0-9.]+)", TEMPLATES)}
-    leaves = {value.name for value in generator.leaves(generator.values())}
+    leaves = {value.name for value in chart_schema.leaves(chart_schema.values())}
     sections = {name.rsplit(".", depth)[0] for name in leaves for depth in range(1, name.count(".") + 1)}
 
     assert leaves - used == set(), "values that no template reads"
@@ -54,11 +41,11 @@ def test_what_is_in_values_is_in_the_templates_and_the_other_way_round(generator
     assert "ports" in sections
 
 
-def test_every_setting_can_be_given_and_only_those(generator: ModuleType) -> None:
-    assert list(generator.schema()["properties"]["settings"]["properties"]) == [one.name for one in VARIABLES]
+def test_exactly_the_settings_of_the_service_are_accepted() -> None:
+    assert list(chart_schema.schema()["properties"]["settings"]["properties"]) == [one.name for one in VARIABLES]
 
 
-def test_every_variable_the_chart_writes_is_a_setting() -> None:
+def test_every_rendered_variable_is_a_setting() -> None:
     derived = re.search(r'define "ratelimit-rls.derived".*?\{\{- end -\}\}', TEMPLATES, re.DOTALL)
     has_a_value = re.search(r'define "ratelimit-rls.hasAValue" -\}\}\n(.*?)\{\{', TEMPLATES, re.DOTALL)
     assert derived is not None
@@ -68,8 +55,9 @@ def test_every_variable_the_chart_writes_is_a_setting() -> None:
 
     assert written
     assert written | refused <= {one.name for one in VARIABLES}
-    # Without Prometheus another sink may be chosen, so this one is free then.
-    assert written - refused == {"USE_STATSD"}
+    # Without Prometheus another sink may be configured, so these are free then.
+    # The chart adds its hosts to those in settings.
+    assert written - refused == {"USE_STATSD", "RLS_HTTP_ALLOWED_HOSTS"}
 
 
 def test_the_chart_installs_this_version() -> None:
@@ -117,11 +105,11 @@ def schema_refuses(schema: object, value: object) -> str:
     ],
     ids=str,
 )
-def test_a_typing_error_is_refused(values: object, said: str) -> None:
+def test_typing_error_is_rejected(values: object, said: str) -> None:
     assert said in schema_refuses(SCHEMA, values)
 
 
-def test_the_default_of_every_setting_may_be_given() -> None:
+def test_default_of_every_setting_is_accepted() -> None:
     defaults = {variable.name: variable.default for variable in VARIABLES if variable.default}
     assert schema_refuses(SCHEMA, {"settings": defaults}) == ""
 
@@ -136,11 +124,11 @@ def test_the_default_of_every_setting_may_be_given() -> None:
     ],
     ids=str,
 )
-def test_what_the_service_reads_may_be_given(settings: dict[str, object]) -> None:
+def test_values_the_service_accepts_are_accepted(settings: dict[str, object]) -> None:
     assert schema_refuses(SCHEMA, {"settings": settings}) == ""
 
 
-def test_helm_heeds_the_schema(tmp_path: Path) -> None:
+def test_helm_enforces_the_schema(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text("ports: {grcp: 1}\nsettings: {LOG_LEVLE: info}\nreplica: 2\n")
     said = refusal("-f", tmp_path / "values.yaml")
     for name in ("grcp", "LOG_LEVLE", "replica"):
@@ -155,32 +143,33 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "descriptors": {"inline": {"a.yaml": "domain: a"}, "existingConfigMap": "rules"},
             "settings": {"GRPC_PORT": 1, "REDIS_AUTH": "secret", "RLS_WORKERS": 4},
             "redis": {"auth": {"existingSecret": "s"}, "tls": {"existingSecret": "s", "certKey": "tls.crt"}},
-            "tls": {"clientCa": {"existingSecret": "s"}, "existingSecret": "s"},
+            "tls": {"clientCa": {"existingSecret": "s"}, "existingSecret": "s", "crl": {"existingSecret": "s"}},
             "ports": {"http": 8081},
             "metrics": {"enabled": False, "serviceMonitor": {"enabled": True}},
             "extraEnv": [{"name": "GRPC_PORT"}, {"name": "LOG_FORMAT"}],
             "helmTest": {"domain": "edge"},
         },
         [
-            "descriptors: inline and existingConfigMap are both given; give one of them",
+            "descriptors: inline and existingConfigMap exclude each other; set one of them",
             "settings.GRPC_PORT: use ports.grpc",
             "settings.REDIS_AUTH: use redis.auth.existingSecret",
             "extraEnv: GRPC_PORT is set by ports.grpc already; a variable can be given once",
             "extraEnv: LOG_FORMAT is set by settings already; a variable can be given once",
-            "redis: auth and tls are for the Redis of redis.url or redis.existingSecret, which are empty",
+            "redis: auth and tls need redis.url or redis.existingSecret",
             "redis.tls.existingSecret: has no effect without redis.tls.enabled=true",
-            "redis.tls: certKey and keyKey belong together; give both or neither",
+            "redis.tls: certKey and keyKey must be set together",
             "replicaCount, autoscaling: more than one pod needs redis.url "
             "(or redis.existingSecret or redis.deploy.enabled); "
             "without Redis each would admit the whole limit",
             "settings.RLS_WORKERS: more than one needs redis.url; without Redis each would admit the whole limit",
             "tls: existingSecret and clientCa have no effect without tls.enabled=true",
             "tls.clientCa.existingSecret: needs tls.clientCa.key, such as ca.crt",
-            "ports: grpc and http are both 8081; every port needs a number of its own",
+            "tls.crl.existingSecret: needs tls.crl.key, such as crl.pem",
+            "ports: grpc and http are both 8081; every port must be different",
             "metrics.serviceMonitor.enabled: needs metrics.enabled=true",
             "terminationGracePeriodSeconds: 20 is less than drain.delaySeconds + drain.timeoutSeconds, "
             "so calls in flight could be cut off; use 35 or more",
-            "helmTest: domain and descriptor belong together; give both or neither",
+            "helmTest: domain and descriptor must be set together",
         ],
     ),
     "of Redis, TLS and the scaler": (
@@ -190,19 +179,20 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
                 "deploy": {"enabled": True},
                 "tls": {"enabled": True, "certKey": "c", "keyKey": "k"},
             },
-            "tls": {"enabled": True},
+            "tls": {"enabled": True, "crl": {"key": "crl.pem"}},
             "autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 4, "targetCPUUtilizationPercentage": 0},
             "settings": {"CONFIG_TYPE": "GRPC_XDS_SOTW"},
             "descriptors": {"existingConfigMap": "rules"},
         },
         [
             "descriptors: with settings.CONFIG_TYPE=GRPC_XDS_SOTW the rules come from the xDS server; "
-            "give one or the other",
-            "redis: more than one of url, existingSecret and deploy.enabled is given; give one of them",
-            "redis.tls.certKey: is a key of redis.tls.existingSecret, which is empty",
+            "set one or the other",
+            "redis: url, existingSecret and deploy.enabled exclude each other; set one of them",
+            "redis.tls.certKey: needs redis.tls.existingSecret",
             "tls.enabled: needs tls.existingSecret, a Secret with certificate and key",
-            "autoscaling: minReplicas is more than maxReplicas",
-            "autoscaling: needs targetCPUUtilizationPercentage or metrics to go by",
+            "tls.crl.key: needs tls.clientCa.key, the CA whose certificates the lists revoke",
+            "autoscaling: minReplicas must be ≤ maxReplicas",
+            "autoscaling: needs targetCPUUtilizationPercentage or metrics",
         ],
     ),
     "of labels": (
@@ -219,7 +209,7 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             },
         },
         [
-            f"{value}: {key} is set by the chart, whose selectors go by such labels; use a key of your own"
+            f"{value}: {key} is set by the chart and used by its selectors; use another key"
             for value, key in [
                 ("commonLabels", "app.kubernetes.io/name"),
                 ("metrics.alerts.configMap.labels", "helm.sh/chart"),
@@ -233,7 +223,7 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
     ),
     "of the network policy": (
         {
-            "networkPolicy": {"enabled": True, "redisPorts": [7000], "databasePorts": []},
+            "networkPolicy": {"restrictEgress": True, "redisPorts": [7000], "databasePorts": []},
             "redis": {"url": "redis-0:6380,redis-1:6381,redis-2:7000"},
             "metrics": {"enabled": False},
             "settings": {
@@ -258,14 +248,14 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             },
         },
         [
-            "networkPolicy.redisPorts: lacks 6380, which redis.url names, so Redis would be cut off; add it",
-            "networkPolicy.redisPorts: lacks 6381, which redis.url names, so Redis would be cut off; add it",
+            "networkPolicy.redisPorts: lacks 6380, which redis.url names, so Redis would be unreachable; add it",
+            "networkPolicy.redisPorts: lacks 6381, which redis.url names, so Redis would be unreachable; add it",
             "networkPolicy.redisPorts: lacks 6379, which settings.REDIS_PERSECOND_URL names, "
-            "so Redis would be cut off; add it",
-            "networkPolicy.databasePorts: is empty, so the database would be cut off",
+            "so Redis would be unreachable; add it",
+            "networkPolicy.databasePorts: is empty, so the database would be unreachable",
             *(
-                f"networkPolicy.extraEgress: {name} needs a way out, "
-                "and nothing but DNS, Redis and the database has one; allow it there"
+                f"networkPolicy.extraEgress: {name} needs egress, "
+                "but only DNS, Redis and the database are allowed; add a rule"
                 for name in (
                     "identity.jwtIssuers[0].jwks.url",
                     "settings.CONFIG_TYPE=GRPC_XDS_SOTW",
@@ -308,13 +298,14 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "extraEnv: RLS_ARCHIVE: use settings.RLS_ARCHIVE, which the chart reads",
             "extraEnv: RLS_KEY_SECRET: use database.existingSecret",
             *(
-                f"{name}: has no effect without a database; give database.existingSecret.name"
+                f"{name}: has no effect without a database; set database.existingSecret.name"
                 for name in ("admin.enabled", "database.existingSecret.adminTokenKey", "database.tls.existingSecret")
             ),
-            "settings.RLS_ADMIN_AUTH: none is for loopback, which admin.enabled leaves; leave it out, for tokens",
+            "settings.RLS_ADMIN_AUTH: none is only allowed on loopback, which admin.enabled leaves; "
+            "remove it to use tokens",
             *(
-                f"identity.jwtIssuers[1].{name}: keys/b would be looked for where nothing but the issuers is; "
-                "mount it with extraVolumes, and give its whole path"
+                f"identity.jwtIssuers[1].{name}: keys/b is a relative path; "
+                "mount the file with extraVolumes, and use its absolute path"
                 for name in ("jwks.file", "secret_file")
             ),
         ],
@@ -335,7 +326,7 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             }
         },
         [
-            f"descriptors.inline.a.yaml.{what} by the time it is read here; put it in quotes, or give the file as text"
+            f"descriptors.inline.a.yaml.{what} after YAML parsing; quote it, or pass the file as a string"
             for what in (
                 "descriptors[0].value is not text but 7",
                 "descriptors[1].descriptors[0].rate_limit.name is not text but 1000000",
@@ -368,12 +359,12 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "extraEnv: RLS_RULES is set by descriptors already; a variable can be given once",
             "extraEnv: RLS_WORKERS: use settings.RLS_WORKERS, which the chart reads",
             "extraEnv: REDIS_PERSECOND_URL: use settings.REDIS_PERSECOND_URL, which the chart reads",
-            "extraEnv: OTEL_EXPORTER_OTLP_ENDPOINT is given twice",
-            "settings.USE_STATSD: there is one sink, and metrics.enabled=true has chosen Prometheus; "
-            "set metrics.enabled=false for this one",
-            "settings.USE_DOG_STATSD: there is one sink, and metrics.enabled=true has chosen Prometheus; "
-            "set metrics.enabled=false for this one",
-            "redis: more than one of url, existingSecret and deploy.enabled is given; give one of them",
+            "extraEnv: OTEL_EXPORTER_OTLP_ENDPOINT is set twice",
+            "settings.USE_STATSD: only one sink is possible, and metrics.enabled=true selects Prometheus; "
+            "set metrics.enabled=false to use this one",
+            "settings.USE_DOG_STATSD: only one sink is possible, and metrics.enabled=true selects Prometheus; "
+            "set metrics.enabled=false to use this one",
+            "redis: url, existingSecret and deploy.enabled exclude each other; set one of them",
             "podDisruptionBudget.minAvailable: with 3 of 3 pods no node could ever be drained; use 2 or less",
         ],
     ),
@@ -390,7 +381,7 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "mode": "sidecar",
             "tls": {"enabled": True, "existingSecret": "s"},
             "autoscaling": {"enabled": True},
-            "networkPolicy": {"enabled": True},
+            "networkPolicy": {"restrictEgress": True},
             "metrics": {"serviceMonitor": {"enabled": True}},
             "settings": {"RLS_WORKERS": 2, "RLS_ADMIN_AUTH": "none"},
             "redis": {"url": "redis:6379"},
@@ -400,25 +391,24 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
             "sidecar": {"socketDirectory": "/run/rls/", "native": False, "drainDelaySeconds": 10},
         },
         [
-            "settings.RLS_ADMIN_AUTH: none is for loopback, which all containers of a sidecar's pod share; "
-            "leave it out, for tokens",
-            "ports: admin and debug are both 6070; every port needs a number of its own",
-            "admin.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
-            "autoscaling.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
-            "metrics.serviceMonitor.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
-            "networkPolicy.enabled: has no meaning in sidecar mode, where the pods are not this chart's",
-            "tls.enabled: there is no TLS on a Unix socket; leave it out in sidecar mode",
+            "settings.RLS_ADMIN_AUTH: none is only allowed on loopback, which all containers of a sidecar's pod share; "
+            "remove it to use tokens",
+            "ports: admin and debug are both 6070; every port must be different",
+            "admin.enabled: has no effect in sidecar mode, whose pods belong to another chart",
+            "autoscaling.enabled: has no effect in sidecar mode, whose pods belong to another chart",
+            "metrics.serviceMonitor.enabled: has no effect in sidecar mode, whose pods belong to another chart",
+            "networkPolicy.restrictEgress: has no effect in sidecar mode, whose pods belong to another chart",
+            "tls.enabled: TLS is not supported on a Unix socket; remove it in sidecar mode",
             "settings.RLS_WORKERS: a Unix socket cannot be shared by several processes; use 1 in sidecar mode",
-            "sidecar: drainDelaySeconds is less than example.drainSeconds, so Envoy would outlast its limiter",
-            "sidecar.socketDirectory: /run/rls/ is not for sockets; "
-            "use a directory of its own, such as /run/ratelimit-rls",
+            "sidecar: drainDelaySeconds is less than example.drainSeconds, so Envoy would outlive its limiter",
+            "sidecar.socketDirectory: /run/rls/ is not suitable; use a separate directory, e.g. /run/ratelimit-rls",
         ],
     ),
 }
 
 
 @pytest.mark.parametrize("case", OFFENCES)
-def test_what_cannot_be_meant_is_refused_all_at_once(case: str, tmp_path: Path) -> None:
+def test_all_invalid_combinations_are_reported_at_once(case: str, tmp_path: Path) -> None:
     values, sentences = OFFENCES[case]
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     said = re.findall(r"^  - (.*)$", refusal("-f", tmp_path / "values.yaml"), re.MULTILINE)
@@ -426,15 +416,17 @@ def test_what_cannot_be_meant_is_refused_all_at_once(case: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_native_sidecars_are_refused_where_there_are_none() -> None:
+def test_native_sidecar_is_rejected_on_old_kubernetes() -> None:
     said = refusal("--set", "mode=sidecar", "--kube-version", "1.28.0")
     assert "sidecar.native: needs Kubernetes 1.29 or later, this is v1.28.0; use sidecar.native=false" in said
     assert template("--set", "mode=sidecar,sidecar.native=false", "--kube-version", "1.28.0")
 
 
 @pytest.mark.slow
-def test_a_mode_is_checked_even_if_the_schema_is_not() -> None:
-    assert 'mode: "daemonset" is neither' in refusal("--skip-schema-validation", "--set", "mode=daemonset")
+def test_mode_is_checked_without_the_schema() -> None:
+    assert 'mode: "daemonset" must be deployment or sidecar' in refusal(
+        "--skip-schema-validation", "--set", "mode=daemonset"
+    )
 
 
 @pytest.mark.slow
@@ -449,8 +441,8 @@ def test_a_mode_is_checked_even_if_the_schema_is_not() -> None:
         ("unix:///run/redis:1.sock", "[1]"),
     ],
 )
-def test_a_policy_that_has_the_ports_of_redis_is_taken(url: str, ports: str, tmp_path: Path) -> None:
-    values = {"redis": {"url": url}, "networkPolicy": {"enabled": True, "redisPorts": yaml.safe_load(ports)}}
+def test_policy_with_the_redis_ports_is_accepted(url: str, ports: str, tmp_path: Path) -> None:
+    values = {"redis": {"url": url}, "networkPolicy": {"restrictEgress": True, "redisPorts": yaml.safe_load(ports)}}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     assert template("-f", tmp_path / "values.yaml", "-s", "templates/networkpolicy.yaml")
 
@@ -460,5 +452,5 @@ def test_a_policy_that_has_the_ports_of_redis_is_taken(url: str, ports: str, tmp
     "name",
     ["commonLabels", "podLabels", "settings", "metrics.dashboards.labels", "securityContext", "resources", "extraEnv"],
 )
-def test_null_is_nothing(name: str) -> None:
+def test_null_means_unset(name: str) -> None:
     assert template("--set", f"{name}=null,metrics.dashboards.enabled=true")

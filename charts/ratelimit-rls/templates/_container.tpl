@@ -1,7 +1,7 @@
 {{/*
-The container of the service and the volumes it needs, the same in both modes.
+The container of the service and its volumes, the same in both modes.
 
-For charts of pods that run Envoy, with this chart as a dependency in sidecar mode (docs/kubernetes.md has a whole one):
+For charts of pods that run Envoy, with this chart as a dependency in sidecar mode (complete example in docs/kubernetes.md):
 
   {{- $limiter := index .Subcharts "ratelimit-rls" }}
   ratelimit-rls.container     one element of `initContainers` (sidecar.native) or of `containers`
@@ -44,11 +44,11 @@ securityContext: {{- toYaml .Values.securityContext | nindent 2 }}
 volumeMounts: {{- include "ratelimit-rls.volumeMounts" . | nindent 2 }}
 {{- end -}}
 
-{{/* Over gRPC where kubelet can: it speaks neither TLS nor Unix sockets there. Both ask the same question. */}}
+{{/* gRPC probe if kubelet supports it (neither TLS nor Unix sockets), else the equivalent HTTP probe. */}}
 {{- define "ratelimit-rls.probe" -}}
 {{- $root := index . 0 -}}
 {{- if or $root.Values.tls.enabled (eq $root.Values.mode "sidecar") -}}
-httpGet: {path: {{ index . 3 }}, port: {{ $root.Values.ports.http }}}
+httpGet: {path: {{ index . 3 }}, port: {{ $root.Values.ports.http }}{{ if $root.Values.tls.http }}, scheme: HTTPS{{ end }}}
 {{- else -}}
 grpc: {port: {{ $root.Values.ports.grpc }}, service: {{ index . 2 | quote }}}
 {{- end }}
@@ -94,7 +94,7 @@ grpc: {port: {{ $root.Values.ports.grpc }}, service: {{ index . 2 | quote }}}
 - {name: ratelimit-rls-socket, mountPath: {{ .Values.sidecar.socketDirectory | quote }}}
 {{- end -}}
 
-{{/* Whole directories, never subPath: kubelet updates nothing that is mounted so. */}}
+{{/* Whole directories, never subPath: kubelet does not update subPath mounts. */}}
 {{- define "ratelimit-rls.volumes" -}}
 - name: ratelimit-rls-run
   emptyDir: {medium: Memory, sizeLimit: 16Mi}
@@ -138,6 +138,11 @@ grpc: {port: {{ $root.Values.ports.grpc }}, service: {{ index . 2 | quote }}}
       - secret:
           name: {{ default .Values.tls.existingSecret .Values.tls.clientCa.existingSecret | quote }}
           items: [{key: {{ .Values.tls.clientCa.key | quote }}, path: client-ca.crt}]
+      {{- end }}
+      {{- if .Values.tls.crl.key }}
+      - secret:
+          name: {{ coalesce .Values.tls.crl.existingSecret .Values.tls.clientCa.existingSecret .Values.tls.existingSecret | quote }}
+          items: [{key: {{ .Values.tls.crl.key | quote }}, path: crl.pem}]
       {{- end }}
 {{- end }}
 {{- if include "ratelimit-rls.hasDatabase" . }}

@@ -1,6 +1,6 @@
-{{/* The variables of the service: those that follow from other values, over those in `settings`. */}}
+{{/* Environment variables of the service: those derived from other values override `settings`. */}}
 
-{{/* A value as a variable has it. Helm reads numbers as floats and would write 167772160 as 1.6777216e+08. */}}
+{{/* A value formatted as a variable. Helm parses numbers as floats and would write 167772160 as 1.6777216e+08. */}}
 {{- define "ratelimit-rls.text" -}}
 {{- if kindIs "slice" . -}}
 {{ join "," . }}
@@ -11,7 +11,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What is decided by other values, as a mapping. _validate.tpl refuses the same names in `settings`. */}}
+{{/* Variables derived from other values, as a mapping. _validate.tpl rejects the same names in `settings`. */}}
 {{- define "ratelimit-rls.derived" -}}
 PORT: {{ .Values.ports.http | quote }}
 GRPC_PORT: {{ .Values.ports.grpc | quote }}
@@ -23,7 +23,7 @@ RLS_DRAIN_TIMEOUT: {{ .Values.drain.timeoutSeconds | int64 }}s
 RLS_DRAIN_DELAY: {{ .Values.drain.delaySeconds | int64 }}s
 {{- else }}
 GRPC_UDS: {{ include "ratelimit-rls.socket" . | quote }}
-{{- /* A native sidecar is told to stop when Envoy has gone: nobody is left to serve on for. */}}
+{{- /* A native sidecar is stopped after Envoy has exited, so no drain delay is needed. */}}
 RLS_DRAIN_DELAY: {{ .Values.sidecar.native | ternary 0 .Values.sidecar.drainDelaySeconds | int64 }}s
 {{- end }}
 {{- if include "ratelimit-rls.rulesFromFiles" . }}
@@ -59,17 +59,29 @@ RLS_ADMIN_HOST: {{ .Values.admin.enabled | ternary "0.0.0.0" "127.0.0.1" }}
 {{- if .Values.identity.jwtIssuers }}
 RLS_JWT_ISSUERS: /etc/ratelimit-rls/issuers/issuers.yaml
 {{- end }}
+{{- if ne .Values.mode "sidecar" }}
+{{- /* The service treats names that end in .svc as internal, but name.namespace could be a public name. */}}
+{{- $name := include "ratelimit-rls.fullname" . }}
+{{- $hosts := list (printf "%s.%s" $name .Release.Namespace) (printf "%s-headless.%s" $name .Release.Namespace) (printf "%s-metrics.%s" $name .Release.Namespace) }}
+RLS_HTTP_ALLOWED_HOSTS: {{ append $hosts (include "ratelimit-rls.setting" (list . "RLS_HTTP_ALLOWED_HOSTS")) | compact | join "," | quote }}
+{{- end }}
 {{- if .Values.tls.enabled }}
 GRPC_SERVER_USE_TLS: "true"
+{{- if .Values.tls.http }}
+RLS_HTTP_TLS: "true"
+{{- end }}
 GRPC_SERVER_TLS_CERT: /etc/ratelimit-rls/tls/tls.crt
 GRPC_SERVER_TLS_KEY: /etc/ratelimit-rls/tls/tls.key
 {{- if .Values.tls.clientCa.key }}
 GRPC_CLIENT_TLS_CACERT: /etc/ratelimit-rls/tls/client-ca.crt
 {{- end }}
+{{- if .Values.tls.crl.key }}
+GRPC_SERVER_TLS_CRL: /etc/ratelimit-rls/tls/crl.pem
+{{- end }}
 {{- end }}
 {{- end -}}
 
-{{/* The list for a container, in the order of the names so that a rendering never changes by itself. */}}
+{{/* The `env` list of a container, sorted by name, so that rendering is deterministic. */}}
 {{- define "ratelimit-rls.environment" -}}
 {{- $variables := dict -}}
 {{- range $name, $value := default dict .Values.settings -}}
@@ -98,7 +110,7 @@ GRPC_CLIENT_TLS_CACERT: /etc/ratelimit-rls/tls/client-ca.crt
 {{- end }}
 {{- end -}}
 
-{{/* What whoever connects to the database needs; the last two are the driver's, and an address that says so wins. */}}
+{{/* Variables for connecting to the database; the last two are read by the driver, and the address overrides them. */}}
 {{- define "ratelimit-rls.databaseEnvironment" -}}
 {{- with .Values.database.existingSecret.name }}
 - name: RLS_DATABASE_URL

@@ -4,14 +4,14 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Short enough that the longest ending ("-sidecar-example") still makes a DNS label. */}}
+{{/* Short enough for a DNS label with the longest suffix ("-sidecar-example"). */}}
 {{- define "ratelimit-rls.fullname" -}}
 {{- $name := include "ratelimit-rls.name" . -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
 {{- default $full .Values.fullnameOverride | trunc 47 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Pods have these and no version: a label that changes with every release would restart them for nothing. */}}
+{{/* Labels of pods, without a version: a label that changes with every release would restart them needlessly. */}}
 {{- define "ratelimit-rls.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "ratelimit-rls.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -22,7 +22,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: limiter
 {{- end -}}
 
-{{/* What no label in the values may be called: selectors go by some, and a key cannot be written twice. */}}
+{{/* Reserved label names: selectors use some of them, and keys must be unique. */}}
 {{- define "ratelimit-rls.reservedLabels" -}}
 {{- list "helm.sh/chart" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" | toJson -}}
 {{- end -}}
@@ -31,7 +31,7 @@ app.kubernetes.io/component: limiter
 {{ include "ratelimit-rls.labelsAnd" (list . dict) }}
 {{- end -}}
 
-{{/* With the labels of one object, which win over those of all. */}}
+{{/* Common labels with those of one object, which take precedence. */}}
 {{- define "ratelimit-rls.labelsAnd" -}}
 {{- $more := index . 1 -}}
 {{- with index . 0 -}}
@@ -58,7 +58,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* A setting of `settings` as its variable has it; empty if it is not given. */}}
+{{/* A setting of `settings` formatted as a variable; empty if not set. */}}
 {{- define "ratelimit-rls.setting" -}}
 {{- $settings := default dict (index . 0).Values.settings -}}
 {{- if hasKey $settings (index . 1) -}}
@@ -66,7 +66,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* Not empty if a setting says yes, in any of Go's words. */}}
+{{/* Not empty if a setting is true, in any notation of Go's ParseBool. */}}
 {{- define "ratelimit-rls.isOn" -}}
 {{- if has (include "ratelimit-rls.setting" .) (list "1" "t" "T" "TRUE" "true" "True") -}}true{{- end -}}
 {{- end -}}
@@ -76,7 +76,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if ne (include "ratelimit-rls.setting" (list . "CONFIG_TYPE")) "GRPC_XDS_SOTW" -}}true{{- end -}}
 {{- end -}}
 
-{{/* Not empty if nobody gave rules, so that the example's are served. */}}
+{{/* Not empty if no rules are set, so that the example rules are used. */}}
 {{- define "ratelimit-rls.exampleRules" -}}
 {{- if and (include "ratelimit-rls.rulesFromFiles" .) (not .Values.descriptors.inline) (not .Values.descriptors.existingConfigMap) -}}true{{- end -}}
 {{- end -}}
@@ -97,19 +97,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* Not empty if counters are in Redis, also if its address is known to a Secret only. */}}
+{{/* Not empty if counters are in Redis, even if its address is only in a Secret. */}}
 {{- define "ratelimit-rls.hasRedis" -}}
 {{- if or (include "ratelimit-rls.redisUrl" .) .Values.redis.existingSecret.name -}}true{{- end -}}
 {{- end -}}
 
-{{/* Not empty if there is a Redis that is not this chart's. */}}
+{{/* Not empty if there is an external Redis. */}}
 {{- define "ratelimit-rls.otherRedis" -}}
 {{- if or .Values.redis.url .Values.redis.existingSecret.name (include "ratelimit-rls.setting" (list . "REDIS_PERSECOND_URL")) -}}true{{- end -}}
 {{- end -}}
 
 {{/*
-The ports in an address of Redis, as JSON. Of what has no scheme, only host:port names one: the rest is the name of a
-master, a socket, or for the service to refuse.
+The ports in an address of Redis, as JSON. Parts without a scheme have a port only as host:port: others are the name of a
+master, a socket, or invalid, which the service rejects.
 */}}
 {{- define "ratelimit-rls.redisPorts" -}}
 {{- $ports := list -}}
@@ -125,30 +125,30 @@ master, a socket, or for the service to refuse.
 {{- $ports | uniq | toJson -}}
 {{- end -}}
 
-{{/* Not empty if there is a database, whose address only its Secret knows. */}}
+{{/* Not empty if there is a database. Its address is only in a Secret. */}}
 {{- define "ratelimit-rls.hasDatabase" -}}
 {{- if .Values.database.existingSecret.name -}}true{{- end -}}
 {{- end -}}
 
 {{/*
-Named after what is in it: the service reads issuers once, so that other ones must be another ConfigMap, for pods to start
-anew with it, in charts that include the templates, too.
+The name contains a hash of the content: the service reads issuers only at start, so a change must create another
+ConfigMap and replace the pods, also in charts that include the templates.
 */}}
 {{- define "ratelimit-rls.issuersConfigMap" -}}
 {{ include "ratelimit-rls.fullname" . }}-issuers-{{ .Values.identity.jwtIssuers | toJson | sha256sum | trunc 8 }}
 {{- end -}}
 
-{{/* How many pods there can be: what `local` divides limits by. */}}
+{{/* Maximum number of pods, by which `local` divides limits. */}}
 {{- define "ratelimit-rls.mostReplicas" -}}
 {{- .Values.autoscaling.enabled | ternary .Values.autoscaling.maxReplicas .Values.replicaCount | int -}}
 {{- end -}}
 
-{{/* How many there are at least: whether a disruption budget makes sense. */}}
+{{/* Minimum number of pods, which determines whether a disruption budget makes sense. */}}
 {{- define "ratelimit-rls.leastReplicas" -}}
 {{- .Values.autoscaling.enabled | ternary .Values.autoscaling.minReplicas .Values.replicaCount | int -}}
 {{- end -}}
 
-{{/* A file of alerts whose runbooks are where the documentation is. */}}
+{{/* A file of alerts, with `docsUrl` in its runbook URLs. */}}
 {{- define "ratelimit-rls.alertsText" -}}
 {{- $place := (index . 0).Values.metrics.alerts.docsUrl -}}
 {{- index . 1 | toString | trim | replace "runbook_url: docs/" (printf "runbook_url: %sdocs/" (empty $place | ternary "" (printf "%s/" (trimSuffix "/" $place)))) -}}
@@ -158,10 +158,10 @@ anew with it, in charts that include the templates, too.
 {{ trimSuffix "/" .Values.sidecar.socketDirectory }}/rls.sock
 {{- end -}}
 
-{{/* What a pod of our own (not one of Envoy's) is like, whoever runs in it. */}}
+{{/* Common pod specification of all pods of this chart (not of Envoy's). */}}
 {{- define "ratelimit-rls.ownPod" -}}
 automountServiceAccountToken: false
-# Variables that Kubernetes makes of Services, such as GRPC_PORT of one called grpc, would be taken for settings.
+# Variables that Kubernetes creates for Services, such as GRPC_PORT of a Service called grpc, would be read as settings.
 enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}

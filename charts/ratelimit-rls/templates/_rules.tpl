@@ -1,8 +1,8 @@
-{{/* What the chart must know of the rules that it is given: whether they are still what was written, and what to ask. */}}
+{{/* Inspection of inline rules: values changed by YAML parsing, and a descriptor for the test pod. */}}
 
 {{/*
-Texts of a mapping that YAML has read as something else by the time the chart sees them, a line each. What was written
-(007, on, 1.10) cannot be told from what is left of it (7, true, 1.1), so it is refused.
+Strings of a mapping that YAML has parsed as another type, one per line. The original text (007, on, 1.10) cannot be
+recovered from the parsed value (7, true, 1.1), so it is rejected.
 */}}
 {{- define "ratelimit-rls.notTexts" -}}
 {{- $path := index . 0 -}}
@@ -24,8 +24,8 @@ Texts of a mapping that YAML has read as something else by the time the chart se
 {{- end -}}
 
 {{/*
-A question for the test pod, as JSON {domain, entries}: the first descriptor of `descriptors.inline` that surely has a
-limit. Empty if there is none, or if nobody here knows the rules.
+Request of the test pod, as JSON {domain, entries}: the first descriptor of `descriptors.inline` that certainly has a
+limit. Empty if there is none, or if the rules are outside the chart.
 */}}
 {{- define "ratelimit-rls.questionOfRules" -}}
 {{- $found := dict -}}
@@ -61,7 +61,7 @@ limit. Empty if there is none, or if nobody here knows the rules.
 {{- end -}}
 {{- end -}}
 {{- range $level -}}
-{{- /* A value that we make up might fit a pattern beside it, of which we know nothing. */ -}}
+{{- /* A generated value might match a sibling pattern, which is not evaluated here. */ -}}
 {{- $usable := and (kindIs "string" .key) (not (hasKey . "match")) (kindIs "string" (default "" .value)) (or .value (not $patterns)) -}}
 {{- $switchedOff := or (eq (toString .action) "allow") (and (hasKey . "enabled") (not .enabled)) -}}
 {{- if and (not $found) $usable (not $switchedOff) -}}

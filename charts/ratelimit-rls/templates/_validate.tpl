@@ -42,6 +42,10 @@ GRPC_SERVER_TLS_CERT: tls.existingSecret
 GRPC_SERVER_TLS_KEY: tls.existingSecret
 GRPC_CLIENT_TLS_CACERT: tls.clientCa
 GRPC_SERVER_TLS_CA_CERT: tls.clientCa
+GRPC_SERVER_TLS_CRL: tls.crl
+RLS_HTTP_TLS: tls.http
+RLS_HTTP_TOKEN: extraEnv with secretKeyRef
+RLS_HTTP_UDS: ports.http (probes need a port)
 {{- end -}}
 
 {{/* Settings that the chart reads, so that it must see them. */}}
@@ -57,28 +61,28 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- $workers := include "ratelimit-rls.setting" (list . "RLS_WORKERS") | default "1" | int -}}
 
 {{- if not (has .Values.mode (list "deployment" "sidecar")) -}}
-{{- $wrong = append $wrong (printf "mode: %q is neither deployment nor sidecar" .Values.mode) -}}
+{{- $wrong = append $wrong (printf "mode: %q must be deployment or sidecar" .Values.mode) -}}
 {{- end -}}
 
 {{- $labels := dict "commonLabels" .Values.commonLabels "podLabels" .Values.podLabels "metrics.serviceMonitor.labels" .Values.metrics.serviceMonitor.labels "metrics.alerts.prometheusRule.labels" .Values.metrics.alerts.prometheusRule.labels "metrics.alerts.configMap.labels" .Values.metrics.alerts.configMap.labels "metrics.dashboards.labels" .Values.metrics.dashboards.labels -}}
 {{- range $value, $given := $labels -}}
 {{- range $key, $_ := $given -}}
 {{- if has $key (include "ratelimit-rls.reservedLabels" $ | fromJsonArray) -}}
-{{- $wrong = append $wrong (printf "%s: %s is set by the chart, whose selectors go by such labels; use a key of your own" $value $key) -}}
+{{- $wrong = append $wrong (printf "%s: %s is set by the chart and used by its selectors; use another key" $value $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{- if and .Values.descriptors.inline .Values.descriptors.existingConfigMap -}}
-{{- $wrong = append $wrong "descriptors: inline and existingConfigMap are both given; give one of them" -}}
+{{- $wrong = append $wrong "descriptors: inline and existingConfigMap exclude each other; set one of them" -}}
 {{- end -}}
 {{- if and (not (include "ratelimit-rls.rulesFromFiles" .)) (or .Values.descriptors.inline .Values.descriptors.existingConfigMap) -}}
-{{- $wrong = append $wrong "descriptors: with settings.CONFIG_TYPE=GRPC_XDS_SOTW the rules come from the xDS server; give one or the other" -}}
+{{- $wrong = append $wrong "descriptors: with settings.CONFIG_TYPE=GRPC_XDS_SOTW the rules come from the xDS server; set one or the other" -}}
 {{- end -}}
 
 {{- range $name, $rules := .Values.descriptors.inline -}}
 {{- range include "ratelimit-rls.notTexts" (list (printf "descriptors.inline.%s" $name) $rules) | splitList "\n" | compact -}}
-{{- $wrong = append $wrong (printf "%s by the time it is read here; put it in quotes, or give the file as text" .) -}}
+{{- $wrong = append $wrong (printf "%s after YAML parsing; quote it, or pass the file as a string" .) -}}
 {{- end -}}
 {{- end -}}
 
@@ -98,7 +102,7 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- range .Values.extraEnv -}}
 {{- $instead := get $owned .name -}}
 {{- if hasKey $seen .name -}}
-{{- $wrong = append $wrong (printf "extraEnv: %s is given twice" .name) -}}
+{{- $wrong = append $wrong (printf "extraEnv: %s is set twice" .name) -}}
 {{- else if hasKey $set .name -}}
 {{- $wrong = append $wrong (printf "extraEnv: %s is set by %s already; a variable can be given once" .name (default "settings" $instead)) -}}
 {{- else if and $instead (not (hasPrefix "extraEnv" $instead)) -}}
@@ -112,25 +116,25 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- if .Values.metrics.enabled -}}
 {{- range $name := list "USE_STATSD" "USE_DOG_STATSD" -}}
 {{- if include "ratelimit-rls.isOn" (list $ $name) -}}
-{{- $wrong = append $wrong (printf "settings.%s: there is one sink, and metrics.enabled=true has chosen Prometheus; set metrics.enabled=false for this one" $name) -}}
+{{- $wrong = append $wrong (printf "settings.%s: only one sink is possible, and metrics.enabled=true selects Prometheus; set metrics.enabled=false to use this one" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{- if gt (len (compact (list .Values.redis.url .Values.redis.existingSecret.name (.Values.redis.deploy.enabled | ternary "deploy" "")))) 1 -}}
-{{- $wrong = append $wrong "redis: more than one of url, existingSecret and deploy.enabled is given; give one of them" -}}
+{{- $wrong = append $wrong "redis: url, existingSecret and deploy.enabled exclude each other; set one of them" -}}
 {{- end -}}
 {{- if and (or .Values.redis.auth.existingSecret .Values.redis.tls.enabled) (not .Values.redis.url) (not .Values.redis.existingSecret.name) -}}
-{{- $wrong = append $wrong "redis: auth and tls are for the Redis of redis.url or redis.existingSecret, which are empty" -}}
+{{- $wrong = append $wrong "redis: auth and tls need redis.url or redis.existingSecret" -}}
 {{- end -}}
 {{- if and .Values.redis.tls.existingSecret (not .Values.redis.tls.enabled) -}}
 {{- $wrong = append $wrong "redis.tls.existingSecret: has no effect without redis.tls.enabled=true" -}}
 {{- end -}}
 {{- if ne (empty .Values.redis.tls.certKey) (empty .Values.redis.tls.keyKey) -}}
-{{- $wrong = append $wrong "redis.tls: certKey and keyKey belong together; give both or neither" -}}
+{{- $wrong = append $wrong "redis.tls: certKey and keyKey must be set together" -}}
 {{- end -}}
 {{- if and .Values.redis.tls.certKey (not .Values.redis.tls.existingSecret) -}}
-{{- $wrong = append $wrong "redis.tls.certKey: is a key of redis.tls.existingSecret, which is empty" -}}
+{{- $wrong = append $wrong "redis.tls.certKey: needs redis.tls.existingSecret" -}}
 {{- end -}}
 {{- if and (not $sidecar) (not $redis) (gt (include "ratelimit-rls.mostReplicas" . | int) 1) -}}
 {{- $wrong = append $wrong "replicaCount, autoscaling: more than one pod needs redis.url (or redis.existingSecret or redis.deploy.enabled); without Redis each would admit the whole limit" -}}
@@ -142,17 +146,17 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- if not $database -}}
 {{- range $name, $given := dict "admin.enabled" .Values.admin.enabled "database.existingSecret.adminTokenKey" .Values.database.existingSecret.adminTokenKey "database.tls.existingSecret" .Values.database.tls.existingSecret -}}
 {{- if $given -}}
-{{- $wrong = append $wrong (printf "%s: has no effect without a database; give database.existingSecret.name" $name) -}}
+{{- $wrong = append $wrong (printf "%s: has no effect without a database; set database.existingSecret.name" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and (or .Values.admin.enabled $sidecar) (eq (include "ratelimit-rls.setting" (list . "RLS_ADMIN_AUTH")) "none") -}}
-{{- $wrong = append $wrong (printf "settings.RLS_ADMIN_AUTH: none is for loopback, which %s; leave it out, for tokens" ($sidecar | ternary "all containers of a sidecar's pod share" "admin.enabled leaves")) -}}
+{{- $wrong = append $wrong (printf "settings.RLS_ADMIN_AUTH: none is only allowed on loopback, which %s; remove it to use tokens" ($sidecar | ternary "all containers of a sidecar's pod share" "admin.enabled leaves")) -}}
 {{- end -}}
 {{- range $index, $issuer := .Values.identity.jwtIssuers -}}
 {{- range $name, $file := dict "jwks.file" (default dict $issuer.jwks).file "secret_file" $issuer.secret_file -}}
 {{- if and $file (not (hasPrefix "/" $file)) -}}
-{{- $wrong = append $wrong (printf "identity.jwtIssuers[%d].%s: %s would be looked for where nothing but the issuers is; mount it with extraVolumes, and give its whole path" $index $name $file) -}}
+{{- $wrong = append $wrong (printf "identity.jwtIssuers[%d].%s: %s is a relative path; mount the file with extraVolumes, and use its absolute path" $index $name $file) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -163,8 +167,17 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- if and (or .Values.tls.existingSecret .Values.tls.clientCa.key) (not .Values.tls.enabled) -}}
 {{- $wrong = append $wrong "tls: existingSecret and clientCa have no effect without tls.enabled=true" -}}
 {{- end -}}
+{{- if and .Values.tls.http (not .Values.tls.enabled) -}}
+{{- $wrong = append $wrong "tls.http: has no effect without tls.enabled=true" -}}
+{{- end -}}
 {{- if and .Values.tls.clientCa.existingSecret (not .Values.tls.clientCa.key) -}}
 {{- $wrong = append $wrong "tls.clientCa.existingSecret: needs tls.clientCa.key, such as ca.crt" -}}
+{{- end -}}
+{{- if and .Values.tls.crl.existingSecret (not .Values.tls.crl.key) -}}
+{{- $wrong = append $wrong "tls.crl.existingSecret: needs tls.crl.key, such as crl.pem" -}}
+{{- end -}}
+{{- if and .Values.tls.crl.key (not .Values.tls.clientCa.key) -}}
+{{- $wrong = append $wrong "tls.crl.key: needs tls.clientCa.key, the CA whose certificates the lists revoke" -}}
 {{- end -}}
 
 {{- $ports := dict -}}
@@ -172,7 +185,7 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- range $name, $port := .Values.ports -}}
 {{- if not (has $name $unused) -}}
 {{- if hasKey $ports (toString $port) -}}
-{{- $wrong = append $wrong (printf "ports: %s and %s are both %v; every port needs a number of its own" (get $ports (toString $port)) $name $port) -}}
+{{- $wrong = append $wrong (printf "ports: %s and %s are both %v; every port must be different" (get $ports (toString $port)) $name $port) -}}
 {{- end -}}
 {{- $_ := set $ports (toString $port) $name -}}
 {{- end -}}
@@ -180,10 +193,10 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 
 {{- if .Values.autoscaling.enabled -}}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
-{{- $wrong = append $wrong "autoscaling: minReplicas is more than maxReplicas" -}}
+{{- $wrong = append $wrong "autoscaling: minReplicas must be ≤ maxReplicas" -}}
 {{- end -}}
 {{- if not (or .Values.autoscaling.targetCPUUtilizationPercentage .Values.autoscaling.metrics) -}}
-{{- $wrong = append $wrong "autoscaling: needs targetCPUUtilizationPercentage or metrics to go by" -}}
+{{- $wrong = append $wrong "autoscaling: needs targetCPUUtilizationPercentage or metrics" -}}
 {{- end -}}
 {{- end -}}
 {{- $least := include "ratelimit-rls.leastReplicas" . | int -}}
@@ -196,7 +209,7 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- $wrong = append $wrong (printf "podDisruptionBudget.minAvailable: with %s of %d pods no node could ever be drained; use %d or less" $minAvailable $least (sub $least 1)) -}}
 {{- end -}}
 {{- end -}}
-{{- if .Values.networkPolicy.enabled -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.restrictEgress (not $sidecar) -}}
 {{- $open := list -}}
 {{- range .Values.networkPolicy.redisPorts -}}
 {{- $open = append $open (include "ratelimit-rls.text" .) -}}
@@ -204,15 +217,15 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- range $from, $url := dict "redis.url" .Values.redis.url "settings.REDIS_PERSECOND_URL" (include "ratelimit-rls.setting" (list . "REDIS_PERSECOND_URL")) -}}
 {{- range include "ratelimit-rls.redisPorts" $url | fromJsonArray -}}
 {{- if not (has . $open) -}}
-{{- $wrong = append $wrong (printf "networkPolicy.redisPorts: lacks %s, which %s names, so Redis would be cut off; add it" . $from) -}}
+{{- $wrong = append $wrong (printf "networkPolicy.redisPorts: lacks %s, which %s names, so Redis would be unreachable; add it" . $from) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and (include "ratelimit-rls.otherRedis" .) (not $open) -}}
-{{- $wrong = append $wrong "networkPolicy.redisPorts: is empty, so Redis would be cut off" -}}
+{{- $wrong = append $wrong "networkPolicy.redisPorts: is empty, so Redis would be unreachable" -}}
 {{- end -}}
 {{- if and $database (not .Values.networkPolicy.databasePorts) -}}
-{{- $wrong = append $wrong "networkPolicy.databasePorts: is empty, so the database would be cut off" -}}
+{{- $wrong = append $wrong "networkPolicy.databasePorts: is empty, so the database would be unreachable" -}}
 {{- end -}}
 {{- if not .Values.networkPolicy.extraEgress -}}
 {{- $outward := dict "settings.CONFIG_TYPE=GRPC_XDS_SOTW" (not (include "ratelimit-rls.rulesFromFiles" .)) "settings.RLS_OTLP_METRICS" (include "ratelimit-rls.setting" (list . "RLS_OTLP_METRICS")) "settings.TRACING_ENABLED" (include "ratelimit-rls.isOn" (list . "TRACING_ENABLED")) "settings.USE_STATSD" (include "ratelimit-rls.isOn" (list . "USE_STATSD")) "settings.USE_DOG_STATSD" (include "ratelimit-rls.isOn" (list . "USE_DOG_STATSD")) "settings.RLS_ARCHIVE" (contains "://" (include "ratelimit-rls.setting" (list . "RLS_ARCHIVE"))) -}}
@@ -221,7 +234,7 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- end -}}
 {{- range $what, $on := $outward -}}
 {{- if $on -}}
-{{- $wrong = append $wrong (printf "networkPolicy.extraEgress: %s needs a way out, and nothing but DNS, Redis and the database has one; allow it there" $what) -}}
+{{- $wrong = append $wrong (printf "networkPolicy.extraEgress: %s needs egress, but only DNS, Redis and the database are allowed; add a rule" $what) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -240,13 +253,13 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- end -}}
 
 {{- if $sidecar -}}
-{{- range $name, $on := dict "autoscaling.enabled" .Values.autoscaling.enabled "networkPolicy.enabled" .Values.networkPolicy.enabled "admin.enabled" .Values.admin.enabled "metrics.serviceMonitor.enabled" .Values.metrics.serviceMonitor.enabled "service.headless" .Values.service.headless -}}
+{{- range $name, $on := dict "autoscaling.enabled" .Values.autoscaling.enabled "networkPolicy.restrictEgress" .Values.networkPolicy.restrictEgress "admin.enabled" .Values.admin.enabled "metrics.serviceMonitor.enabled" .Values.metrics.serviceMonitor.enabled "service.headless" .Values.service.headless -}}
 {{- if $on -}}
-{{- $wrong = append $wrong (printf "%s: has no meaning in sidecar mode, where the pods are not this chart's" $name) -}}
+{{- $wrong = append $wrong (printf "%s: has no effect in sidecar mode, whose pods belong to another chart" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.tls.enabled -}}
-{{- $wrong = append $wrong "tls.enabled: there is no TLS on a Unix socket; leave it out in sidecar mode" -}}
+{{- $wrong = append $wrong "tls.enabled: TLS is not supported on a Unix socket; remove it in sidecar mode" -}}
 {{- end -}}
 {{- if gt $workers 1 -}}
 {{- $wrong = append $wrong "settings.RLS_WORKERS: a Unix socket cannot be shared by several processes; use 1 in sidecar mode" -}}
@@ -255,18 +268,18 @@ GRPC_SERVER_TLS_CA_CERT: tls.clientCa
 {{- $wrong = append $wrong (printf "sidecar.native: needs Kubernetes 1.29 or later, this is %s; use sidecar.native=false" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- if and (not .Values.sidecar.native) .Values.sidecar.example.enabled (lt (int .Values.sidecar.drainDelaySeconds) (int .Values.sidecar.example.drainSeconds)) -}}
-{{- $wrong = append $wrong "sidecar: drainDelaySeconds is less than example.drainSeconds, so Envoy would outlast its limiter" -}}
+{{- $wrong = append $wrong "sidecar: drainDelaySeconds is less than example.drainSeconds, so Envoy would outlive its limiter" -}}
 {{- end -}}
 {{- if has (trimSuffix "/" .Values.sidecar.socketDirectory) (list "/run/rls" "/etc/ratelimit-rls" "/tmp" "") -}}
-{{- $wrong = append $wrong (printf "sidecar.socketDirectory: %s is not for sockets; use a directory of its own, such as /run/ratelimit-rls" .Values.sidecar.socketDirectory) -}}
+{{- $wrong = append $wrong (printf "sidecar.socketDirectory: %s is not suitable; use a separate directory, e.g. /run/ratelimit-rls" .Values.sidecar.socketDirectory) -}}
 {{- end -}}
 {{- end -}}
 
 {{- if ne (empty .Values.helmTest.domain) (empty .Values.helmTest.descriptor) -}}
-{{- $wrong = append $wrong "helmTest: domain and descriptor belong together; give both or neither" -}}
+{{- $wrong = append $wrong "helmTest: domain and descriptor must be set together" -}}
 {{- end -}}
 
 {{- if $wrong -}}
-{{- fail (printf "\n\nThese values cannot be used:\n  - %s\n" (join "\n  - " $wrong)) -}}
+{{- fail (printf "\n\nInvalid values:\n  - %s\n" (join "\n  - " $wrong)) -}}
 {{- end -}}
 {{- end -}}
