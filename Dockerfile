@@ -1,32 +1,53 @@
 # The image of ratelimit-rls. `docker build -t ratelimit-rls .` from the root of a checkout.
 #
-# The base is named by its tag, so that a rebuild takes its security fixes; whoever wants the same bytes twice gives
-# --build-arg BASE=python:3.11-slim-bookworm@sha256:…
-ARG BASE=python:3.11-slim-bookworm
+# A tag may name another image tomorrow. For a release name the base by its digest, and refuse anything else:
+# --build-arg BASE_IMAGE=python:3.11-slim-bookworm@sha256:… --build-arg REQUIRE_DIGEST=1 (docs/security.md says how to
+# find it). Any image with Python 3.11 to 3.14 and glibc serves.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-FROM ${BASE} AS build
-ENV PIP_CONSTRAINT=/src/constraints.txt \
-    PIP_BUILD_CONSTRAINT=/src/constraints.txt \
-    PIP_NO_CACHE_DIR=1 \
+FROM ${BASE_IMAGE} AS build
+ARG BASE_IMAGE
+ARG REQUIRE_DIGEST=
+RUN case "${BASE_IMAGE}" in \
+      *@sha256:*) ;; \
+      *) echo "BASE_IMAGE=${BASE_IMAGE} has no digest: the same build may take another base tomorrow" >&2; \
+         test -z "${REQUIRE_DIGEST}" ;; \
+    esac
+ENV PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-COPY constraints.txt pyproject.toml README.md LICENSE ./
+# Everything that is downloaded has its hash in requirements/, and nothing is built but this project.
+#
+# The environment of the image has no pip. The one that builds the wheel is left behind.
+COPY requirements requirements
+RUN python -m venv --without-pip /src/builder \
+    && python -m pip --python /src/builder/bin/python install -q --require-hashes --only-binary :all: \
+      -r requirements/build.txt \
+    && python -m venv --without-pip /opt/ratelimit-rls \
+    && python -m pip --python /opt/ratelimit-rls/bin/python install -q --no-compile --require-hashes \
+      --only-binary :all: --report dependencies.json -r requirements/image.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY lua lua
 COPY ratelimit_rls ratelimit_rls
-RUN python -m pip wheel -q --no-deps --wheel-dir /wheels .
-# In an environment of its own that has no pip, and of the versions that the tests have.
-#
+COPY tools/sbom.py ./
+RUN python -m pip --python /src/builder/bin/python wheel -q --no-deps --no-index --no-build-isolation \
+      --wheel-dir /wheels . \
+    && python -m pip --python /opt/ratelimit-rls/bin/python install -q --no-compile --no-deps --no-index \
+      --report project.json /wheels/*.whl \
+    && python -m pip --python /opt/ratelimit-rls/bin/python check \
+    && /opt/ratelimit-rls/bin/python sbom.py /opt/ratelimit-rls --report dependencies.json --report project.json \
+      --base-image "${BASE_IMAGE}" > /opt/ratelimit-rls/sbom.cdx.json
 # Bytecode is written now: the file system is read-only later, and every start would compile for two seconds. It is
 # never compared with its source, whose dates a copy of a layer need not keep.
-RUN python -m venv --without-pip /opt/ratelimit-rls \
-    && python -m pip --python /opt/ratelimit-rls/bin/python install -q --no-compile "$(ls /wheels/*.whl)[archive]" \
-    && /opt/ratelimit-rls/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/ratelimit-rls/lib \
+RUN /opt/ratelimit-rls/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/ratelimit-rls/lib \
     && chmod -R go-w /opt/ratelimit-rls
 
-FROM ${BASE}
+FROM ${BASE_IMAGE}
+ARG BASE_IMAGE
 LABEL org.opencontainers.image.title="ratelimit-rls" \
       org.opencontainers.image.description="The rate limit service that Envoy asks before it lets a request through." \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
 COPY --from=build /opt/ratelimit-rls /opt/ratelimit-rls
 # /bin/ratelimit is what gateways start in the reference's image, without arguments: it serves.
 RUN ln -s /opt/ratelimit-rls/bin/ratelimit-rls /usr/local/bin/ratelimit-rls \

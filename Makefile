@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help run envoy test check format demo sandbox bench soak docs proto lock clean
+.PHONY: help run envoy test coverage check format demo sandbox bench soak docs proto lock hashes sbom audit clean
 
 # Builds of this package use the pinned backend too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -14,7 +14,7 @@ BIN := .venv/bin
 PINS := pyproject.toml constraints.txt
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 run: .venv-run/.stamp .run/admin-token ## serve descriptors/ on the embedded store, on the usual ports
 	@echo 'Once it says "serving", try in another terminal, six times within a minute:'
@@ -34,7 +34,15 @@ envoy: .venv/.stamp ## a real Envoy in front of `make run`, on port 10000
 	@$(BIN)/python envoy/front.py
 
 test: check ## everything: the checks, then every test, the quick ones first
-	$(BIN)/python -m tests.everything
+	$(BIN)/python -m tests.run_all
+
+# Tests that count time or memory may fail while they are traced; `make test` judges them.
+coverage: .venv/.stamp ## branch coverage of the package over all tests, at least 90 %; build/coverage/html shows it
+	rm -rf build/coverage && mkdir -p build/coverage
+	-PYTEST_ADDOPTS=--timeout=300 $(BIN)/coverage run -m tests.run_all
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage html -q
+	$(BIN)/coverage report
 
 check: .venv/.stamp ## lint, format, types and layers; no tests
 	$(BIN)/ruff check .
@@ -63,28 +71,51 @@ soak: .venv/.stamp ## two hours of load, of faults and of a million keys, watchi
 	$(BIN)/python -m bench.accounts_soak
 	$(BIN)/python -m bench.soak
 	$(BIN)/python -m bench.simulate_soak
+	$(BIN)/python -m bench.attack_soak --addresses different
+	$(BIN)/python -m bench.attack_soak --addresses same
+	$(BIN)/python -m tests.fuzz --minutes 10
 
 docs: proto ## write reference pages, pictures, dashboards and the schema of the chart anew from the code
-	$(BIN)/python docs/reference/generate.py
-	$(BIN)/python docs/pictures/draw.py
-	$(BIN)/python -m docs.dashboards
-	$(BIN)/python charts/generate.py
+	$(BIN)/python -m tools.reference.generate
+	$(BIN)/python -m tools.pictures
+	$(BIN)/python -m tools.dashboards
+	$(BIN)/python -m tools.chart_schema
 
-GRPC := ratelimit_rls/transport/grpc
+PROTOS := ratelimit_rls/protos
 SERVICES := envoy/service/ratelimit/v3/rls envoy/service/auth/v3/external_auth kuadrant/service/ratelimit/v1/service \
   ratelimit_rls/v1/rate_limiter envoy/service/discovery/v3/ads ratelimit/config/ratelimit/v3/rls_conf
 proto: .venv/.stamp ## compile the .proto files to the descriptor set in the package
-	$(BIN)/python -m grpc_tools.protoc -I $(GRPC)/proto --include_imports \
-	  --descriptor_set_out=$(GRPC)/descriptors.binpb $(SERVICES:%=$(GRPC)/proto/%.proto)
+	$(BIN)/python -m grpc_tools.protoc -I $(PROTOS) --include_imports \
+	  --descriptor_set_out=$(PROTOS)/descriptors.binpb $(SERVICES:%=$(PROTOS)/%.proto)
 
-lock: ## pin the newest versions of everything in constraints.txt
+lock: ## pin the newest versions of everything in constraints.txt and requirements/
 	@$(MAKE) --no-print-directory .python-is-new-enough
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --upgrade pip hatchling
-	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --group test --group lint '.[archive]'
+	PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/lock/bin/pip install -q --group test --group lint --group audit '.[archive]'
 	echo '# Every version this is built and tested with; `make lock` writes it.' > constraints.txt
 	build/lock/bin/pip freeze --all --exclude ratelimit-rls >> constraints.txt
 	rm -rf build/lock
+	$(MAKE) --no-print-directory hashes
+
+hashes: .venv/.stamp ## write requirements/ from constraints.txt: what the image installs, with hashes
+	PIP_CONSTRAINT= $(BIN)/python tools/lock.py
+
+sbom: .venv/.stamp ## dist/sbom.cdx.json: the packages of the image, as CycloneDX
+	@rm -rf build/sbom && mkdir -p dist && $(PYTHON) -m venv --without-pip build/sbom
+	@PIP_CONSTRAINT= $(BIN)/python -m pip --python build/sbom/bin/python install -q --require-hashes \
+	  --only-binary :all: --report build/sbom/dependencies.json -r requirements/image.txt
+	@$(BIN)/python -m pip --python build/sbom/bin/python install -q --no-deps --report build/sbom/project.json .
+	@build/sbom/bin/python tools/sbom.py build/sbom --report build/sbom/dependencies.json \
+	  --report build/sbom/project.json > dist/sbom.cdx.json
+	@rm -rf build/sbom
+	@echo 'dist/sbom.cdx.json'
+
+audit: .venv/.stamp ## known vulnerabilities of what the image installs; SERVICE=pypi or osv is asked
+	@test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && \
+	  $(BIN)/python -m pip --python build/audit/bin/python install -q --group audit; }
+	build/audit/bin/pip-audit --strict --disable-pip --require-hashes --vulnerability-service $(or $(SERVICE),pypi) \
+	  -r requirements/image.txt -r requirements/build.txt
 
 clean: ## remove what the other targets made
 	rm -rf .venv .venv-run dist build bench/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The image, made once: it is also the clean environment in which the wheel is tried."""
+"""The image, built once; it is also the clean environment for testing the wheel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def image() -> Iterator[Image]:
-    # Not below pytest's own directory, which nobody else may enter: the service runs as another user here.
+    # Not below pytest's own directory, which other users cannot access: the service runs as another user here.
     with tempfile.TemporaryDirectory(prefix="rls-image-") as directory:
         place = Path(directory)
         place.chmod(0o755)

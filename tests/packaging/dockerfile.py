@@ -1,6 +1,6 @@
-"""A Dockerfile carried out below a directory, where no engine can build it: the same files, commands and variables.
+"""Executes a Dockerfile below a directory, without a container engine: the same files, commands and variables.
 
-Paths of the image are moved below that directory wherever they are written. The base image is this machine.
+Paths of the image are replaced by paths below that directory. The base image is this machine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 
 _MOVED = re.compile(r"(?<![\w.-])/(?=src\b|wheels\b|opt/ratelimit-rls\b|usr/local/bin/ratelimit-rls\b|bin/ratelimit\b)")
-"""Paths that the Dockerfile makes; all others are the base image's."""
+"""Paths created by the Dockerfile; all others belong to the base image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def instructions(dockerfile: Path) -> list[Instruction]:
 
 @dataclass(slots=True)
 class Image:
-    """What the last stage leaves behind."""
+    """Result of the last stage."""
 
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -42,24 +43,28 @@ class Image:
     ports: tuple[int, ...] = ()
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
 
     def at(self, path: str) -> Path:
-        """Where a path of the image is here."""
+        """Return the local path of a path in the image."""
         return self.root / path.lstrip("/")
 
 
-def build(context: Path, root: Path) -> Image:
-    """Carries out the Dockerfile of a checkout; raises AssertionError with the output of a command that fails."""
-    arguments: dict[str, str] = {}
+def build(context: Path, root: Path, **build_args: str) -> Image:
+    """Execute the Dockerfile of a checkout; raises AssertionError with the output of a failed command."""
+    defaults: dict[str, str] = {}  # of ARGs before the first FROM, which a stage must redeclare
+    arguments: dict[str, str] = {}  # ARGs of the stage
     stages: dict[str, Path] = {}
     image = Image(root)
     for one in instructions(context / "Dockerfile"):
         match one.name:
             case "ARG":
                 name, _, default = one.text.partition("=")
-                arguments[name] = default
+                arguments[name] = build_args.get(name, default or defaults.get(name, ""))
+                if not stages:
+                    defaults[name] = arguments[name]
             case "FROM":
-                if root.exists():  # the stage before: what this one copies from it comes back to the same place
+                if root.exists():  # the previous stage; its files are copied back to the same paths
                     earlier = root.with_name(f"{root.name}-{len(stages)}")
                     root.rename(earlier)
                     stages[next(reversed(stages))] = earlier
@@ -67,10 +72,11 @@ def build(context: Path, root: Path) -> Image:
                 for made in ("usr/local/bin", "bin"):
                     (root / made).mkdir(parents=True)
                 image = Image(root)
+                arguments = {}
             case "COPY":
                 _copy(one.text, context, stages, image)
             case "RUN":
-                _run(one.text, image)
+                _run(one.text, image, arguments)
             case "ENV":
                 image.environment |= dict(pair.split("=", 1) for pair in shlex.split(one.text))
             case "WORKDIR":
@@ -85,7 +91,8 @@ def build(context: Path, root: Path) -> Image:
             case "CMD":
                 image.cmd = tuple(json.loads(one.text))
             case "LABEL":
-                pass
+                given = shlex.split(Template(one.text).substitute(arguments))
+                image.labels |= dict(pair.split("=", 1) for pair in given)
             case other:
                 raise AssertionError(f"{other} is not carried out here; teach it to this module")
     return image
@@ -107,16 +114,17 @@ def _copy(text: str, context: Path, stages: dict[str, Path], image: Image) -> No
             shutil.copy(context / source, to)
 
 
-def _run(text: str, image: Image) -> None:
+def _run(text: str, image: Image, arguments: dict[str, str]) -> None:
     prefix = str(image.root)
     own = {name: _MOVED.sub(f"{prefix}/", value) for name, value in image.environment.items()}
-    # Nothing of this process's paths is handed on: the wheel must not find its files in the checkout.
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    # Paths of this process are not inherited: the wheel must not find its files in the checkout. Neither are pins.
+    hidden = ("PYTHON", "VIRTUAL_ENV", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     path = os.pathsep.join([str(Path(sys.executable).parent), outer.get("PATH", "")])
     done = subprocess.run(
         ["/bin/sh", "-c", _MOVED.sub(f"{prefix}/", text)],
         cwd=image.at(image.directory),
-        env=outer | own | {"PATH": path},
+        env=outer | arguments | own | {"PATH": path},
         capture_output=True,
         text=True,
     )

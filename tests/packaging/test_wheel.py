@@ -1,4 +1,4 @@
-"""What is published works: sdist, the wheel built from it, a clean environment, one call."""
+"""Published packages: sdist, the wheel built from it, and a call in a clean environment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import ask, rate_limit_request
 from tests.packaging.dockerfile import Image
-from tests.servers import Service
+from tests.support.grpc_client import ask, rate_limit_request
+from tests.support.servers import Service
 
 ROOT = Path(__file__).parents[2]
 OK, OVER_LIMIT = 1, 2
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 def run(*command: str | Path, cwd: Path) -> str:
     pins = str(ROOT / "constraints.txt")
-    # The wheel must not find its files in the checkout, so nothing of this process's paths is handed on.
+    # Paths of this process are not inherited: the wheel must not find its files in the checkout.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins}
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
@@ -34,7 +34,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist of the checkout and the wheel built from that sdist alone."""
+    """The sdist of the checkout, and the wheel built from it."""
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
     return out
@@ -42,17 +42,17 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(image: Image) -> Path:
-    """A clean environment with the wheel and what it asks for: the image's, since making one takes half a minute."""
+    """A clean environment with the wheel and its dependencies: that of the image, since creating one takes 30 s."""
     return image.at("/opt/ratelimit-rls/bin/python")
 
 
-def test_the_wheel_of_the_sdist_is_that_of_the_checkout(dist: Path, image: Image) -> None:
+def test_wheel_from_sdist_equals_wheel_from_checkout(dist: Path, image: Image) -> None:
     (published,), (tried,) = dist.glob("*.whl"), image.root.parent.glob("*/wheels/*.whl")
     contents = [{one.filename: one.CRC for one in zipfile.ZipFile(wheel).infolist()} for wheel in (published, tried)]
     assert contents[0] == contents[1]
 
 
-def test_the_wheel_carries_the_lua_scripts_and_the_message_descriptors(dist: Path) -> None:
+def test_wheel_contains_lua_scripts_and_message_descriptors(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {f"ratelimit_rls/lua/{path.relative_to(ROOT / 'lua')}" for path in (ROOT / "lua").rglob("*.lua")}
@@ -64,7 +64,7 @@ def test_the_wheel_carries_the_lua_scripts_and_the_message_descriptors(dist: Pat
     assert not [name for name in names if name.startswith(("tests/", "lua/", "bench/"))]
 
 
-def test_the_sdist_carries_the_licence_and_the_changelog(dist: Path) -> None:
+def test_sdist_contains_licence_and_changelog(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
@@ -72,11 +72,11 @@ def test_the_sdist_carries_the_licence_and_the_changelog(dist: Path) -> None:
     assert {"LICENSE", "CHANGELOG.md", "README.md", "pyproject.toml"} <= names
 
 
-def test_the_installed_command_knows_its_version(python: Path, tmp_path: Path) -> None:
+def test_installed_command_prints_its_version(python: Path, tmp_path: Path) -> None:
     assert run(python.with_name("ratelimit-rls"), "--version", cwd=tmp_path).strip()
 
 
-def test_the_installed_package_serves_a_call_with_its_own_scripts(python: Path, tmp_path: Path) -> None:
+def test_installed_package_serves_with_its_own_scripts(python: Path, tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(RULES)
 
     class Installed(Service):
