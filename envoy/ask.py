@@ -1,10 +1,10 @@
-"""What the verify.sh of each sandbox asks with: HTTP requests, a connection each, and what came back on one line.
+"""HTTP client for the verify.sh of each sandbox: one connection per request, the response on one line.
 
     ask.py [-n TIMES] [-X METHOD] [-H 'name: value']… [-d JSON] [-h NAME | -b] URL
 
-prints the statuses, equal neighbours together: `5x200 1x429`. A connection that is closed without an answer counts as
+It prints the statuses, with equal neighbours combined: `5x200 1x429`. A connection that is closed without a response is
 `closed`. `{n}` in the URL and in headers is the number of the request, from 1. With -h it prints that header of the
-last answer instead, with -b its body. Nothing but Python's own library: a machine that runs the service has it.
+last response instead, with -b its body. It needs only the standard library, like any machine that runs the service.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def main() -> None:
     parser.add_argument("-h", dest="show")
     parser.add_argument("-b", dest="body", action="store_true")
     parser.add_argument("url")
-    told = parser.parse_args()
+    result = parser.parse_args()
     answers: list[Answer] = []
-    for number in range(1, told.times + 1):
-        pairs = (header.replace("{n}", str(number)).split(":", 1) for header in told.headers)
+    for number in range(1, result.times + 1):
+        pairs = (header.replace("{n}", str(number)).split(":", 1) for header in result.headers)
         headers = {name.strip(): value.strip() for name, value in pairs}
-        if told.data is not None:
+        if result.data is not None:
             headers.setdefault("content-type", "application/json")
-        answers.append(ask(told.method, told.url.replace("{n}", str(number)), headers, told.data))
-    if told.show is not None:
-        print(answers[-1][1].get(told.show.lower(), "none"))
-    elif told.body:
+        answers.append(ask(result.method, result.url.replace("{n}", str(number)), headers, result.data))
+    if result.show is not None:
+        print(answers[-1][1].get(result.show.lower(), "none"))
+    elif result.body:
         print(answers[-1][2])
     else:
         runs = itertools.groupby(status for status, _, _ in answers)

@@ -1,8 +1,8 @@
 """Runs the sandboxes of this folder: `python envoy/run.py shadow`, or several names, or none for all of them.
 
-Each is started with everything it needs on free ports, its verify.sh is run, and all of it is stopped again. With
-`--stay` one of them stays, Envoy on the ports its files name, until Ctrl-C. Whatever ends it (SIGTERM and SIGHUP, too),
-nothing of it is left running.
+Each sandbox is started with its prerequisites on free ports, verified with its verify.sh, and stopped. With `--stay`
+one of them keeps running until Ctrl-C, with Envoy on the ports in its files. However it ends (also by SIGTERM and
+SIGHUP), no process is left running.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import argparse
 import sys
 import time
 
-from tests.sandboxes import NAMES, PortTaken, Sandbox, end_as_by_ctrl_c
-from tests.servers import Upstream
+from tests.support.sandboxes import NAMES, PortTaken, Sandbox, exit_on_sigterm
+from tests.support.servers import Upstream
 
 GREEN, RED, PLAIN = ("\033[32m", "\033[31m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 
@@ -24,8 +24,8 @@ def verified(name: str, upstream: Upstream) -> bool:
         step = sandbox.verify()
     print(step.stdout, end="")
     passed = step.returncode == 0
-    said = f"{GREEN}passed{PLAIN}" if passed else f"{RED}failed{PLAIN}"
-    print(f"{name}: {said} in {time.monotonic() - begun_s:.1f} s\n", flush=True)
+    output = f"{GREEN}passed{PLAIN}" if passed else f"{RED}failed{PLAIN}"
+    print(f"{name}: {output} in {time.monotonic() - begun_s:.1f} s\n", flush=True)
     return passed
 
 
@@ -48,16 +48,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the Envoy set-ups of this folder and verifies them.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; without any, all of them")
     parser.add_argument("--stay", action="store_true", help="do not verify: keep one running until Ctrl-C")
-    told = parser.parse_args()
-    names: list[str] = told.names or NAMES
+    result = parser.parse_args()
+    names: list[str] = result.names or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no sandbox {unknown[0]!r}; there are {', '.join(NAMES)}")
-    if told.stay and len(names) != 1:
+    if result.stay and len(names) != 1:
         parser.error("--stay needs the name of one sandbox")
-    end_as_by_ctrl_c()
+    exit_on_sigterm()
     try:
         with Upstream() as upstream:
-            if told.stay:
+            if result.stay:
                 return stay(names[0], upstream)
             failed = [name for name in names if not verified(name, upstream)]
     except PortTaken as fault:

@@ -13,7 +13,7 @@ call() {
   ask "$@" -H "x-api-key: $key" "$envoy/"
 }
 
-limit='{"unit": "day", "requests_per_unit": '
+limit='{"unit": "year", "requests_per_unit": '
 expect 'a tier' '1x201' "$(admin POST /tiers "{\"name\": \"$me\", \"limits\": [$limit 3}]}")"
 expect 'a user of this tier' '1x201' "$(admin PUT "/users/$me" "{\"tier\": \"$me\"}")"
 made=$(ask -b -X POST -H "Authorization: Bearer ${TOKEN:-}" -d "{\"user_id\": \"$me\"}" "$api/keys")
