@@ -33,7 +33,7 @@ from ratelimit_rls.database.repository import Actor, Repository
 from ratelimit_rls.identity.directory import AccountIndex, Directory
 from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
 from tests.support.databases import PostgresServer
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import Service
 
 USERS = 100_000

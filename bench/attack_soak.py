@@ -33,7 +33,7 @@ from tests.hostile.attackers import Attacker, Attackers
 from tests.hostile.attacks import ATTACKS, Port
 from tests.hostile.harness import MIB, UnderAttack
 from tests.hostile.innocent import Innocent, Waits
-from tests.support.process import free_port
+from tests.support.ports import free_port
 
 CONNECTIONS = 50
 PER_S = 500.0

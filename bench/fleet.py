@@ -9,7 +9,8 @@ from pathlib import Path
 from bench import callers, certificate, cpu, wire, workload
 from bench.connection import Target
 from bench.scenarios import ClientRoute, RequestKind, Scenario, Server
-from bench.servers import LOOPBACK, Servers, Started, StartedEnvoy, free_port
+from bench.servers import LOOPBACK, Servers, Started, StartedEnvoy
+from tests.support.ports import free_port
 
 SERVICE_CORE, LOAD_CORE = 0, 1
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from bench import wire
 from bench.connection import Connection, Target, connected
-from bench.servers import LOOPBACK, ROOT, free_port
+from bench.servers import LOOPBACK, ROOT
+from tests.support.ports import free_port
 
 START_S = 180.0
 """Start timeout: callgrind is about fifty times slower."""

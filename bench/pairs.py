@@ -22,7 +22,8 @@ from bench.connection import Target, connected
 from bench.cpu import process_s
 from bench.instructions import RULES, calls
 from bench.load import Load
-from bench.servers import LOOPBACK, ROOT, free_port
+from bench.servers import LOOPBACK, ROOT
+from tests.support.ports import free_port
 
 START_S = 30.0
 WARM_UP_S = 1.0

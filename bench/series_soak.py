@@ -21,7 +21,8 @@ from bench.cpu import resident_bytes
 from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitRequest
 from ratelimit_rls.telemetry.metrics import MAX_PATHS
 from tests.support.grpc_client import get
-from tests.support.servers import Service, free_port
+from tests.support.ports import free_port
+from tests.support.servers import Service
 
 VALUES = 1_000_000
 PER_CALL = 250

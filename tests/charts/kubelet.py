@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.charts.helm import Manifest, containers, limiter, one, pods
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import Service, http_status
 
 Secrets = Mapping[str, Mapping[str, str]]

@@ -18,7 +18,7 @@ from tests.support.admin import KEY_SECRET, TOKEN, Admin
 from tests.support.certificates import Authority
 from tests.support.databases import PostgresServer
 from tests.support.grpc_client import Http
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import EnvoyServer, RedisServer, http_status, redis_binaries
 
 PROBES = ("startup", "readiness", "liveness")

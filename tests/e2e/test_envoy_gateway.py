@@ -12,7 +12,7 @@ import pytest
 from ratelimit_rls.core.model import Code
 from tests.support.certificates import Authority
 from tests.support.grpc_client import Http, ask, get, rate_limit_request
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import EnvoyServer, RedisServer, Upstream
 from tests.support.service_process import ServiceProcess
 from tests.support.xds_server import AdsServer, config

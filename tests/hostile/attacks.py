@@ -612,7 +612,9 @@ BY_CONTINUATIONS = frozenset({Abuse.CONTINUATION_FLOOD, Abuse.HEADERS_TOO_LARGE}
 BY_MESSAGE = frozenset({Abuse.MESSAGE_TOO_COMPLEX, Abuse.MESSAGE_TOO_LARGE, Abuse.DECOMPRESSION_BOMB})
 BY_COMPRESSION = frozenset({Abuse.COMPRESSED_MESSAGE})
 BY_CONNECTIONS = frozenset({Abuse.TOO_MANY_CONNECTIONS, Abuse.TOO_MANY_CONNECTIONS_OF_PEER})
-BY_WRITING = frozenset({Abuse.WRITE_TIMEOUT})
+BY_WRITING = frozenset({Abuse.WRITE_TIMEOUT, Abuse.RESETS_PROVOKED})
+"""A client that does not read exceeds the limit on concurrent streams if it is faster than the server."""
+
 BY_TIME = frozenset({Abuse.HTTP_TIMEOUT})
 UNFINISHED = IDLE | {Abuse.UNFINISHED_BYTES}
 

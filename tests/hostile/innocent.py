@@ -293,8 +293,9 @@ class Innocent:
 
     def close(self) -> None:
         self._asked.close()
-        self._child.wait(10)
         self._told.close()
+        self._child.kill()
+        self._child.wait()
 
     def __enter__(self) -> Self:
         return self

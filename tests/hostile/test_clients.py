@@ -18,7 +18,8 @@ from bench.workload import DOMAIN
 from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitResponse
 from tests.hostile.attacks import HIT
 from tests.hostile.harness import UnderAttack
-from tests.support.process import Process, free_port
+from tests.support.ports import free_port
+from tests.support.process import Process
 from tests.support.servers import http_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

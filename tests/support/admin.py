@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ratelimit_rls.database.database import Database
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess
 
 TOKEN = "the-admin-token-of-the-tests"

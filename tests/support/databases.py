@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.process import Process, free_port
+from tests.support.ports import free_port
+from tests.support.process import Process
 
 PASSWORD = "the-password-of-tests"
 """Password in every PostgreSQL URL of the tests."""

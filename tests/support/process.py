@@ -1,13 +1,11 @@
-"""Child processes of tests: on a free port, with a temporary directory, removed after the test."""
+"""Child processes of tests, each with a temporary directory that is removed after the test."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,23 +17,6 @@ from typing import Self
 START_TIMEOUT_S = 40.0
 STOP_TIMEOUT_S = 30.0
 """Deadlines of polls. Workers under `make coverage` took more than 10 s to end at a load of 7 on two cores."""
-
-
-# Below the ephemeral port range of the kernel (32768 and up, 49152 on some systems): a port from that range could be
-# in use by an outgoing connection by the time a server binds it.
-_PORTS = range(15_000, 32_000)
-_handed_out: set[int] = set()
-
-
-def free_port() -> int:
-    """Return an unused TCP port; never the same one twice."""
-    while True:
-        port = random.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            if port not in _handed_out:
-                probe.bind(("127.0.0.1", port))
-                _handed_out.add(port)
-                return port
 
 
 class Process(ABC):

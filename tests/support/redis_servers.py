@@ -18,7 +18,8 @@ from typing import Any, Self
 import redis
 from redis.crc import key_slot
 
-from tests.support.process import START_TIMEOUT_S, Process, free_port
+from tests.support.ports import free_port
+from tests.support.process import START_TIMEOUT_S, Process
 from tests.support.servers import ONCE, RedisServer
 
 SLOTS = 16_384

@@ -23,7 +23,8 @@ from types import FrameType
 from typing import Any, Self
 
 from tests.support.certificates import Authority
-from tests.support.process import Process, free_port
+from tests.support.ports import free_port
+from tests.support.process import Process
 from tests.support.redis_servers import RedisCluster
 from tests.support.servers import SANDBOXES, EnvoyServer, Service, Upstream
 

@@ -15,10 +15,11 @@ import ssl
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import redis
@@ -26,7 +27,8 @@ import yaml
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.process import Process, free_port
+from tests.support.ports import free_port
+from tests.support.process import Process
 
 SANDBOXES = Path(__file__).parents[2] / "envoy"
 
@@ -213,7 +215,7 @@ class EnvoyServer(Process):
 
 
 def http_status(url: str, context: ssl.SSLContext | None = None) -> int | None:
-    """Return the status of a GET, or None without a response."""
+    """Return the status of a GET, or None without a valid response."""
     try:
         with urlopen(url, timeout=2, context=context) as answer:
             status: int = answer.status
@@ -221,7 +223,7 @@ def http_status(url: str, context: ssl.SSLContext | None = None) -> int | None:
     except HTTPError as refusal:
         with refusal:
             return refusal.code
-    except (URLError, OSError):
+    except (HTTPException, OSError):
         return None
 
 

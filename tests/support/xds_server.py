@@ -20,7 +20,7 @@ import yaml
 from google.protobuf import json_format
 
 from ratelimit_rls.protos.messages import RateLimitConfig
-from tests.support.process import free_port
+from tests.support.ports import free_port
 
 with warnings.catch_warnings():
     # The package declares its validators in a deprecated way.

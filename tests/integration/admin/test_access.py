@@ -18,7 +18,7 @@ from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Repository
 from ratelimit_rls.identity.key_format import new_secret
 from tests.integration.admin.admin_client import BOOTSTRAP_TOKEN, NOW_S, AdminApi, Client
-from tests.support.process import free_port
+from tests.support.ports import free_port
 
 EXAMPLES = {
     "rule_id": "6f1e0a52-0000-4000-8000-000000000000",

@@ -19,7 +19,7 @@ from ratelimit_rls.database.repository import Repository
 from tests.integration.admin.admin_client import BOOTSTRAP_TOKEN, AdminApi, Client
 from tests.integration.admin.eventually import longest_wait
 from tests.support.databases import PASSWORD
-from tests.support.process import free_port
+from tests.support.ports import free_port
 
 TIER = '{"name": "a", "limits": []}'
 DEEP = '{"name": "a", "document": ' + "[" * 5000 + "]" * 5000 + "}"

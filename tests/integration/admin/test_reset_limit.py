@@ -22,7 +22,7 @@ from ratelimit_rls.protos.messages import RESET_LIMIT, ResetRequest, ResetRespon
 from ratelimit_rls.transport.grpc.reset_limit import ResetLimit
 from ratelimit_rls.transport.grpc.unary_proxy import PEER_METADATA
 from tests.integration.admin.admin_client import BOOTSTRAP_TOKEN, KEY_SECRET, AdminApi, Client
-from tests.support.process import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

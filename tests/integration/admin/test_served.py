@@ -17,7 +17,7 @@ from ratelimit_rls.identity.key_format import new_secret
 from ratelimit_rls.protos.messages import RESET_LIMIT, ResetRequest
 from tests.support.certificates import Authority
 from tests.support.grpc_client import ask, rate_limit_request
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

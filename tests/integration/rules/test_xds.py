@@ -28,7 +28,7 @@ from ratelimit_rls.telemetry.instruments import XDS_CONNECTED
 from ratelimit_rls.telemetry.metrics import Metrics
 from tests.integration.transport.conftest import eventually
 from tests.support.certificates import Authority
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.xds_server import AdsServer, config, resource
 
 GOOD = config("{name: a, domain: good, descriptors: [{key: k, rate_limit: {unit: DAY, requests_per_unit: 1}}]}")

@@ -19,7 +19,7 @@ import pytest
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT
 from tests.support.grpc_client import rate_limit_request
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.service_process import ServiceProcess
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.grpc_client import Reply
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

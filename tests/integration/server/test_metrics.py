@@ -20,7 +20,8 @@ from ratelimit_rls.server.workers import MIN_LIFETIME_S
 from ratelimit_rls.telemetry.instruments import INSTRUMENTS, InstrumentKind
 from ratelimit_rls.telemetry.metrics import MAX_PATHS
 from tests.support.grpc_client import get, rate_limit_request
-from tests.support.servers import RedisServer, free_port
+from tests.support.ports import free_port
+from tests.support.servers import RedisServer
 from tests.support.service_process import HIT, ServiceProcess
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from ratelimit_rls.client.asgi import RateLimitMiddleware, Scope
 from ratelimit_rls.protos.messages import CHECK_RATE_LIMIT, LimiterCheckRequest, LimiterCheckResponse
 from tests.support.certificates import Authority
 from tests.support.grpc_client import ask, rate_limit_request
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.service_process import ServiceProcess
 

@@ -12,7 +12,7 @@ import pytest
 
 from ratelimit_rls.core.model import Code
 from tests.support.closed_loop_clients import ClosedLoopClients
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.service_process import HIT, ServiceProcess, StartingService
 

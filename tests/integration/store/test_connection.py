@@ -17,7 +17,7 @@ from ratelimit_rls.settings.redis_address import RedisAddress, RedisTls
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
 from ratelimit_rls.store.redis.resp import command
 from tests.support.certificates import Authority
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.servers import RedisServer, redis_binaries
 from tests.support.tcp_proxy import SlowProxy, TlsProxy
 

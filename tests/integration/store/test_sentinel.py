@@ -16,7 +16,7 @@ from ratelimit_rls.store.redis.connection import connect
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.sentinel import find_master, watch_master
 from tests.conftest import REDIS_IDS
-from tests.support.process import free_port
+from tests.support.ports import free_port
 from tests.support.redis_servers import RedisSentinels
 from tests.support.servers import RedisServer, redis_binaries
 

@@ -21,7 +21,7 @@ from ratelimit_rls.telemetry.usage_recorder import DecisionRecord, RecordedCalle
 from tests.integration.usage.calls import call
 from tests.integration.usage.conftest import Clock
 from tests.support.databases import PostgresServer
-from tests.support.process import free_port
+from tests.support.ports import free_port
 
 
 def new_ledger(clock: Clock, sample: float = 0.0, max_waiting: int = 1000, max_lines: int = 100) -> UsageRecorder:

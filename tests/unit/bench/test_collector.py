@@ -16,8 +16,8 @@ from bench import answers, collector
 from bench.collector import Received
 from bench.connection import LoadError
 from bench.fleet import telemetry
-from bench.servers import free_port
 from ratelimit_rls.settings import Settings
+from tests.support.ports import free_port
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ratelimit_rls.client import AsyncRateLimiterClient, CheckResult, OnError, R
 from ratelimit_rls.client.channel import credentials, options
 from ratelimit_rls.client.methods import QUOTA, build_check_request, build_request
 from ratelimit_rls.client.results import ErrorPolicy
-from tests.support.process import free_port
+from tests.support.ports import free_port
 
 
 @pytest.fixture
