@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -74,6 +74,14 @@ class Pipeline(Generic[T]):
     def wants_metadata(self) -> bool:
         """Return True if a batch must have the metadata of its calls."""
         return self._observer.wants_metadata
+
+    @property
+    def never_suspends(self) -> bool:
+        """True if `run` ends in the iteration of the event loop in which it began, so that it needs no task.
+
+        Traced batches need one: the current span belongs to the context of a task.
+        """
+        return self._limiter.is_synchronous and not self.wants_metadata
 
     async def run(self, batch: Batch) -> None:
         """Decide a batch, and respond to each of its calls exactly once. Never raises."""
@@ -148,7 +156,7 @@ class Pipeline(Generic[T]):
             and not self._codec.messages_carry_request_ids
             and (not self._codec.may_skip_store or self._limiter.is_synchronous)
         ):
-            return PendingBatch(batch, cast("list[CachedRequest[T]]", requests), calls, begun_s, due_s, traced)
+            return PendingBatch(batch, requests, calls, begun_s, due_s, traced)  # type: ignore[arg-type]  # no RpcError
         return self._admit_each(batch, requests, begun_s, traced)
 
     def _admit_each(

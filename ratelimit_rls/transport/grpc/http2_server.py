@@ -145,11 +145,13 @@ class _Batch:
 class _Method:
     """A method with its pipeline, and the calls that arrived in this event loop iteration."""
 
-    __slots__ = ("pipeline", "queue")
+    __slots__ = ("never_suspends", "pipeline", "queue", "wants_metadata")
 
     def __init__(self, pipeline: Pipeline[Any]) -> None:
         self.pipeline = pipeline
         self.queue: list[QueuedCall] = []
+        self.never_suspends = pipeline.never_suspends
+        self.wants_metadata = pipeline.wants_metadata
 
 
 class Http2Server:
@@ -398,11 +400,17 @@ class Http2Server:
             self.on_calls_queued()
 
     def _decide(self, method: _Method, calls: Sequence[QueuedCall]) -> None:
-        """Start the pipeline of a method on a batch of calls."""
-        pipeline = method.pipeline
-        batch = _Batch(self, calls, has_request_ids=self._has_request_ids, wants_metadata=pipeline.wants_metadata)
+        """Run the pipeline of a method on a batch of calls: to its end if it cannot suspend, otherwise in a task."""
+        batch = _Batch(self, calls, has_request_ids=self._has_request_ids, wants_metadata=method.wants_metadata)
         self.in_progress += len(calls)
-        task = asyncio.get_running_loop().create_task(pipeline.run(batch))
+        run = method.pipeline.run(batch)
+        if method.never_suspends:
+            try:
+                run.send(None)
+            except StopIteration:
+                return
+            raise RuntimeError("the pipeline of a synchronous store has suspended")
+        task = asyncio.get_running_loop().create_task(run)
         self._batches.add(task)
         task.add_done_callback(self._batches.discard)
 
