@@ -195,6 +195,7 @@ class Connection(FrameHandlers):
     def keep_data(self, data: bytes) -> None:
         """Keep input for the next `receive_data`."""
         self._buffer += data
+        self._report_buffered()
 
     def _check_preface(self, data: bytes) -> bool:
         """Return True if the client preface is complete. Raises Http2ConnectionError if it is wrong."""

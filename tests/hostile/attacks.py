@@ -617,6 +617,7 @@ BY_WRITING = frozenset({Abuse.WRITE_TIMEOUT, Abuse.RESETS_PROVOKED})
 
 BY_TIME = frozenset({Abuse.HTTP_TIMEOUT})
 UNFINISHED = IDLE | {Abuse.UNFINISHED_BYTES}
+BY_STREAMS = UNFINISHED | {Abuse.TOO_MANY_STREAMS}
 
 
 def after_reset(following: bytes) -> Callable[[Random], Sent]:
@@ -645,6 +646,19 @@ def heads_reset_late(_: Random) -> Sent:
         yield b"".join(map(head, opened))
         yield 0.013
         yield b"".join(frame(RST_STREAM, 0, stream_id, CANCEL) for stream_id in opened)
+
+
+def calls_at_once(_: Random) -> Sent:
+    """As many calls as one connection may have open, in one piece."""
+    yield opening() + call(1)
+    yield 0.5
+    yield b"".join(map(call, range(3, 2003, 2)))
+
+
+def heads_at_once(_: Random) -> Sent:
+    yield opening() + call(1)
+    yield 0.5
+    yield b"".join(map(head, range(3, 2003, 2)))
 
 
 def in_rounds(body: Callable[[int], bytes]) -> Callable[[Random], Sent]:
@@ -708,6 +722,14 @@ ATTACKS = [
     Attack("DATA after a reset", after_reset(frame(DATA, 0, 1)), frozenset({Abuse.EMPTY_DATA_FLOOD}), ends=True),
     Attack("CONTINUATION after a reset", after_reset(CONTINUED), BY_HEADERS, ends=True),
     Attack("unused streams, reset late", heads_reset_late, BY_RESETS, ends=True),
+    Attack("1,000 calls on each connection", calls_at_once, connections=MAX_CONNECTIONS_PER_PEER - 50, holds_s=3),
+    Attack(
+        "1,000 heads on each connection",
+        heads_at_once,
+        BY_STREAMS,
+        connections=MAX_CONNECTIONS_PER_PEER - 50,
+        holds_s=5,
+    ),
     Attack("unknown frames", unknown_frames, frozenset({Abuse.UNKNOWN_FRAME_FLOOD}), ends=True),
     Attack("empty CONTINUATION flood", empty_continuations, BY_CONTINUATIONS, ends=True),
     Attack("endless CONTINUATION", endless_continuations, BY_CONTINUATIONS, ends=True),

@@ -8,10 +8,12 @@ nor for heavy ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from math import inf
+from operator import itemgetter
 from typing import Generic, TypeVar
 
-from ratelimit_rls.transport.grpc.protocol import QueuedCall
+from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
 
 MAX_ITERATION_WEIGHT = 2048
 """Total weight of the calls decided in one iteration: about as many descriptors, or 680 calls with two. At 5 to 20 µs
@@ -19,6 +21,10 @@ per descriptor (estimated from docs/performance.md), an iteration takes at most 
 
 BACKLOG_ITERATION_WEIGHT = 512
 """The same while calls are queued: a call waits for about two iterations, so these must be short."""
+
+MAX_READ_AHEAD = 1024
+"""Queued calls above which no more are read from connections that send many at once: what is not read need not be
+rejected, and reading is several times faster than deciding."""
 
 MAX_LIGHT_CALLS = 16
 MAX_LIGHT_BYTES = 1024
@@ -33,22 +39,20 @@ MAX_ORDINARY_TAGS = 64
 _TAGS = b"\x0a\x12\x8a\x92"
 """Tags of fields 1 and 2 with lengths, and their first bytes where they are written with more bytes than needed."""
 
-CALL_BYTES = 64
-"""Memory of a queued call beyond its message."""
+CALL_BYTES = 300
+"""Memory of a queued call beyond its message, measured with tracemalloc on CPython 3.11."""
 
 MAX_BACKLOG_BYTES = 16 * 2**20
-"""Maximum size of the queued messages. Further calls are rejected, except small ones of connections with few queued."""
+"""Maximum size of the queued calls. Beyond it, the connections with the most are cut down to an equal share."""
 
-PAUSE_BYTES = 128 * 2**10
+KEPT_BYTES = MAX_BACKLOG_BYTES * 7 // 8
+"""Size of the backlog after that: a scan of all calls has to free room for many."""
+
+PAUSE_BYTES = 512 * 2**10
 """Queued bytes of one connection above which it is not read until half of them are decided."""
 
 MAX_CONNECTION_BYTES = 4 * 2**20
-"""Maximum queued bytes of one connection: calls that were read at once, or unpacked, beyond it are rejected. So one
-client cannot fill the backlog for the others."""
-
-RESERVED_BYTES = 8 * 2**20
-MAX_RESERVED_CONNECTION_BYTES = 64 * 2**10
-"""Room beyond MAX_BACKLOG_BYTES for connections with at most this many bytes queued."""
+"""Maximum queued bytes of one connection: calls that were read at once, or unpacked, beyond it are rejected."""
 
 M = TypeVar("M")
 
@@ -69,13 +73,13 @@ class Backlog(Generic[M]):
         return len(self._due)
 
     def add(self, method: M, calls: Iterable[QueuedCall]) -> list[QueuedCall]:
-        """Queue calls. Return those that do not fit."""
+        """Queue calls. Return those that do not fit, which may be calls that were queued before."""
         rejected: list[QueuedCall] = []
         for call in calls:
             connection, _, message, _, _ = call
             size = len(message) + CALL_BYTES
             queued_bytes = connection.queued_bytes + size
-            if not self._has_room(queued_bytes):
+            if queued_bytes > MAX_CONNECTION_BYTES:
                 rejected.append(call)
                 continue
             connection.queued_bytes = queued_bytes
@@ -87,14 +91,41 @@ class Backlog(Generic[M]):
             connection.decided_weight = due = max(connection.decided_weight, self._now) + call_weight
             self._entries += 1
             heappush(self._due, (due, self._entries, call_weight, method, call))
+            if self._bytes > MAX_BACKLOG_BYTES:
+                rejected += self._shed()
         return rejected
 
-    def _has_room(self, queued_bytes: int) -> bool:
-        """Return True if a connection may have this many bytes queued."""
-        if self._bytes < MAX_BACKLOG_BYTES:
-            return queued_bytes <= MAX_CONNECTION_BYTES
-        is_small = queued_bytes <= MAX_RESERVED_CONNECTION_BYTES
-        return is_small and self._bytes < MAX_BACKLOG_BYTES + RESERVED_BYTES
+    def _shed(self) -> list[QueuedCall]:
+        """Remove the last calls of the connections with the most, until KEPT_BYTES are left. Return them.
+
+        A connection keeps what it has if that is at most an equal share. So those that flood lose their own calls, and
+        not the calls of others.
+        """
+        share = _equal_share([one.queued_bytes for one in {entry[4][0] for entry in self._due}], KEPT_BYTES)
+        above: dict[GrpcProtocol, list[tuple[int, int, int, M, QueuedCall]]] = {}
+        for entry in self._due:
+            if entry[4][0].queued_bytes > share:
+                above.setdefault(entry[4][0], []).append(entry)
+        shed: dict[int, QueuedCall] = {}
+        for connection, entries in above.items():
+            entries.sort(key=itemgetter(1))
+            while connection.queued_bytes > share:
+                due, number, call_weight, _, call = entries.pop()
+                shed[number] = call
+                connection.decided_weight = due - call_weight
+                self._remove(call)
+        self._due = [entry for entry in self._due if entry[1] not in shed]
+        heapify(self._due)
+        return [*shed.values()]
+
+    def _remove(self, call: QueuedCall) -> None:
+        """Account for a call that left the backlog."""
+        connection, _, message, _, _ = call
+        size = len(message) + CALL_BYTES
+        self._bytes -= size
+        connection.queued_bytes -= size
+        if connection.is_backlogged and connection.queued_bytes <= PAUSE_BYTES // 2:
+            connection.resume_from_backlog()
 
     def take(self, iteration_weight: int) -> dict[M, list[QueuedCall]]:
         """Return the calls of one iteration, at least one unless the backlog is empty."""
@@ -102,14 +133,21 @@ class Backlog(Generic[M]):
         while self._due and (iteration_weight > 0 or not taken):
             self._now, _, call_weight, method, call = heappop(self._due)
             taken.setdefault(method, []).append(call)
-            connection, _, message, _, _ = call
-            size = len(message) + CALL_BYTES
-            self._bytes -= size
-            connection.queued_bytes -= size
-            if connection.is_backlogged and connection.queued_bytes <= PAUSE_BYTES // 2:
-                connection.resume_from_backlog()
+            self._remove(call)
             iteration_weight -= call_weight
         return taken
+
+
+def _equal_share(sizes: Iterable[int], total: int) -> float:
+    """Return the largest share such that the sizes, each cut down to it, add up to at most `total`."""
+    ordered = sorted(sizes)
+    left = float(total)
+    for number, size in enumerate(ordered):
+        share = left / (len(ordered) - number)
+        if size > share:
+            return share
+        left -= size
+    return inf
 
 
 def fits_iteration(messages: Sequence[bytes], iteration_weight: int) -> bool:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
 from math import inf
 from operator import itemgetter
 from pathlib import Path
@@ -33,7 +34,13 @@ from ratelimit_rls.pipeline.throttle_queue import ThrottleQueue
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
 from ratelimit_rls.tls.certificates import TlsFiles
 from ratelimit_rls.transport.call_budget import BUDGET_SPENT, CallBudget
-from ratelimit_rls.transport.grpc.backlog import BACKLOG_ITERATION_WEIGHT, MAX_ITERATION_WEIGHT, Backlog, fits_iteration
+from ratelimit_rls.transport.grpc.backlog import (
+    BACKLOG_ITERATION_WEIGHT,
+    MAX_ITERATION_WEIGHT,
+    MAX_READ_AHEAD,
+    Backlog,
+    fits_iteration,
+)
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK, MAX_CHECK_BYTES, HealthCheck
 from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
 from ratelimit_rls.transport.grpc.server_limits import ServerLimits
@@ -56,6 +63,9 @@ MIN_STREAMS = 16
 
 EXPIRE_S = 0.002
 """CPU time of an iteration for resetting streams above the limit."""
+
+ROOM_SHARE = 0.9
+"""Share of the limit on buffered bytes that is left after connections were closed to make room."""
 
 SMALLER_SHARE = 0.75
 """A share of streams that shrinks by less than this factor is not announced."""
@@ -184,6 +194,7 @@ class Http2Server:
         self._evicted_s = 0.0
         self._timeout_timer: asyncio.TimerHandle | None = None
         self.slow_lane: SlowLane  # once started
+        self.bulk_lane: SlowLane  # once started
         self.abuse = abuse
         self._max_concurrent_streams = max_concurrent_streams
         self.max_age_s = inf if max_connection_age_s is None else max_connection_age_s
@@ -229,6 +240,7 @@ class Http2Server:
         await self._fallback.start()
         loop = asyncio.get_running_loop()
         self.slow_lane = SlowLane(loop.call_soon)
+        self.bulk_lane = SlowLane(loop.call_soon, lambda: self._backlog.count > MAX_READ_AHEAD)
         self._timeout_timer = loop.call_later(TIMEOUT_CHECK_INTERVAL_S, self._check_connections)
         if self._tls is not None:
             self._tls.start(listening, lambda: GrpcProtocol(self))
@@ -311,23 +323,37 @@ class Http2Server:
         self._connection_limits.release(connection.peer)
 
     def on_buffered(self, more_bytes: int) -> None:
-        """Above the limit, clear the header caches, then close the largest connection of the peer that buffers most.
-
-        Not the largest of all connections: many that buffer a little each would have another client's closed.
-        """
+        """Free buffers above the limit: first the header caches, then those of the peers that buffer most."""
         self._buffered_bytes += more_bytes
         if more_bytes <= 0 or self._buffered_bytes <= self._limits.max_unfinished_bytes:
             return
         for connection in self._connections:
             connection.clear_header_cache()  # free caches before closing a connection
         if self._buffered_bytes > self._limits.max_unfinished_bytes:
-            by_group: dict[str, int] = {}
-            for connection in self._connections:
-                by_group[connection.peer_group] = by_group.get(connection.peer_group, 0) + connection.buffered_bytes
-            most = max(by_group, key=by_group.__getitem__)
-            theirs = [connection for connection in self._connections if connection.peer_group == most]
-            largest = max(theirs, key=lambda connection: connection.buffered_bytes)
+            self._close_largest()
+
+    def _close_largest(self) -> None:
+        """Close the largest connection of the peer that buffers most, and so on until there is room.
+
+        Not the largest of all connections: many that buffer a little each would have another client's closed. Frees a
+        tenth of the limit at once, because this scans all connections.
+        """
+        groups: dict[str, list[GrpcProtocol]] = {}
+        for connection in self._connections:
+            groups.setdefault(connection.peer_group, []).append(connection)
+        for theirs in groups.values():
+            theirs.sort(key=lambda connection: connection.buffered_bytes)
+        heap = [(-sum(one.buffered_bytes for one in theirs), group) for group, theirs in groups.items()]
+        heapify(heap)
+        while heap and self._buffered_bytes > self._limits.max_unfinished_bytes * ROOM_SHARE:
+            held_bytes, group = heap[0]
+            largest = groups[group].pop()
+            held_bytes += largest.buffered_bytes
             largest.disconnect(Abuse.UNFINISHED_BYTES, "the server buffers too much, and this peer has the most")
+            if groups[group]:
+                heapreplace(heap, (held_bytes, group))
+            else:
+                heappop(heap)
 
     def proxy(self, connection: GrpcProtocol, stream_id: int, headers: CallHeaders) -> ProxiedCall | RpcError:
         max_messages = MAX_MESSAGES.get(headers.path)

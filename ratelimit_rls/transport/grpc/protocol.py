@@ -1,7 +1,7 @@
 """asyncio protocol of the gRPC port: an HTTP/2 connection (h2) with a socket, timers and a share of the event loop.
 
-A client that does not read its responses is not read from, and is eventually disconnected. Input that is slow to parse
-is read in the slow lane (slow_lane.py), which all connections share by CPU time.
+A client that does not read its responses is not read from, and is eventually disconnected. Input that is slow to parse,
+or much at once, is read in the slow lane (slow_lane.py), which all connections share by CPU time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ from ratelimit_rls.transport.peers import peer_address, peer_group
 SLOW_SLICE_S = 0.002
 """CPU time for slow input before the next connection is read. Ordinary calls are not slow, and few can be open."""
 
+LARGE_READ_BYTES = 4096
+"""Reads above this size share the time of slow input, whatever they contain: 40 ordinary calls. Otherwise a thousand
+connections that send a thousand calls each would all be read before any other connection."""
+
 CLOSE_POLL_S = 0.01
 LINGER_S = 5.0
 """Time that a client has to read what was written before a closed connection is aborted."""
@@ -47,6 +51,7 @@ class ConnectionServer(Protocol):
     config: Config
     abuse: AbuseLog
     slow_lane: SlowLane
+    bulk_lane: SlowLane
     max_age_s: float
     max_age_grace_s: float
 
@@ -136,7 +141,14 @@ class GrpcProtocol(Connection, asyncio.Protocol):
             if not self._is_closed:
                 self.keep_data(data)  # was in transit when reading was paused
             return
-        self.receive_data(data, monotonic())
+        now_s = monotonic()
+        if len(data) > LARGE_READ_BYTES and not self._server.slow_lane.has_inline_time(now_s):
+            self.keep_data(data)
+            self._defer_reading()
+            return
+        self.receive_data(data, now_s)
+        if len(data) > LARGE_READ_BYTES:
+            self._slow_since_s, self._slow_until_s = now_s, monotonic()
         if self._slow_since_s:
             self._server.slow_lane.charge_inline(self._charge_slow_input())
 
@@ -186,20 +198,25 @@ class GrpcProtocol(Connection, asyncio.Protocol):
         self._is_deferred = False
         if self._is_write_paused or self._is_closed or self.is_backlogged:
             return
+        if len(self._buffer) > LARGE_READ_BYTES and self._server.bulk_lane.is_blocked():
+            self._defer_reading()
+            return
+        now_s = monotonic()
         self._is_in_lane = True
-        self.receive_data(b"", monotonic())
+        self.receive_data(b"", now_s)
         self._is_in_lane = False
-        if self._slow_since_s:
-            self._charge_slow_input()
+        self._slow_since_s, self._slow_until_s = now_s, monotonic()
+        self._charge_slow_input()
         if not (self._is_deferred or self._is_closed or self._is_write_paused or self.is_backlogged):
             self._transport.resume_reading()
 
     def _defer_reading(self) -> None:
-        """Leave the rest of the input to the slow lane, and pause reading until then."""
-        if not self._is_deferred:
+        """Leave the rest of the input to a slow lane, and pause reading until then."""
+        if not self._is_deferred and not self._is_closed:
             self._is_deferred = True
             self._transport.pause_reading()
-            self._server.slow_lane.enqueue(self)
+            is_bulk = len(self._buffer) > LARGE_READ_BYTES
+            (self._server.bulk_lane if is_bulk else self._server.slow_lane).enqueue(self)
 
     def _charge_slow_input(self) -> float:
         """Add the CPU time of slow input to the connection's, and return it."""

@@ -1,6 +1,7 @@
 """Slow lane: a scheduler that shares the event loop fairly, by CPU time, between connections with expensive input.
 
 Ordinary calls never enter it. Without it, each of N flooding connections would be read before any other connection.
+There is a second one for connections that send much at once, which is blocked while many calls wait to be decided.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LANE_SLICE_S = 0.002
 INLINE_BURST_S = 0.004
 INLINE_SHARE = 0.25
 """Slow input is read immediately, outside the lane, up to this share of a core. Most slow input comes from well-behaved
-clients: a new header block, or a message in two frames."""
+clients: a new header block, a message in two frames, or many calls at once."""
 
 MAX_DEBT_S = 0.01
 """Maximum delay of a connection behind the others for CPU time that it used before, inline included."""
@@ -45,8 +46,12 @@ class SlowReader(Protocol):
 class SlowLane:
     """Queue of connections, ordered by the CPU time that each has used."""
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], is_blocked: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Nothing is read while `is_blocked` returns True. It is asked once in an event loop iteration."""
         self._call_soon = call_soon
+        self.is_blocked = is_blocked
         self._queue: list[tuple[float, int, SlowReader]] = []
         self._entries = 0  # makes heap entries unique, and equal ones first in, first out
         self._floor_s = 0.0  # lowest CPU time in the queue; idle connections accumulate no credit below it
@@ -65,7 +70,8 @@ class SlowLane:
         return self._inline_s > 0.0
 
     def charge_inline(self, spent_s: float) -> None:
-        self._inline_s -= spent_s
+        """Subtract time spent outside the lane. A pause of the process is not owed for longer than a burst."""
+        self._inline_s = max(self._inline_s - spent_s, -INLINE_BURST_S)
 
     def enqueue(self, connection: SlowReader) -> None:
         connection.slow_s = min(max(connection.slow_s, self._floor_s), self._floor_s + MAX_DEBT_S)
@@ -80,6 +86,9 @@ class SlowLane:
 
     def _run(self) -> None:
         self._is_scheduled = False
+        if self.is_blocked():
+            self._schedule()
+            return
         until_s = monotonic() + LANE_SLICE_S
         for _ in range(len(self._queue)):  # connections that enqueue themselves again wait for the next iteration
             self._floor_s, _, connection = heappop(self._queue)

@@ -67,6 +67,8 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 class HoldingStore(EmbeddedStore):
     """Embedded store that a test can pause, or make fail."""
 
+    is_synchronous = False
+
     def __init__(self) -> None:
         super().__init__()
         self.gate = asyncio.Event()

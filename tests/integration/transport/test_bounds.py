@@ -217,6 +217,23 @@ async def test_connection_that_buffers_most_is_closed(service: Service) -> None:
     assert service.abuse.count(Abuse.UNFINISHED_BYTES) == 1
 
 
+async def test_room_for_a_tenth_of_the_limit_is_made_at_once(service: Service) -> None:
+    address = await service.listen(limits=ServerLimits(max_unfinished_bytes=100_000))
+    unfinished = frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(DATA, 0, 1, pack(">BI", 0, 500_000) + bytes(3000))
+    async with AsyncExitStack() as stack:
+        hoarders = [await stack.enter_async_context(raw(address)) for _ in range(30)]
+        for hoarder in hoarders:
+            hoarder.write(unfinished)
+            await hoarder.settled()
+        hoarders[0].write(frame(DATA, 0, 1, bytes(15_000)))
+        hoarders[1].write(frame(DATA, 0, 1, bytes(4000)))
+        assert is_enhance_your_calm(await hoarders[0].until_closed())
+        await eventually(lambda: service.abuse.count(Abuse.UNFINISHED_BYTES) > 0)
+        for hoarder in hoarders[1:]:
+            await hoarder.settled()
+    assert service.abuse.count(Abuse.UNFINISHED_BYTES) == 1
+
+
 async def test_many_small_hoards_do_not_close_the_largest_connection_of_another_peer(service: Service) -> None:
     address = await service.listen(limits=ServerLimits(max_unfinished_bytes=100_000))
     head, data = frame(HEADERS, END_HEADERS, 1, BLOCK), pack(">BI", 0, 20_000 + len(USER)) + bytes(10_000)

@@ -103,6 +103,8 @@ class FakeServer:
         self.config = Config(CallHeadersParser({METHOD: self.queue}), MAX_STREAMS, MAX_MESSAGE_BYTES)
         self.abuse = AbuseLog()
         self.slow_lane: SlowLane  # runs in the client's loop
+        self.bulk_lane: SlowLane  # likewise
+        self.blocks_bulk = False
         self.rejection: Abuse | None = None  # rejects every new connection, if set
         self.buffered_bytes = 0
         self.max_age_s = self.max_age_grace_s = inf
@@ -145,6 +147,7 @@ class Client(h2_client.Client):
         self.server = server or FakeServer()
         self.loop = Loop()
         self.server.slow_lane = SlowLane(self.loop.call_soon)
+        self.server.bulk_lane = SlowLane(self.loop.call_soon, lambda: self.server.blocks_bulk)
         self.socket = Socket()
         running = asyncio._get_running_loop()
         asyncio._set_running_loop(self.loop)  # type: ignore[arg-type]

@@ -13,9 +13,7 @@ from ratelimit_rls.transport.grpc.backlog import (
     MAX_CONNECTION_BYTES,
     MAX_ITERATION_WEIGHT,
     MAX_LIGHT_CALLS,
-    MAX_RESERVED_CONNECTION_BYTES,
     PAUSE_BYTES,
-    RESERVED_BYTES,
     Backlog,
     fits_iteration,
     weight,
@@ -105,12 +103,6 @@ def test_message_heavier_than_an_iteration_is_taken_alone(backlog: Backlog[str])
 LARGE = bytes(2**20 - CALL_BYTES)
 
 
-def fill(backlog: Backlog[str], size: int) -> None:
-    while size:
-        assert backlog.add(METHOD, calls(Connection(), 4, LARGE)) == []
-        size -= MAX_CONNECTION_BYTES
-
-
 def test_connection_can_fill_its_own_share_only(backlog: Backlog[str]) -> None:
     greedy = Connection()
     rejected = backlog.add(METHOD, calls(greedy, 6, LARGE))
@@ -136,21 +128,47 @@ def test_connection_with_much_waiting_is_not_read_until_half_is_decided(backlog:
     assert busy.queued_bytes == PAUSE_BYTES // 2
 
 
-def test_full_backlog_has_room_for_connections_with_little_waiting(backlog: Backlog[str]) -> None:
-    fill(backlog, MAX_BACKLOG_BYTES)
+def test_full_backlog_takes_room_from_the_connections_with_the_most(backlog: Backlog[str]) -> None:
+    greedy = [Connection() for _ in range(MAX_BACKLOG_BYTES // MAX_CONNECTION_BYTES)]
+    for one in greedy:
+        assert backlog.add(METHOD, calls(one, 4, LARGE)) == []
     calm = Connection()
-    assert len(backlog.add(METHOD, calls(Connection(), 3, LARGE))) == 3
-    assert backlog.add(METHOD, calls(calm, 10, bytes(1000))) == []
+    rejected = backlog.add(METHOD, calls(calm, 10, bytes(1000)))
+    assert {call[0] for call in rejected} == set(greedy)  # type: ignore[comparison-overlap]
+    assert {call[1] for call in rejected} == {7}, "the last one of each"
     assert calm.queued_bytes == 10 * (1000 + CALL_BYTES)
-    assert len(backlog.add(METHOD, calls(calm, 1, bytes(MAX_RESERVED_CONNECTION_BYTES)))) == 1
+    assert not any(one.queued_bytes > 3 * 2**20 for one in greedy)
+    left = [call for _ in range(100) for taken in backlog.take(MAX_ITERATION_WEIGHT).values() for call in taken]
+    assert len(left) == 4 * 3 + 10
+    assert backlog.count == 0
+    assert not any(one.queued_bytes for one in [*greedy, calm])
 
 
-def test_reserve_of_a_full_backlog_is_bounded(backlog: Backlog[str]) -> None:
-    fill(backlog, MAX_BACKLOG_BYTES)
-    message = bytes(MAX_RESERVED_CONNECTION_BYTES - CALL_BYTES)
-    for _ in range(RESERVED_BYTES // MAX_RESERVED_CONNECTION_BYTES):
-        assert backlog.add(METHOD, calls(Connection(), 1, message)) == []
-    assert len(backlog.add(METHOD, calls(Connection(), 1, b""))) == 1
+def test_memory_is_bounded_whatever_the_number_of_connections(backlog: Backlog[str]) -> None:
+    connections = [Connection() for _ in range(300)]
+    for one in connections:
+        backlog.add(METHOD, calls(one, 1000, bytes(100)))
+    kept = [one.queued_bytes for one in connections]
+    assert sum(kept) <= MAX_BACKLOG_BYTES
+    assert min(kept) >= MAX_BACKLOG_BYTES // 2 // len(connections)
+
+
+def test_connection_does_not_pay_for_calls_that_were_rejected(backlog: Backlog[str]) -> None:
+    greedy = [Connection() for _ in range(MAX_BACKLOG_BYTES // MAX_CONNECTION_BYTES)]
+    for one in greedy:
+        backlog.add(METHOD, calls(one, 4, LARGE))
+    assert backlog.add(METHOD, calls(Connection(), 1))
+    assert {one.decided_weight for one in greedy} == {3 * weight(LARGE)}
+
+
+def test_connection_is_read_again_once_its_calls_were_rejected(backlog: Backlog[str]) -> None:
+    rival, others = Connection(), [Connection() for _ in range(100)]
+    backlog.add(METHOD, calls(rival, 1, bytes(PAUSE_BYTES)))
+    assert rival.is_backlogged
+    for one in others:
+        backlog.add(METHOD, calls(one, 1, bytes(PAUSE_BYTES // 3)))
+    assert not rival.queued_bytes
+    assert not rival.is_backlogged
 
 
 def test_few_small_calls_always_fit() -> None:

@@ -100,6 +100,7 @@ class TestSlowInput:
             client._read()
             turns += 1
             assert len(client.frames_of_type(PING)) <= 5 * turns
+        client.settle()
         assert len(client.frames_of_type(PING)) == 20
         assert turns == 4
 

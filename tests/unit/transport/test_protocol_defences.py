@@ -26,6 +26,7 @@ from ratelimit_rls.h2.frames import (
 from ratelimit_rls.h2.reasons import Reason
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.grpc import protocol as module
+from ratelimit_rls.transport.grpc import slow_lane
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
 from tests.unit.h2.client import fields, prefixed
 from tests.unit.transport.http2_client import Client, FakeServer
@@ -111,7 +112,7 @@ class TestCleanup:
         """The service nearly disables garbage collection, so a reference cycle is a leak."""
         loop = asyncio.get_running_loop()
         server = FakeServer()
-        server.slow_lane = SlowLane(loop.call_soon)
+        server.slow_lane = server.bulk_lane = SlowLane(loop.call_soon)
         server.rejection = Abuse.TOO_MANY_CONNECTIONS if ending == "rejected" else None
         made: list[weakref.ref[module.GrpcProtocol]] = []
 
@@ -138,6 +139,82 @@ class TestCleanup:
             while made[0]() is not None:
                 await asyncio.sleep(0.001)
         listener.close()
+
+
+class TestLargeReads:
+    """Much input at once shares the time of slow input; a few calls never wait."""
+
+    MESSAGE = b"x" * 1000
+
+    @pytest.fixture
+    def client(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Client:
+        monkeypatch.setattr(slow_lane, "monotonic", clock)
+        client = Client()
+        client.send(self.calls(client, 1, 1))  # its header block is cached from now on
+        return client
+
+    def calls(self, client: Client, first_id: int, count: int) -> bytes:
+        head = client.plain_block(fields())
+        return b"".join(
+            frame(HEADERS, END_HEADERS, one, head) + frame(DATA, END_STREAM, one, prefixed(self.MESSAGE))
+            for one in range(first_id, first_id + 2 * count, 2)
+        )
+
+    def test_many_calls_at_once_wait_when_the_time_is_used_up(self, client: Client) -> None:
+        many = self.calls(client, 3, 5)
+        buffered_bytes = client.server.buffered_bytes
+        client.server.slow_lane.charge_inline(1.0)
+        client.connection.data_received(many)
+        assert len(client.queued) == 1
+        assert not client.socket.reads
+        assert client.server.buffered_bytes == buffered_bytes + len(many)
+        client.settle()
+        assert len(client.queued) == 6
+        assert client.socket.reads
+        assert client.server.buffered_bytes == buffered_bytes
+
+    def test_many_calls_at_once_wait_while_others_are_queued(self, client: Client) -> None:
+        client.server.blocks_bulk = True
+        client.server.slow_lane.charge_inline(1.0)
+        client.connection.data_received(self.calls(client, 3, 5))
+        for _ in range(10):
+            client.loop.turn()
+        assert len(client.queued) == 1
+        client.server.blocks_bulk = False
+        client.settle()
+        assert len(client.queued) == 6
+
+    def test_slow_input_before_many_calls_does_not_help(self, client: Client) -> None:
+        client.server.blocks_bulk = True
+        client.server.slow_lane.charge_inline(1.0)
+        client.connection.data_received(frame(PING, 0, 0, b"12345678"))  # waits in the slow lane
+        client.connection.data_received(self.calls(client, 3, 5))
+        for _ in range(10):
+            client.loop.turn()
+        assert len(client.queued) == 1
+        client.server.blocks_bulk = False
+        client.settle()
+        assert len(client.queued) == 6
+
+    def test_few_calls_do_not_wait(self, client: Client) -> None:
+        client.server.slow_lane.charge_inline(1.0)
+        client.connection.data_received(self.calls(client, 3, 2))
+        assert len(client.queued) == 3
+
+    def test_time_of_large_reads_is_charged(
+        self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        receive_data = client.connection.receive_data
+
+        def take_long(data: bytes, now_s: float) -> None:
+            receive_data(data, now_s)
+            clock.now_s += 2 * slow_lane.INLINE_BURST_S
+
+        monkeypatch.setattr(client.connection, "receive_data", take_long)
+        client.connection.data_received(self.calls(client, 3, 5))
+        assert len(client.queued) == 6
+        assert client.connection.slow_s == pytest.approx(2 * slow_lane.INLINE_BURST_S)
+        assert not client.server.slow_lane.has_inline_time(clock.now_s)
 
 
 class TestBacklog:

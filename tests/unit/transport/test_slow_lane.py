@@ -124,6 +124,12 @@ def test_some_slow_input_is_read_inline(loop: Loop, lane: SlowLane) -> None:
     assert not lane.has_inline_time(loop.now_s)
 
 
+def test_long_pause_is_not_owed_for_long(loop: Loop, lane: SlowLane) -> None:
+    lane.charge_inline(60.0)
+    loop.now_s += 1.01 * INLINE_BURST_S / INLINE_SHARE
+    assert lane.has_inline_time(loop.now_s)
+
+
 def test_cpu_time_of_the_past_delays_a_connection_only_so_long(loop: Loop, lane: SlowLane) -> None:
     fresh = [Reader(loop, lane, 100) for _ in range(20)]
     loop.turn()
