@@ -134,7 +134,7 @@ def test_full_backlog_takes_room_from_the_connections_with_the_most(backlog: Bac
         assert backlog.add(METHOD, calls(one, 4, LARGE)) == []
     calm = Connection()
     rejected = backlog.add(METHOD, calls(calm, 10, bytes(1000)))
-    assert {call[0] for call in rejected} == set(greedy)  # type: ignore[comparison-overlap]
+    assert {call[0] for call in rejected} == set(greedy)
     assert {call[1] for call in rejected} == {7}, "the last one of each"
     assert calm.queued_bytes == 10 * (1000 + CALL_BYTES)
     assert not any(one.queued_bytes > 3 * 2**20 for one in greedy)
