@@ -29,6 +29,11 @@ class AdminToken:
     last_used_s: float | None = None
     created_s: float = 0.0
 
+    @property
+    def version(self) -> int:
+        """Version as that of other resources: 1 when created, 2 once revoked. A token cannot change otherwise."""
+        return 1 if self.revoked_s is None else 2
+
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:

@@ -199,6 +199,21 @@ async def test_tokens(api: AdminApi, admin: Client) -> None:
     assert (await reader.get("/tiers")).status_code == 401
 
 
+async def test_token_is_revoked_only_in_the_version_of_if_match(sqlite_admin: Client) -> None:
+    made = await sqlite_admin.post("/tokens", json={"name": "ci", "role": "read"})
+    assert (made.json()["version"], made.headers["etag"]) == (1, '"1"')
+    path = f"/tokens/{made.json()['token_id']}"
+    stale = await sqlite_admin.delete(path, headers={"If-Match": '"2"'})
+    assert (stale.status_code, stale.json()["type"][-5:], stale.headers["etag"]) == (412, "stale", '"1"')
+    exists = await sqlite_admin.delete(path, headers={"If-None-Match": "*"})
+    assert exists.status_code == 412
+    assert (await sqlite_admin.get("/tokens")).json()["items"][0]["revoked"] is None
+    revoked = await sqlite_admin.delete(path, headers={"If-Match": '"1"'})
+    assert (revoked.status_code, revoked.json()["version"], revoked.headers["etag"]) == (200, 2, '"2"')
+    assert (await sqlite_admin.delete(path, headers={"If-Match": '"1"'})).status_code == 412
+    assert (await sqlite_admin.delete(path)).json() == revoked.json()
+
+
 @pytest.mark.slow
 async def test_rules(admin: Client) -> None:
     made = await admin.post("/rules", json=RULE)

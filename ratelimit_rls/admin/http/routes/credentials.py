@@ -147,7 +147,7 @@ async def create_token(backend: Backend, change: Change, body: TokenCreate) -> R
     async def work(unit: UnitOfWork) -> ChangeResult:
         created = await unit.add_token(token)
         schema = NewToken.build(created, None if change.dry_run else text)
-        return ChangeResult(schema, 201, secret_of=created.token_id)
+        return ChangeResult(schema, 201, created.version, secret_of=created.token_id)
 
     return await change.run(work)
 
@@ -157,7 +157,9 @@ async def revoke_token(change: ResourceChange, token_id: PublicId) -> Response:
     """It is rejected at once. It stays in the list."""
 
     async def work(unit: UnitOfWork) -> ChangeResult:
-        return ChangeResult(Token.model_validate(await unit.revoke_token(token_id)))
+        change.require((await unit.token(token_id)).version, f"token {token_id}")
+        revoked = await unit.revoke_token(token_id)
+        return ChangeResult(Token.model_validate(revoked), version=revoked.version)
 
     return await change.run(work)
 

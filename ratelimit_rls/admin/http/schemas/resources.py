@@ -186,6 +186,7 @@ class Token(ResponseBody):
     expires: TimestampText | None = Field(validation_alias="expires_s")
     revoked: TimestampText | None = Field(validation_alias="revoked_s")
     last_used: TimestampText | None = Field(validation_alias="last_used_s")
+    version: Version
 
 
 class NewToken(Token):
@@ -195,7 +196,7 @@ class NewToken(Token):
 
     @classmethod
     def build(cls, token: administration.AdminToken, text: str | None) -> Self:
-        return cls.model_validate({**_attributes(token), "token": text})
+        return cls.model_validate({**_attributes(token), "version": token.version, "token": text})
 
 
 class Targeting(ResponseBody):
