@@ -93,7 +93,7 @@ def _complete(operation: dict[str, Any], method: str, *, is_one: bool) -> None:
     operation["description"] = f"{operation.get('description', '')}\n\nRole: {role}.".strip()
     names = {parameter["name"] for parameter in operation.setdefault("parameters", [])}
     responses: dict[str, Any] = operation["responses"]
-    good = next(response for status, response in responses.items() if status.startswith("2"))
+    good = next(responses[status] for status in sorted(responses) if status.startswith("2"))
     headers = good.setdefault("headers", {})
     is_change = "dry_run" in names
     if "cursor" in names:
@@ -105,8 +105,8 @@ def _complete(operation: dict[str, Any], method: str, *, is_one: bool) -> None:
         headers.update({**_DRY, **_REPLAYED, **(_ETAG if is_one else {})})
     if is_change and method == "post":
         headers.update({**_ETAG, **_LOCATION})
-    if method == "put" and "200" in responses:
-        responses["201"] = {**good, "description": "Created.", "headers": {**headers, **_LOCATION}}
+    if method == "put" and "201" in responses:
+        responses["201"]["headers"] = {**headers, **_LOCATION}
     for status, description in _problems(is_one=is_one, is_change=is_change).items():
         responses[status] = {"description": description, "content": _PROBLEM}
     for status in ("400", "503"):  # also sent by the HTTP server itself, before the API is reached

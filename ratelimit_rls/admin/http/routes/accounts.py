@@ -64,7 +64,13 @@ async def get_tier(backend: Backend, conditional: Conditional, name: TierName) -
     return conditional.respond(tier, tier.version)
 
 
-@tiers.put("/{name}", summary="Create or replace a tier", response_model=Tier, dependencies=[WRITE])
+@tiers.put(
+    "/{name}",
+    summary="Create or replace a tier",
+    response_model=Tier,
+    responses={201: {"model": Tier, "description": "Created."}},
+    dependencies=[WRITE],
+)
 async def put_tier(change: Put, name: TierName, body: TierUpdate) -> Response:
     tier = accounts.Tier(name, compile_limits(body.limits), body.description)
 
@@ -118,6 +124,7 @@ async def get_user(backend: Backend, conditional: Conditional, user_id: UserId) 
     "/{user_id}",
     summary="Create a user, or replace its tier, organisation and limits",
     response_model=User,
+    responses={201: {"model": User, "description": "Created."}},
     dependencies=[WRITE],
 )
 async def put_user(change: Put, user_id: UserId, body: UserUpdate) -> Response:
