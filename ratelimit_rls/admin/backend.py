@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ratelimit_rls.pipeline.limiter import RateLimiter
     from ratelimit_rls.rules.active_rules import ActiveRules
     from ratelimit_rls.rules.compile import CompiledRules
+    from ratelimit_rls.rules.yaml.parser import SourceDocument
     from ratelimit_rls.store.base import Store
 
 
@@ -62,6 +63,8 @@ class AdminBackend:
     store: Store  # counts for the service and for the limits of the API itself
     counters: Counters
     policy: Policy  # same as the service's
+    compile_rules: Callable[[Sequence[SourceDocument]], CompiledRules]
+    """Compile documents alone, with the options of the service. Raises RulesError. Must be called in a thread."""
     check_rules: Callable[[Sequence[StoredRule]], CompiledRules]
     """Compile these stored rules together with the active rules of all other sources. Raises RulesError. Must be called
     in a thread because it is slow."""

@@ -11,7 +11,7 @@ import yaml
 
 from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.errors import BadRequest
-from ratelimit_rls.rules.sources.database import check_rules
+from ratelimit_rls.rules.sources.database import stored_sources
 
 if TYPE_CHECKING:
     from ratelimit_rls.admin.backend import AdminBackend
@@ -49,7 +49,7 @@ async def compile_rule(backend: AdminBackend, rule: StoredRule, others: RulesByI
     if rule.enabled:
         await asyncio.to_thread(backend.check_rules, [*others.values(), rule])
     else:
-        await asyncio.to_thread(check_rules, [replace(rule, enabled=True)])
+        await asyncio.to_thread(backend.compile_rules, stored_sources([replace(rule, enabled=True)]))
 
 
 async def other_rules(reader: Reader, rule: StoredRule) -> RulesById:

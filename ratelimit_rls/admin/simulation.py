@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_rls.admin.decisions import resolve_request
 from ratelimit_rls.admin.rules import document_text
@@ -22,8 +22,11 @@ from ratelimit_rls.core.model import Code, Request
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest, TooManyRequests
-from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.yaml.parser import SourceDocument
 from ratelimit_rls.store.embedded import EmbeddedStore
+
+if TYPE_CHECKING:
+    from ratelimit_rls.admin.backend import AdminBackend
 
 BUDGET_BYTES = 32 * 2**20
 
@@ -164,8 +167,11 @@ async def simulate(
     return SimulatedDecisions(results, [RuleCalls(rule, calls[rule], refused[rule]) for rule in sorted(calls)])
 
 
-async def compile_simulated(documents: Sequence[str | dict[str, Any]]) -> Tree:
-    """Compile the rules of a simulation in a thread. Raises RulesError or BadRequest, which name the document."""
+async def compile_simulated(backend: AdminBackend, documents: Sequence[str | dict[str, Any]]) -> Tree:
+    """Compile the rules of a simulation in a thread, as the service would compile files with the same content.
+
+    Raises RulesError or BadRequest, which name the document.
+    """
     named = {f"documents[{number}]": document for number, document in enumerate(documents)}
-    texts = {name: (await document_text(document, name)).encode() for name, document in named.items()}
-    return (await asyncio.to_thread(compile_documents, texts, merge_domains=True)).tree
+    sources = [SourceDocument(name, (await document_text(document, name)).encode()) for name, document in named.items()]
+    return (await asyncio.to_thread(backend.compile_rules, sources)).tree

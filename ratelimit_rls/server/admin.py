@@ -46,6 +46,7 @@ def new_admin_app(
             store=stores.store,
             counters=stores.counters,
             policy=policy,
+            compile_rules=rules_components.compile,
             check_rules=rules_components.check,
             sources=partial(_sources, settings, database_services, rules),
             verifier=verifier,

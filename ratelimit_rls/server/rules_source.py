@@ -10,13 +10,14 @@ from typing import NamedTuple
 from ratelimit_rls.common.backoff import HALF, Backoff
 from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.rules.active_rules import ActiveRules
-from ratelimit_rls.rules.compile import CompiledRules
+from ratelimit_rls.rules.compile import CompiledRules, compile_documents
 from ratelimit_rls.rules.reloader import RulesReloader, RulesSource
 from ratelimit_rls.rules.sources.database import MergedSource, StoredRulesSource, check_rules
 from ratelimit_rls.rules.sources.files import RulesFiles, RuntimeTree
 from ratelimit_rls.rules.sources.xds.client import AdsNode, AdsRulesSource
 from ratelimit_rls.rules.sources.xds.stream import DEFAULT_MAX_MESSAGE_BYTES, AdsServer
 from ratelimit_rls.rules.sources.xds.tls import AdsTlsFiles
+from ratelimit_rls.rules.yaml.parser import SourceDocument
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.xds import XDS, grpc_metadata, node_metadata
 from ratelimit_rls.telemetry.metrics import Metrics
@@ -27,6 +28,7 @@ XDS_MIN_DELAY_S = 0.1
 
 class RulesComponents(NamedTuple):
     loader: RulesReloader
+    compile: Callable[[Sequence[SourceDocument]], CompiledRules]  # with the options of the loader
     check: Callable[[Sequence[StoredRule]], CompiledRules] | None  # validates stored rules; None without a database
 
 
@@ -50,7 +52,7 @@ def new_rules_components(
         explain=over_xds.explain if over_xds else None,
         **_options(settings),
     )
-    return RulesComponents(loader, check)
+    return RulesComponents(loader, partial(_compile, settings), check)
 
 
 def _options(settings: Settings) -> dict[str, bool]:
@@ -59,6 +61,11 @@ def _options(settings: Settings) -> dict[str, bool]:
         "merge_domains": settings.merge_domain_config,
         "default_admitted": settings.stop_cache_key_increment_when_overlimit,
     }
+
+
+def _compile(settings: Settings, sources: Sequence[SourceDocument]) -> CompiledRules:
+    """Compile these documents alone. Raises RulesError."""
+    return compile_documents(sources, **_options(settings))
 
 
 def _check(settings: Settings, others: RulesSource | None, rules: Sequence[StoredRule]) -> CompiledRules:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import httpx
@@ -143,6 +144,7 @@ async def open_admin_api(url: str, clock: Clock | None = None) -> AsyncIterator[
         store=store,
         counters=store,
         policy=Policy(),
+        compile_rules=partial(compile_documents, merge_domains=True),
         check_rules=check,
         sources=lambda: [SourceState("files", version=1, digest=compiled.digest)],
         verifier=CredentialVerifier(ApiKeyVerifier(directory, KEY_SECRET), None, directory),

@@ -59,6 +59,38 @@ def test_credentials_count_for_the_same_user_on_both_ports(tmp_path: Path) -> No
         assert key not in service.log() + admin.get("/audit").text
 
 
+def test_simulation_compiles_rules_as_the_service_does(tmp_path: Path) -> None:
+    """With the settings of the service: what is denied is not charged, and a domain is described by one document."""
+    document = """\
+domain: edge
+descriptors:
+  - {key: few, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: many, rate_limit: {unit: year, requests_per_unit: 2}}
+"""
+    rules, port = tmp_path / "edge.yaml", free_port()
+    rules.write_text(document)
+    settings = {
+        "RLS_RULES": rules,
+        "RLS_DATABASE_URL": f"sqlite:///{tmp_path}/records.db",
+        "RLS_ADMIN_PORT": port,
+        "RLS_ADMIN_TOKEN": TOKEN,
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT": "true",
+    }
+    few, many = {"entries": [{"key": "few"}]}, {"entries": [{"key": "many"}]}
+    requests = [
+        {"at": "2030-01-01T00:00:00Z", "domain": "edge", "descriptors": descriptors}
+        for descriptors in ([few, many], [few, many], [many])
+    ]
+    url, headers = f"http://127.0.0.1:{port}/api/v1", {"Authorization": f"Bearer {TOKEN}"}
+    with ServiceProcess(settings), httpx.Client(base_url=url, headers=headers) as admin:
+        active = admin.post("/decisions/simulate", json={"requests": requests}).json()
+        assert active["results"] == ["ok", "over_limit", "ok"]
+        assert admin.post("/decisions/simulate", json={"requests": requests, "documents": [document]}).json() == active
+        other = "domain: edge\ndescriptors: [{key: other, rate_limit: {unit: year, requests_per_unit: 1}}]\n"
+        twice = admin.post("/decisions/simulate", json={"requests": requests, "documents": [document, other]})
+        assert (twice.status_code, twice.json()["errors"][0]["file"]) == (422, "documents[1]")
+
+
 @contextlib.asynccontextmanager
 async def from_address(source: str, port: int) -> AsyncIterator[int]:
     """A TCP proxy: the target port sees this address as the client."""

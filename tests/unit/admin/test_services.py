@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import pkgutil
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 import ratelimit_rls.admin
+from ratelimit_rls.admin.backend import AdminBackend
 from ratelimit_rls.admin.credentials import new_admin_token, new_key
+from ratelimit_rls.admin.rules import compile_rule
+from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.database.administration import Role
 from ratelimit_rls.identity.key_format import matches, public_id
 
@@ -31,3 +39,16 @@ def test_new_credentials_match_their_digests() -> None:
     assert matches(b"secret", token_text, token.digest)
     assert (public_id(key_text, "rlk"), public_id(token_text, "rla")) == (key.key_id, token.token_id)
     assert (key.user_id, key.tier, key.expires_s, token.name, token.role) == ("alice", "gold", 7.0, "ann", Role.WRITE)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_stored_rule_is_compiled_by_the_compiler_of_the_service(enabled: bool) -> None:
+    """A disabled rule is compiled alone, and as if it were enabled."""
+    compiled: list[tuple[str, Any]] = []
+    backend = SimpleNamespace(
+        check_rules=lambda rules: compiled.append(("with others", [rule.name for rule in rules])),
+        compile_rules=lambda sources: compiled.append(("alone", [source.name for source in sources])),
+    )
+    rule, other = StoredRule("1", "new", "domain: a", enabled=enabled), StoredRule("2", "other", "domain: b")
+    asyncio.run(compile_rule(cast(AdminBackend, backend), rule, {"2": other}))
+    assert compiled == [("with others", ["other", "new"]) if enabled else ("alone", ["database:new"])]

@@ -103,7 +103,7 @@ async def simulate_decisions(request: Request, backend: Backend, body: Simulatio
     time."""
     lock: BoundedLock = request.app.state.simulations
     async with lock.acquire("simulations"):
-        tree = active_tree(backend) if body.documents is None else await compile_simulated(body.documents)
+        tree = active_tree(backend) if body.documents is None else await compile_simulated(backend, body.documents)
         return await simulate(
             tree, backend.directory, backend.verifier, _parse_requests(body.requests), backend.clock()
         )

@@ -307,5 +307,6 @@ class SimulationRequest(RequestBody):
         Field(min_length=1, max_length=MAX_SIMULATED_REQUESTS),
     ]
     documents: Annotated[list[Document], Field(max_length=64), BeforeValidator(_check_document_size)] | None = Field(
-        None, description="Rules to simulate, instead of the active ones."
+        None,
+        description="Rules to simulate, instead of the active ones. They are compiled as the service compiles files.",
     )
