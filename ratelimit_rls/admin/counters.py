@@ -1,8 +1,12 @@
-"""Reading and resetting counters. Every reset has an audit entry, over HTTP as over gRPC."""
+"""Reading and resetting counters. Every reset has an audit entry, over HTTP as over gRPC.
+
+The store and the database have no common transaction. So the audit entry is committed before the counters are reset: if
+the database fails, nothing is reset; if the store fails after that, the caller gets the error and the entry stays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimit_rls.admin.decisions import DecidedRequest, plan_unblocked, resolve_known_caller
@@ -15,7 +19,7 @@ from ratelimit_rls.errors import StoreError, one_line
 
 if TYPE_CHECKING:
     from ratelimit_rls.admin.auth import AccessControl
-    from ratelimit_rls.admin.backend import AdminBackend
+    from ratelimit_rls.admin.backend import AdminBackend, Counters
     from ratelimit_rls.transport.grpc.reset_limit import AdminCall
 
 MAX_DESCRIPTOR_LENGTH = 1000
@@ -58,42 +62,37 @@ def find_counters(backend: AdminBackend, request: Request, *, penalty_only: bool
     return CallerCounters(request, keys)
 
 
-async def reset(
-    backend: AdminBackend, change: UnitOfWork, counters: CallerCounters, *, dry_run: bool
-) -> Sequence[bytes]:
-    """Reset counters and write the audit entry. Return the keys of those in use, which a dry run leaves as they are."""
-    forget = backend.counters.present if dry_run else backend.counters.forget
-    forgotten = await forget(counters.keys) if counters.keys else []
-    await audit_reset(change, counters.request, len(forgotten))
-    return forgotten
+async def record_reset(change: UnitOfWork, store: Counters, found: CallerCounters) -> None:
+    """Write the audit entry of a reset, with the number of counters in use. It must be committed before `reset`."""
+    in_use = await store.present(found.keys) if found.keys else []
+    descriptors = [_format_descriptor(descriptor) for descriptor in found.request.descriptors]
+    await change.note("reset", "counters", found.request.domain, {"descriptors": descriptors, "forgotten": len(in_use)})
 
 
-async def audit_reset(change: UnitOfWork, request: Request, forgotten: int) -> None:
-    """Write the audit entry. `request` has identities in place of credentials. `forgotten`: number of counters."""
-    descriptors = [_format_descriptor(descriptor) for descriptor in request.descriptors]
-    await change.note("reset", "counters", request.domain, {"descriptors": descriptors, "forgotten": forgotten})
+async def reset(store: Counters, found: CallerCounters, *, dry_run: bool = False) -> Sequence[bytes]:
+    """Reset counters. Return the keys of those in use, which a dry run leaves as they are. Raises StoreError."""
+    if not found.keys:
+        return []
+    return await (store.present(found.keys) if dry_run else store.forget(found.keys))
 
 
 class ResetAdministration:
     """Implements transport.grpc.reset_limit.Administration with the tokens, limits and audit log of the admin API."""
 
-    def __init__(self, access: AccessControl, repository: Repository) -> None:
+    def __init__(self, access: AccessControl, repository: Repository, store: Counters) -> None:
         self._access = access
         self._repository = repository
+        self._store = store
 
     async def admit(self, call: AdminCall) -> Actor:
         caller = await self._access.admit(call.token, call.address, Role.WRITE)
         return Actor(caller.name, caller.token_id, call.address, call.request_id)
 
-    async def reset(self, actor: Actor, request: Request, forget: Callable[[], Awaitable[int]]) -> int:
-        """Reset counters inside the transaction of the audit entry.
-
-        If the database is unavailable, nothing is reset.
-        """
+    async def reset(self, actor: Actor, request: Request, keys: Sequence[bytes]) -> int:
+        found = CallerCounters(request, keys)
         async with self._repository.change(actor) as change:
-            forgotten = await forget()
-            await audit_reset(change, request, forgotten)
-        return forgotten
+            await record_reset(change, self._store, found)
+        return len(await reset(self._store, found))
 
 
 def _format_descriptor(descriptor: Descriptor) -> str:

@@ -152,7 +152,6 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
     exporters = MetricsExporters(settings, metrics, worker_stats, ports)
     reset = ResetLimit(
         limiter,
-        stores.counters,
         LimiterDecoder(settings.rls_limiter_domain, verifier),
         _build_administration(settings, database_services, stores) if database_services else None,
     )
@@ -215,7 +214,7 @@ def _build_administration(
 ) -> ResetAdministration:
     from ratelimit_rls.server.administration import new_reset_administration
 
-    return new_reset_administration(settings, database_services, stores.store)
+    return new_reset_administration(settings, database_services, stores)
 
 
 def _build_admin_app(

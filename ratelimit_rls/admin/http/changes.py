@@ -119,6 +119,23 @@ class ChangeRequest:
                     await change.store_response(self.actor.token_id, self.idempotency.key, stored)
         return response
 
+    async def run_recorded(
+        self, record: Callable[[UnitOfWork], Awaitable[None]], work: Callable[[], Awaitable[ChangeResult]]
+    ) -> Response:
+        """Run `work`, which changes something outside of the database, after `record` was committed: its audit entry.
+
+        If `work` fails, the entry stays, and a repetition with the same Idempotency-Key runs both again.
+        """
+        async with self.repository.change(self.actor, dry_run=self.dry_run) as change:
+            response = await self.replay(change)
+            if response is None:
+                await record(change)
+        if response is not None:
+            return response
+        if self.idempotency is None or self.dry_run:
+            return self.respond(await work())
+        return await self.run(lambda _: work())
+
     async def replay(self, reader: Reader) -> Response | None:
         """Return the stored response if this request repeats an earlier one, else None."""
         if self.idempotency is None:

@@ -70,12 +70,8 @@ class AdminCall(NamedTuple):
     request_id: str = ""
 
 
-Forget = Callable[[], Awaitable[int]]
-"""Resets the counters, and returns how many there were."""
-
-
 class Administration(Protocol):
-    """Authenticates administrators and audits their resets."""
+    """Authenticates administrators, and carries out and audits their resets."""
 
     async def admit(self, call: AdminCall) -> Actor:
         """Return the administrator who calls.
@@ -84,35 +80,20 @@ class Administration(Protocol):
         """
         ...
 
-    async def reset(self, actor: Actor, request: Request, forget: Forget) -> int:
-        """Call `forget`, write an audit entry, and return the result of `forget`.
+    async def reset(self, actor: Actor, request: Request, keys: Sequence[bytes]) -> int:
+        """Reset the counters of `request`, which have these keys, and return how many were in use.
 
-        Raises DatabaseError without calling `forget` if no audit entry can be written.
+        Raises DatabaseError if no audit entry can be written; nothing was reset then. Raises StoreError.
         """
         ...
-
-
-class Counters(Protocol):
-    """Store operation that ResetLimit needs."""
-
-    async def forget(self, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """Delete the state of these counters. Return the keys that had state. Raises StoreError."""
-        ...
-
-
-class _Unrecorded(DatabaseError):
-    """Counters were reset, but the audit entry could not be written."""
 
 
 class ResetLimit:
     """Implementation of the method."""
 
-    def __init__(
-        self, limiter: RateLimiter, counters: Counters, decoder: LimiterDecoder, administration: Administration | None
-    ) -> None:
+    def __init__(self, limiter: RateLimiter, decoder: LimiterDecoder, administration: Administration | None) -> None:
         """Create the method. Without `administration`, every call is rejected."""
         self._limiter = limiter
-        self._counters = counters
         self._decoder = decoder
         self._administration = administration
         self._calls: set[asyncio.Task[bytes]] = set()
@@ -138,7 +119,7 @@ class ResetLimit:
     async def _run_to_completion(self, message: bytes, call: AdminCall, administration: Administration) -> bytes:
         """Run `_reset`, and let it finish even if the client cancels the call.
 
-        Otherwise a failed login would not be counted, and counters could be reset without an audit entry.
+        Otherwise a failed login would not be counted, and a reset could have its audit entry only.
         """
         if len(self._calls) >= MAX_CONCURRENT_CALLS:
             raise TooManyRequests(f"{MAX_CONCURRENT_CALLS} administrator calls are in progress; try again", 1)
@@ -166,29 +147,14 @@ class ResetLimit:
         if target.rejection is not None:
             raise BadRequest(f"{target.rejection.message}: use its public id instead")
         request = as_refund(target.subject_request(loaded.tree))
-        keys = self._limiter.plan(request).keys
-        forgotten = 0
-
-        async def forget() -> int:
-            nonlocal forgotten
-            forgotten = len(await self._counters.forget(keys)) if keys else 0
-            return forgotten
-
-        try:
-            await administration.reset(actor, request, forget)
-        except DatabaseError as error:
-            if not forgotten:
-                raise
-            raise _Unrecorded(str(error)) from None
+        forgotten = await administration.reset(actor, request, self._limiter.plan(request).keys)
         return bytes(ResetResponse(counters=forgotten).SerializeToString())
 
 
 def _database_error_message(error: DatabaseError) -> str:
     """Log the error and return a text for the client, without the database's address and message."""
-    if isinstance(error, _Unrecorded) or not isinstance(error, DatabaseUnavailable):
+    if not isinstance(error, DatabaseUnavailable):
         _log.error("reset_limit_database_error", error=one_line(str(error)))
-    if isinstance(error, _Unrecorded):
-        return "the counters were reset, but the database is away and has no record of it"
     return "the database is away; nothing was reset"
 
 

@@ -19,7 +19,8 @@ from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.database.administration import AdminToken, Role
 from ratelimit_rls.database.database import Database
-from ratelimit_rls.database.repository import Actor, Repository
+from ratelimit_rls.database.repository import Actor, Repository, UnitOfWork
+from ratelimit_rls.errors import DatabaseUnavailable
 from ratelimit_rls.identity.api_keys import ApiKeyVerifier
 from ratelimit_rls.identity.directory import Directory
 from ratelimit_rls.identity.key_format import digest, new_secret
@@ -109,6 +110,16 @@ class AdminApi:
 
     def with_backend(self, **changes: Any) -> AdminApi:
         return AdminApi(replace(self.backend, **changes), self.clock, versions=self.versions)
+
+
+class LosesCommits(Repository):
+    """A repository whose database goes away before it commits a change."""
+
+    @asynccontextmanager
+    async def change(self, *given: Any, **more: Any) -> AsyncIterator[UnitOfWork]:
+        async with super().change(*given, **more) as change:
+            yield change
+            raise DatabaseUnavailable("the connection was lost")
 
 
 class Client(httpx.AsyncClient):

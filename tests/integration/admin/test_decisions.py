@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from ratelimit_rls.admin.simulation import MAX_WAITING, SimulatedDecisions, simu
 from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.database.repository import Actor
 from ratelimit_rls.database.usage.tables import audit_logs
-from tests.integration.admin.admin_client import NOW_S, AdminApi, Client
+from ratelimit_rls.errors import StoreUnavailable
+from tests.integration.admin.admin_client import NOW_S, AdminApi, Client, LosesCommits
 from tests.integration.admin.eventually import longest_wait
 
 pytestmark = pytest.mark.slow
@@ -79,6 +81,39 @@ async def test_reset_clears_counters_and_is_audited(sqlite_api: AdminApi, sqlite
     ]
     reader = sqlite_api.client(await sqlite_api.token("read"))
     assert (await reader.post("/counters/reset", json=descriptors_body("path", "/a"))).status_code == 403
+
+
+async def test_counters_are_reset_only_after_the_audit_entry_is_committed(
+    sqlite_api: AdminApi, sqlite_admin: Client
+) -> None:
+    await sqlite_admin.post("/decisions/check", json=descriptors_body("user", "alice"))
+    losing = sqlite_api.with_backend(repository=LosesCommits(sqlite_api.backend.database, clock=sqlite_api.clock))
+    for headers in ({}, {"Idempotency-Key": "k"}):
+        failed = await losing.client().post("/counters/reset", json=descriptors_body("user", "alice"), headers=headers)
+        assert failed.status_code == 503
+        peeked = (await sqlite_admin.post("/counters/peek", json=descriptors_body("user", "alice"))).json()
+        assert peeked["descriptors"][0]["limits"][0]["remaining"] == 4
+    assert (await sqlite_admin.get("/audit")).json()["items"] == []
+
+
+async def test_failed_reset_is_an_error_and_leaves_its_audit_entry(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
+    """The entry is committed first. A repetition with the same Idempotency-Key is not answered with a success."""
+    await sqlite_admin.post("/decisions/check", json=descriptors_body("user", "alice"))
+
+    class LostCounters:
+        present = sqlite_api.backend.counters.present
+
+        async def forget(self, keys: Sequence[bytes]) -> list[bytes]:
+            raise StoreUnavailable("not connected")
+
+    losing = sqlite_api.with_backend(counters=LostCounters()).client()
+    headers = {"Idempotency-Key": "k"}
+    for expected, client in ((503, losing), (503, losing), (200, sqlite_admin), (200, losing)):
+        sent = await client.post("/counters/reset", json=descriptors_body("user", "alice"), headers=headers)
+        assert sent.status_code == expected
+    assert (len(sent.json()["counters"]), sent.headers["idempotency-replayed"]) == (1, "true")
+    rows = (await sqlite_admin.get("/audit")).json()["items"]
+    assert [(row["action"], row["after"]["forgotten"]) for row in rows] == [("reset", 1)] * 3
 
 
 async def test_explain_shows_match_steps_and_source_of_limits(sqlite_api: AdminApi, sqlite_admin: Client) -> None:

@@ -21,7 +21,7 @@ from ratelimit_rls.identity.key_format import new_secret
 from ratelimit_rls.protos.messages import RESET_LIMIT, ResetRequest, ResetResponse
 from ratelimit_rls.transport.grpc.reset_limit import ResetLimit
 from ratelimit_rls.transport.grpc.unary_proxy import PEER_METADATA
-from tests.integration.admin.admin_client import BOOTSTRAP_TOKEN, KEY_SECRET, AdminApi, Client
+from tests.integration.admin.admin_client import BOOTSTRAP_TOKEN, KEY_SECRET, AdminApi, Client, LosesCommits
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -52,9 +52,9 @@ async def listening(api: AdminApi, repository: Repository | None = None) -> Asyn
     backend = api.backend
     repository = repository or backend.repository
     access = AccessControl(repository, KEY_SECRET, BOOTSTRAP_TOKEN, AdminRateLimits(backend.store), time.time)
-    administration = ResetAdministration(access, repository)
+    administration = ResetAdministration(access, repository, backend.counters)
     server = aio.server()
-    ResetLimit(backend.limiter, backend.counters, LimiterDecoder(), administration).attach(server)
+    ResetLimit(backend.limiter, LimiterDecoder(), administration).attach(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -95,6 +95,19 @@ async def test_reset_is_not_done_if_it_cannot_be_audited(sqlite_api: AdminApi, s
                 "the database is away; nothing was reset",
             )
     assert await left(sqlite_admin) == 4
+
+
+async def test_counters_are_reset_only_after_the_audit_entry_is_committed(
+    sqlite_api: AdminApi, sqlite_admin: Client
+) -> None:
+    await sqlite_admin.post("/decisions/check", json=ASKED)
+    async with listening(sqlite_api, LosesCommits(sqlite_api.backend.database)) as caller:
+        assert await caller.reset(BOOTSTRAP_TOKEN) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "the database is away; nothing was reset",
+        )
+    assert await left(sqlite_admin) == 4
+    assert (await sqlite_admin.get("/audit")).json()["items"] == []
 
 
 async def test_reset_waits_for_the_database_lock(api: AdminApi, admin: Client, upgraded_url: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from time import time
 from typing import Any
 
@@ -36,11 +36,8 @@ from ratelimit_rls.protos.messages import (
     CheckResponse,
     ResetRequest,
 )
-from ratelimit_rls.transport.grpc.reset_limit import (
-    AdminCall,
-    Forget,
-    ResetLimit,
-)
+from ratelimit_rls.store.embedded import EmbeddedStore
+from ratelimit_rls.transport.grpc.reset_limit import AdminCall, ResetLimit
 from tests.integration.transport.conftest import Client, Service
 
 RULES = b"""
@@ -58,11 +55,11 @@ WRITE, READ = "rla_writer", "rla_reader"
 
 
 class Administrators:
-    def __init__(self) -> None:
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._store = store
         self.resets: list[tuple[str, Request, int]] = []
         self.request: list[AdminCall] = []
         self.fault: DatabaseError | None = None
-        self.fails_late = False
         self.is_too_much = False
 
     async def admit(self, asking: AdminCall) -> Actor:
@@ -75,19 +72,17 @@ class Administrators:
             raise Unauthenticated("the token is not one of ours")
         return Actor("ann", "id")
 
-    async def reset(self, actor: Actor, request: Request, forget: Forget) -> int:
-        if self.fault is not None and not self.fails_late:
-            raise self.fault
-        counters = await forget()
+    async def reset(self, actor: Actor, request: Request, keys: Sequence[bytes]) -> int:
         if self.fault is not None:
             raise self.fault
+        counters = len(await self._store.forget(keys))
         self.resets.append((actor.name, request, counters))
         return counters
 
 
 @pytest.fixture
-def administrators() -> Administrators:
-    return Administrators()
+def administrators(service: Service) -> Administrators:
+    return Administrators(service.store)
 
 
 @pytest.fixture
@@ -100,7 +95,7 @@ async def address(service: Service, administrators: Administrators) -> str:
         CHECK_RATE_LIMIT: CheckRateLimitCodec(limiter, default_domain="edge"),
         GET_REMAINING_QUOTA: RemainingQuotaCodec(limiter, default_domain="edge"),
     }
-    service.services = [ResetLimit(limiter, service.store, LimiterDecoder("edge"), administrators)]
+    service.services = [ResetLimit(limiter, LimiterDecoder("edge"), administrators)]
     return await service.listen(request_id_metadata="x-idempotency-key")
 
 
@@ -207,7 +202,7 @@ async def test_invalid_reset_is_rejected_with_a_message(
     assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refusal.value.details == "too many changes; come back in 7 s"
 
-    service.services = [ResetLimit(service.limiter, service.store, LimiterDecoder(), None)]
+    service.services = [ResetLimit(service.limiter, LimiterDecoder(), None)]
     async with AsyncRateLimiterClient(await service.listen(), timeout_s=10, token=WRITE) as client:
         with pytest.raises(RateLimiterError) as refusal:
             await client.reset("ann")
@@ -220,24 +215,15 @@ async def test_database_address_is_only_in_the_log(
 ) -> None:
     await limiter.check("ann", cost=6)
     logged: list[Any] = []
-    received: dict[tuple[type[DatabaseError], bool], str] = {}
     for fault in (DatabaseUnavailable, DatabaseError):
-        for administrators.fails_late in (False, True):
-            administrators.fault = fault("/var/lib/records.db is locked")
-            with pytest.raises(RateLimiterError) as refusal, capture_logs() as lines:
-                await limiter.reset("ann")
-            logged += lines
-            assert refusal.value.code is grpc.StatusCode.UNAVAILABLE
-            received[fault, administrators.fails_late] = refusal.value.details
-            assert (await limiter.check("ann", cost=0)).allowed == administrators.fails_late
-            await limiter.check("ann", cost=6)
-    assert {received[fault, False] for fault in (DatabaseUnavailable, DatabaseError)} == {
-        "the database is away; nothing was reset"
-    }
-    assert {received[fault, True] for fault in (DatabaseUnavailable, DatabaseError)} == {
-        "the counters were reset, but the database is away and has no record of it"
-    }
-    assert [line["log_level"] for line in logged if "records.db" in line.get("error", "")] == ["error"] * 3
+        administrators.fault = fault("/var/lib/records.db is locked")
+        with pytest.raises(RateLimiterError) as refusal, capture_logs() as lines:
+            await limiter.reset("ann")
+        logged += lines
+        assert refusal.value.code is grpc.StatusCode.UNAVAILABLE
+        assert refusal.value.details == "the database is away; nothing was reset"
+        assert not (await limiter.check("ann", cost=0)).allowed
+    assert [line["log_level"] for line in logged if "records.db" in line.get("error", "")] == ["error"]
 
 
 async def test_admin_call_has_token_address_and_request_id(address: str, administrators: Administrators) -> None:

@@ -43,7 +43,6 @@ from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.transport.grpc.reset_limit import (
     MAX_CONCURRENT_CALLS,
     AdminCall,
-    Forget,
     ResetLimit,
     _admin_call,
     _token,
@@ -517,11 +516,14 @@ async def test_quota_of_a_rejected_caller_has_a_reason() -> None:
 class Anybody:
     """Administration that admits everyone; also a fake servicer context."""
 
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._store = store
+
     async def admit(self, asking: AdminCall) -> Actor:
         return Actor("ann", address=asking.address)
 
-    async def reset(self, actor: Actor, request: Request, forget: Forget) -> int:
-        return await forget()
+    async def reset(self, actor: Actor, request: Request, keys: Sequence[bytes]) -> int:
+        return len(await self._store.forget(keys))
 
     def peer(self) -> str:
         return "unix:"
@@ -585,17 +587,16 @@ class Slow:
             raise Unauthenticated("the token is not one of ours")
         return Actor("ann", address=asking.address)
 
-    async def reset(self, actor: Actor, request: Request, forget: Forget) -> int:
-        forgotten = await forget()
+    async def reset(self, actor: Actor, request: Request, keys: Sequence[bytes]) -> int:
         await asyncio.sleep(0)
-        self.recorded.append((actor.address, forgotten))
-        return forgotten
+        self.recorded.append((actor.address, len(keys)))
+        return 0
 
 
 @pytest.mark.parametrize("knows", [False, True])
 async def test_cancelled_reset_is_completed_and_audited(knows: bool) -> None:
     limiter, slow = Limiter(), Slow(knows=knows)
-    reset = ResetLimit(limiter, limiter.store, LimiterDecoder(clock=lambda: NOW_S), slow)
+    reset = ResetLimit(limiter, LimiterDecoder(clock=lambda: NOW_S), slow)
     request = ResetRequest(identifier="alice", dimension="USER", domain="edge").SerializeToString()
     called: Any = Called((PEER_METADATA, "192.0.2.7"))
     call = asyncio.create_task(reset._serve(request, called))
@@ -605,13 +606,13 @@ async def test_cancelled_reset_is_completed_and_audited(knows: bool) -> None:
     assert call.cancelled()
     slow.may_go_on.set()
     await asyncio.gather(*reset._calls, return_exceptions=True)
-    assert (slow.failed, slow.recorded) == (([], [("192.0.2.7", 0)]) if knows else (["192.0.2.7"], []))
+    assert (slow.failed, slow.recorded) == (([], [("192.0.2.7", 1)]) if knows else (["192.0.2.7"], []))
     assert not reset._calls
 
 
 async def test_concurrent_resets_are_limited() -> None:
     limiter, slow = Limiter(), Slow(knows=True)
-    reset = ResetLimit(limiter, limiter.store, LimiterDecoder(clock=lambda: NOW_S), slow)
+    reset = ResetLimit(limiter, LimiterDecoder(clock=lambda: NOW_S), slow)
     request = ResetRequest(identifier="alice", dimension="USER", domain="edge").SerializeToString()
     called: Any = Called()
     calls = [asyncio.create_task(reset._serve(request, called)) for _ in range(MAX_CONCURRENT_CALLS)]
@@ -628,9 +629,10 @@ async def test_counters_of_a_blocked_caller_can_be_reset() -> None:
     limiter = Limiter(OWN_LIMITS, entitlements=standings)
     await ask(check_codec(limiter), message())
     standings.change(SubjectEntitlement(block=Block("fraud")))
-    reset = ResetLimit(limiter, limiter.store, LimiterDecoder(clock=lambda: NOW_S), Anybody())
+    anybody = Anybody(limiter.store)
+    reset = ResetLimit(limiter, LimiterDecoder(clock=lambda: NOW_S), anybody)
     request = ResetRequest(identifier="alice", dimension="USER", domain="edge").SerializeToString()
-    answer = await reset._serve(request, Anybody())  # type: ignore[arg-type]
+    answer = await reset._serve(request, anybody)  # type: ignore[arg-type]
     assert ResetResponse.FromString(answer).counters == 1
     assert limiter.store.size().keys == 0
 

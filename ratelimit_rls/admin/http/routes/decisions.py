@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from ratelimit_rls.admin.counters import find_counters, peek, reset
+from ratelimit_rls.admin.counters import find_counters, peek, record_reset, reset
 from ratelimit_rls.admin.decisions import active_tree, check, explain
 from ratelimit_rls.admin.http.changes import ChangeResult
 from ratelimit_rls.admin.http.dependencies import READ, WRITE, Backend, Change, make_router
@@ -53,14 +53,18 @@ async def peek_counters(backend: Backend, body: DescriptorsRequest) -> Decision:
 
 @counters.post("/reset", summary="Reset the counters of descriptors", response_model=ResetResult, dependencies=[WRITE])
 async def reset_counters(backend: Backend, change: Change, body: ResetRequest) -> Response:
-    """The limits become unused, and penalties are lifted."""
+    """The limits become unused, and penalties are lifted. The audit entry is stored first, with the number of counters
+    in use: without the database nothing is reset, and if the store fails afterwards (503) the entry stays."""
     found = find_counters(backend, body.to_request(), penalty_only=body.penalty_only)
 
-    async def work(unit: UnitOfWork) -> ChangeResult:
-        forgotten = await reset(backend, unit, found, dry_run=change.dry_run)
+    async def record(unit: UnitOfWork) -> None:
+        await record_reset(unit, backend.counters, found)
+
+    async def work() -> ChangeResult:
+        forgotten = await reset(backend.counters, found, dry_run=change.dry_run)
         return ChangeResult(ResetResult(counters=[key.decode() for key in forgotten], looked_for=len(found.keys)))
 
-    return await change.run(work)
+    return await change.run_recorded(record, work)
 
 
 @decisions.post(
