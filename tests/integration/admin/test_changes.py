@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from ratelimit_rls.admin.rules import MAX_ATTEMPTS, CompiledRule, RulesChanged, compile_and_store, stored_rules
+from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.database.queries import IDEMPOTENCY_TTL_S
+from ratelimit_rls.database.repository import Actor, Reader
 from tests.integration.admin.admin_client import AdminApi, Client
 
 RULE: dict[str, Any] = {
@@ -196,6 +199,27 @@ async def test_rules_can_be_stored_concurrently(api: AdminApi, admin: Client) ->
 
     result = await asyncio.gather(*(api.client().post("/rules", json=body(number)) for number in range(4)))
     assert {one.status_code for one in result} == {201}
+
+
+async def test_rule_is_not_stored_while_others_keep_changing(sqlite_api: AdminApi) -> None:
+    repository, attempts = sqlite_api.backend.repository, 0
+    document = RULE["document"]
+
+    async def find_nothing(reader: Reader) -> None:
+        return None
+
+    async def store(compiled: CompiledRule) -> StoredRule:
+        nonlocal attempts
+        attempts += 1
+        async with repository.change(Actor("another")) as unit:
+            await unit.add_rule(StoredRule("", f"other {attempts}", document.replace("tenant", f"tenant{attempts}")))
+        async with repository.change(Actor("tests")) as unit:
+            return await compiled.add(unit)
+
+    with pytest.raises(RulesChanged, match="other rules are being changed concurrently; retry"):
+        await compile_and_store(sqlite_api.backend, StoredRule("", "mine", document), find_nothing, store)
+    assert attempts == MAX_ATTEMPTS
+    assert {rule.name for rule in await stored_rules(repository)} == {f"other {n + 1}" for n in range(attempts)}
 
 
 # ── repeated ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
-from uuid import uuid4
 
 from fastapi import Query, Response
 
@@ -24,21 +23,14 @@ from ratelimit_rls.admin.http.dependencies import (
 from ratelimit_rls.admin.http.pagination import PageItems, Pagination
 from ratelimit_rls.admin.http.problems import invalid_rules
 from ratelimit_rls.admin.http.schemas.fields import QueryBool, RuleId, SearchText
-from ratelimit_rls.admin.http.schemas.requests import RuleInput, TargetingInput
+from ratelimit_rls.admin.http.schemas.requests import RuleInput
 from ratelimit_rls.admin.http.schemas.resources import Rule, RulePage
-from ratelimit_rls.admin.rules import RulesById, compile_rule, document_text, other_rules
-from ratelimit_rls.core.accounts import StoredRule, Targeting
+from ratelimit_rls.admin.rules import CompiledRule, compile_and_store, document_text
+from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.database.repository import UnitOfWork
-from ratelimit_rls.errors import Conflict, RulesError
-
-MAX_ATTEMPTS = 5
-"""Attempts to compile and store a rule while other rules are stored concurrently."""
+from ratelimit_rls.errors import RulesError
 
 router = make_router("rules", "rules")
-
-
-class _RulesChanged(Exception):
-    """The stored rules are no longer those that the new rule was compiled with."""
 
 
 @router.get("", summary="List stored rules, by priority", response_model=RulePage, dependencies=[READ])
@@ -58,10 +50,10 @@ async def list_rules(
 @router.post("", summary="Create a rule", status_code=201, response_model=Rule, dependencies=[WRITE])
 async def create_rule(backend: Backend, change: Change, body: RuleInput) -> Response:
     """The rule is first compiled together with all active rules. If that fails, it is rejected and nothing changes."""
-    rule = await _stored_rule(str(uuid4()), body)
+    rule = body.to_rule("", await document_text(body.document))
 
-    async def work(unit: UnitOfWork) -> ChangeResult:
-        created = await unit.add_rule(rule)
+    async def work(unit: UnitOfWork, compiled: CompiledRule) -> ChangeResult:
+        created = await compiled.add(unit)
         return ChangeResult(Rule.model_validate(created), 201, created.version, resource_path(router, created.rule_id))
 
     return await _compile_and_store(backend, change, body, rule, work)
@@ -76,12 +68,12 @@ async def get_rule(backend: Backend, conditional: Conditional, rule_id: RuleId) 
 
 @router.put("/{rule_id}", summary="Replace a stored rule", response_model=Rule, dependencies=[WRITE])
 async def put_rule(backend: Backend, change: Put, rule_id: RuleId, body: RuleInput) -> Response:
-    rule = await _stored_rule(rule_id, body)
+    rule = body.to_rule(rule_id, await document_text(body.document))
 
-    async def work(unit: UnitOfWork) -> ChangeResult:
+    async def work(unit: UnitOfWork, compiled: CompiledRule) -> ChangeResult:
         before = await unit.rule(rule_id)
         change.require(before.version, f"rule '{before.name}'")
-        put = await unit.put_rule(rule, before.version)
+        put = await compiled.put(unit, before.version)
         return ChangeResult(Rule.model_validate(put), 200, put.version)
 
     return await _compile_and_store(backend, change, body, rule, work)
@@ -98,51 +90,18 @@ async def delete_rule(change: ResourceChange, rule_id: RuleId) -> Response:
     return await change.run(work)
 
 
-async def _stored_rule(rule_id: str, body: RuleInput) -> StoredRule:
-    return StoredRule(
-        rule_id=rule_id,
-        name=body.name,
-        document=await document_text(body.document),
-        priority=body.priority,
-        enabled=body.enabled,
-        targeting=_targeting(body.targeting),
-    )
-
-
-def _targeting(body: TargetingInput) -> Targeting:
-    return Targeting(tuple(body.tiers), tuple(body.endpoints), tuple(body.methods), tuple(body.cidrs), body.scope)
-
-
 async def _compile_and_store(
     backend: AdminBackend,
     change: ChangeRequest,
     body: RuleInput,
     rule: StoredRule,
-    work: Callable[[UnitOfWork], Awaitable[ChangeResult]],
+    work: Callable[[UnitOfWork, CompiledRule], Awaitable[ChangeResult]],
 ) -> Response:
-    """Compile a rule, then store it if the other stored rules are still the same; else start again.
-
-    It is compiled outside the transaction, because large rules take long and others must be able to write meanwhile.
-    """
-    for _ in range(MAX_ATTEMPTS):
-        async with backend.repository.reading() as reader:
-            replayed = await change.replay(reader)  # before its name is found to be taken
-            others = await other_rules(reader, rule)
-        if replayed is not None:
-            return replayed
-        try:
-            await compile_rule(backend, rule, others)
-        except RulesError as error:
-            extra = {} if isinstance(body.document, str) else {"document": rule.document}
-            raise invalid_rules(error, **extra) from None
-
-        async def work_if_same(unit: UnitOfWork, compiled_with: RulesById = others) -> ChangeResult:
-            if await other_rules(unit, rule) != compiled_with:
-                raise _RulesChanged
-            return await work(unit)
-
-        try:
-            return await change.run(work_if_same)
-        except _RulesChanged:
-            continue
-    raise Conflict("other rules are being changed concurrently; retry")
+    """Compile and store a rule. The error of an object has the text that it was compiled as, which positions are in."""
+    try:
+        return await compile_and_store(
+            backend, rule, change.replay, lambda compiled: change.run(lambda unit: work(unit, compiled))
+        )
+    except RulesError as error:
+        extra = {} if isinstance(body.document, str) else {"document": rule.document}
+        raise invalid_rules(error, **extra) from None

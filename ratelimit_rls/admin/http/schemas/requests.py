@@ -28,7 +28,7 @@ from ratelimit_rls.admin.http.schemas.fields import (
     check_unicode,
 )
 from ratelimit_rls.core import model
-from ratelimit_rls.core.accounts import Scope
+from ratelimit_rls.core.accounts import Scope, StoredRule, Targeting
 from ratelimit_rls.core.model import MAX_HITS, MAX_REQUESTS_PER_UNIT, Descriptor, Entry, Purpose
 from ratelimit_rls.database.administration import Role
 from ratelimit_rls.rules.limits_json import read_limits
@@ -219,6 +219,9 @@ class TargetingInput(RequestBody):
     cidrs: Alternatives = Field(default_factory=list, examples=[["10.0.0.0/8"]])
     scope: Annotated[Scope, Field(strict=False)] | None = Field(None, description="Whose requests share a counter.")
 
+    def to_targeting(self) -> Targeting:
+        return Targeting(tuple(self.tiers), tuple(self.endpoints), tuple(self.methods), tuple(self.cidrs), self.scope)
+
 
 Document = Annotated[
     Annotated[str, Field(max_length=MAX_DOCUMENT_LENGTH), AfterValidator(check_unicode)] | dict[str, JsonValue],
@@ -238,6 +241,10 @@ class RuleInput(RequestBody):
     priority: int = Field(100, ge=0, le=1_000_000, description="Lower numbers take precedence.")
     enabled: bool = True
     targeting: TargetingInput = Field(default_factory=lambda: TargetingInput(scope=None))
+
+    def to_rule(self, rule_id: str, document: str) -> StoredRule:
+        """Return the rule to be stored. `document` is the text of its document; a new rule has the id "" until then."""
+        return StoredRule(rule_id, self.name, document, self.priority, self.enabled, self.targeting.to_targeting())
 
 
 class EntryInput(RequestBody):
