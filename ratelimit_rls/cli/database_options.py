@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import Accounts, StoredRule
+    from ratelimit_rls.core.accounts import Accounts
     from ratelimit_rls.database.database import Database
-    from ratelimit_rls.database.repository import Reader, Repository
+    from ratelimit_rls.database.repository import Repository
 
 T = TypeVar("T")
 
@@ -77,21 +77,6 @@ def _log_on_stderr() -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
-
-
-async def all_rules(reader: Reader) -> list[StoredRule]:
-    """Return all stored rules, by priority, then name."""
-    rules: list[StoredRule] = []
-    while True:
-        page = await reader.rules(after=rules[-1].rule_id if rules else "", limit=PAGE)
-        rules += page
-        if len(page) < PAGE:
-            return rules
-
-
-async def stored_rules(repository: Repository) -> list[StoredRule]:
-    async with repository.reading() as reader:
-        return await all_rules(reader)
 
 
 async def all_accounts(repository: Repository) -> Accounts:

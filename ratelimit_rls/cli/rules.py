@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import difflib
 import getpass
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
-from ratelimit_rls.cli.database_options import all_rules, database_option, stored_rules, with_repository
+from ratelimit_rls.cli.database_options import database_option, with_repository
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.formatting import escape_unprintable, format_count
 from ratelimit_rls.cli.rules_arguments import read_sources
-from ratelimit_rls.errors import Conflict, Problem, RulesError
+from ratelimit_rls.errors import Problem, RulesError
 
 if TYPE_CHECKING:
+    from ratelimit_rls.admin.rules_import import FileRule
     from ratelimit_rls.core.accounts import StoredRule
-    from ratelimit_rls.database.repository import Repository, UnitOfWork
     from ratelimit_rls.rules.yaml.parser import SourceDocument
 
 _IMPORT_EXAMPLES = """\b
@@ -38,9 +38,6 @@ _DIFF_EXAMPLES = """\b
 Examples:
   # are the reviewed rules the ones in force?
   $ ratelimit-rls rules diff stored/"""
-
-_TRANSACTION_TIMEOUT_S = 600.0
-_MAX_ATTEMPTS = 5
 
 _PATHS = click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 
@@ -65,25 +62,13 @@ def import_(paths: tuple[Path, ...], prune: bool, dry_run: bool, database: str) 
     PATHS are rules files, or directories of rules files. All are imported or none: first everything is compiled,
     together with the stored rules that remain; then all changes are made in one transaction.
     """
+    from ratelimit_rls.admin.rules_import import import_rules
     from ratelimit_rls.database.repository import Actor
 
-    file_rules = _read_file_rules(paths)
-
-    async def work(repository: Repository) -> _ImportPlan:
-        for _ in range(_MAX_ATTEMPTS):
-            async with repository.reading(_TRANSACTION_TIMEOUT_S) as reader:
-                stored = {rule.name: rule for rule in await all_rules(reader)}
-            # Outside of any transaction: compiling many rules takes long and must not block other writers.
-            _check(file_rules, [] if prune else [rule for name, rule in stored.items() if name not in file_rules])
-            plan = _ImportPlan.of(file_rules, stored, prune=prune)
-            actor = Actor(f"{_user_name()}, rules import")
-            async with repository.change(actor, dry_run=dry_run, timeout_s=_TRANSACTION_TIMEOUT_S) as change:
-                if {rule.name: rule for rule in await all_rules(change)} == stored:
-                    await plan.apply(change)
-                    return plan
-        raise Conflict("other clients keep changing the stored rules; try again")
-
-    plan = with_repository(database, work)
+    file_rules, actor = _read_file_rules(paths), Actor(f"{_user_name()}, rules import")
+    plan = with_repository(
+        database, lambda repository: import_rules(repository, actor, file_rules, prune=prune, dry_run=dry_run)
+    )
     for word, group in (("create", plan.new), ("change", plan.changed), ("delete", plan.deleted)):
         for rule in group:
             click.echo(escape_unprintable(f"{word} {rule.name}"))
@@ -103,6 +88,7 @@ def import_(paths: tuple[Path, ...], prune: bool, dry_run: bool, database: str) 
 @database_option
 def export(output: Path | None, database: str) -> ExitCode:
     """Export the stored rules as files, or to stdout as one file. `rules import` reads both."""
+    from ratelimit_rls.admin.rules import stored_rules
     from ratelimit_rls.rules.stored_rule_format import file_name, format_rule, format_rules
 
     stored = with_repository(database, stored_rules)
@@ -130,6 +116,8 @@ def diff(paths: tuple[Path, ...], database: str) -> ExitCode:
 
     PATHS are rules files, or directories of rules files. Exits with 1 if there is a difference.
     """
+    from ratelimit_rls.admin.rules import stored_rules
+
     file_rules = _read_file_rules(paths)
     stored = {rule.name: rule for rule in with_repository(database, stored_rules)}
     lines = [
@@ -142,21 +130,9 @@ def diff(paths: tuple[Path, ...], database: str) -> ExitCode:
     return ExitCode.BAD if lines else ExitCode.DONE
 
 
-class _FileRule(NamedTuple):
-    """A file, or one document of a file, and the rule it contains."""
-
-    source: SourceDocument
-    rule: StoredRule
-
-    @property
-    def place(self) -> str:
-        above = self.source.lines_above
-        return f"{self.source.name}:{above + 1}" if above else self.source.name
-
-
-def _read_file_rules(paths: tuple[Path, ...]) -> dict[str, _FileRule]:
+def _read_file_rules(paths: tuple[Path, ...]) -> dict[str, FileRule]:
     """Return the rules of all files by name. Raises RulesError with every problem of the files themselves."""
-    file_rules: dict[str, _FileRule] = {}
+    file_rules: dict[str, FileRule] = {}
     problems: list[Problem] = []
     for source in read_sources(paths):
         try:
@@ -174,8 +150,9 @@ def _read_file_rules(paths: tuple[Path, ...]) -> dict[str, _FileRule]:
     return file_rules
 
 
-def _rules_in(file: SourceDocument) -> list[_FileRule]:
+def _rules_in(file: SourceDocument) -> list[FileRule]:
     """Return the rules of one file. Each must be YAML in UTF-8, since the database stores text. Raises RulesError."""
+    from ratelimit_rls.admin.rules_import import FileRule
     from ratelimit_rls.rules.stored_rule_format import parse_rules
     from ratelimit_rls.rules.yaml.parser import load
 
@@ -184,11 +161,11 @@ def _rules_in(file: SourceDocument) -> list[_FileRule]:
         text = file.content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise RulesError([Problem(file.name, 1, 1, "a stored rule must be UTF-8; save the file as UTF-8")]) from None
-    file_rules: list[_FileRule] = []
+    file_rules: list[FileRule] = []
     problems: list[Problem] = []
     for rule, part, line in parse_rules(text, Path(file.name).stem, file.name):
         ranked = replace(file, rank=rule.priority, targeting=rule.targeting)
-        file_rules.append(_FileRule(replace(ranked, content=part.encode(), lines_above=line - 1), rule))
+        file_rules.append(FileRule(replace(ranked, content=part.encode(), lines_above=line - 1), rule))
         try:
             load(file_rules[-1].source)
         except RulesError as error:
@@ -198,60 +175,7 @@ def _rules_in(file: SourceDocument) -> list[_FileRule]:
     return file_rules
 
 
-@dataclass(frozen=True, slots=True)
-class _ImportPlan:
-    """The changes that an import makes."""
-
-    new: list[StoredRule]
-    changed: list[StoredRule]
-    deleted: list[StoredRule]
-    unchanged: int
-
-    @classmethod
-    def of(cls, file_rules: Mapping[str, _FileRule], stored: Mapping[str, StoredRule], *, prune: bool) -> _ImportPlan:
-        wanted = [
-            _with_file_fields(item.rule, stored[name]) for name, item in sorted(file_rules.items()) if name in stored
-        ]
-        changed = [rule for rule in wanted if rule != stored[rule.name]]
-        return cls(
-            new=[item.rule for name, item in sorted(file_rules.items()) if name not in stored],
-            changed=changed,
-            deleted=[rule for name, rule in stored.items() if prune and name not in file_rules],
-            unchanged=len(wanted) - len(changed),
-        )
-
-    async def apply(self, change: UnitOfWork) -> None:
-        for rule in self.deleted:  # first: a new rule may reuse the name
-            await change.delete_rule(rule.rule_id)
-        for rule in self.changed:
-            await change.put_rule(rule)
-        for rule in self.new:
-            await change.add_rule(rule)
-
-
-def _with_file_fields(rule: StoredRule, stored: StoredRule) -> StoredRule:
-    """Return the stored rule with the fields that a file defines."""
-    return replace(
-        stored,
-        document=rule.document,
-        priority=rule.priority,
-        enabled=rule.enabled,
-        targeting=rule.targeting,
-    )
-
-
-def _check(file_rules: Mapping[str, _FileRule], kept: Iterable[StoredRule]) -> None:
-    """Compile the rules. Raises RulesError; positions are those in the files, whose first line is a comment."""
-    from ratelimit_rls.rules.compile import compile_documents
-    from ratelimit_rls.rules.sources.database import stored_sources
-
-    for item in file_rules.values():
-        if not item.rule.enabled:  # so that enabling it later cannot fail
-            compile_documents([item.source])
-    compile_documents([*(item.source for item in file_rules.values() if item.rule.enabled), *stored_sources(kept)])
-
-
-def _differences(name: str, stored: StoredRule | None, file_rule: _FileRule | None) -> Iterator[str]:
+def _differences(name: str, stored: StoredRule | None, file_rule: FileRule | None) -> Iterator[str]:
     from ratelimit_rls.rules.sources.database import PREFIX
     from ratelimit_rls.rules.stored_rule_format import format_rule
 

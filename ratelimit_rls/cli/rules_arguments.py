@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratelimit_rls.cli.database_options import database_option, stored_rules, with_repository
+from ratelimit_rls.cli.database_options import database_option, with_repository
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ def read_sources(paths: tuple[Path, ...]) -> list[SourceDocument]:
 
 def load_rules(paths: tuple[Path, ...], merge_domains: bool, database: str = "") -> CompiledRules:
     """Compile the rules of files and, if given, of a database. Raises RulesError with every problem."""
-    return compile_sources(paths, merge_domains, with_repository(database, stored_rules) if database else None)
+    if not database:
+        return compile_sources(paths, merge_domains, None)
+    from ratelimit_rls.admin.rules import stored_rules
+
+    return compile_sources(paths, merge_domains, with_repository(database, stored_rules))
 
 
 def compile_sources(paths: tuple[Path, ...], merge_domains: bool, stored: Iterable[StoredRule] | None) -> CompiledRules:

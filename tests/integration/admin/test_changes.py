@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from ratelimit_rls.admin.rules import MAX_ATTEMPTS, CompiledRule, RulesChanged, compile_and_store, stored_rules
-from ratelimit_rls.core.accounts import StoredRule
+from ratelimit_rls.admin.rules_import import FileRule, import_rules
+from ratelimit_rls.core.accounts import StoredRule, Targeting
 from ratelimit_rls.database.queries import IDEMPOTENCY_TTL_S
-from ratelimit_rls.database.repository import Actor, Reader
+from ratelimit_rls.database.repository import Actor, Reader, Repository, UnitOfWork
+from ratelimit_rls.errors import Conflict
+from ratelimit_rls.rules.yaml.parser import SourceDocument
 from tests.integration.admin.admin_client import AdminApi, Client
 
 RULE: dict[str, Any] = {
@@ -220,6 +225,29 @@ async def test_rule_is_not_stored_while_others_keep_changing(sqlite_api: AdminAp
         await compile_and_store(sqlite_api.backend, StoredRule("", "mine", document), find_nothing, store)
     assert attempts == MAX_ATTEMPTS
     assert {rule.name for rule in await stored_rules(repository)} == {f"other {n + 1}" for n in range(attempts)}
+
+
+async def test_import_gives_up_while_rules_keep_changing(sqlite_api: AdminApi) -> None:
+    document, attempts = RULE["document"], 0
+
+    class Contended(Repository):
+        @asynccontextmanager
+        async def change(self, actor: Actor, **more: Any) -> AsyncIterator[UnitOfWork]:
+            nonlocal attempts
+            attempts += 1
+            other = StoredRule("", f"other {attempts}", document.replace("tenant", f"tenant{attempts}"))
+            async with super().change(Actor("another")) as unit:
+                await unit.add_rule(other)
+            async with super().change(actor, **more) as unit:
+                yield unit
+
+    source = SourceDocument("mine.yaml", document.encode(), 100, Targeting())
+    file_rules = {"mine": FileRule(source, StoredRule("", "mine", document))}
+    repository = Contended(sqlite_api.backend.database)
+    with pytest.raises(Conflict, match="other clients keep changing the stored rules; try again"):
+        await import_rules(repository, Actor("tests"), file_rules, prune=False, dry_run=False)
+    assert attempts == MAX_ATTEMPTS
+    assert "mine" not in {rule.name for rule in await stored_rules(repository)}
 
 
 # ── repeated ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ratelimit_rls.admin import users
 from ratelimit_rls.cli import main
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.core.accounts import Accounts, ApiKey, Block, Override, Tier, User
@@ -29,7 +30,7 @@ PAST_S = 1_000_000_000.0
 
 HOURLY = [{"unit": "hour", "requests_per_unit": 7}]
 
-users_module = importlib.import_module("ratelimit_rls.cli.users")  # the package has a command of the same name
+Change = Callable[[UnitOfWork], Awaitable[Any]]
 
 
 class Place:
@@ -53,7 +54,7 @@ class Place:
         path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
         return path
 
-    def change(self, what: Callable[[UnitOfWork], Awaitable[Any]]) -> None:
+    def change(self, what: Change) -> None:
         async def work(repository: Repository) -> None:
             async with repository.change(Actor("test")) as change:
                 await what(change)
@@ -104,8 +105,8 @@ def place(
 def _looked_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few and many users are looked up by different queries."""
     if request.param == "by pages":
-        monkeypatch.setattr(users_module, "_MAX_SINGLE_LOOKUPS", 0)
-        monkeypatch.setattr(users_module, "PAGE", 2)
+        monkeypatch.setattr(users, "MAX_SINGLE_LOOKUPS", 0)
+        monkeypatch.setattr(users, "PAGE", 2)
 
 
 @pytest.mark.usefixtures("_looked_up")
@@ -184,6 +185,20 @@ def test_import_without_changes_writes_no_change(place: Place) -> None:
     assert len(place.audit) == 1
 
 
+def run_before_next_change(place: Place, interfere: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run `interfere` when an import has read everything, before it locks anything."""
+    change = Repository.change
+
+    def interrupted(self: Repository, *given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(Repository, "change", change)
+        other = threading.Thread(target=place.change, args=[interfere])
+        other.start()
+        other.join()
+        return change(self, *given, **more)
+
+    monkeypatch.setattr(Repository, "change", interrupted)
+
+
 @pytest.mark.usefixtures("_looked_up")
 @pytest.mark.parametrize("is_many", [False, True])
 def test_import_sees_concurrent_changes(place: Place, monkeypatch: pytest.MonkeyPatch, is_many: bool) -> None:
@@ -198,13 +213,7 @@ def test_import_sees_concurrent_changes(place: Place, monkeypatch: pytest.Monkey
             await change.put_user(User("dora", "gold"))
         await change.delete_user("carl")
 
-    def here() -> Actor:  # called after everything is read, before anything is locked
-        other = threading.Thread(target=place.change, args=[interfere])
-        other.start()
-        other.join()
-        return Actor("me")
-
-    monkeypatch.setattr(users_module, "cli_actor", here)
+    run_before_next_change(place, interfere, monkeypatch)
     names = ("alice", "bob", "carl", "dora", "emil")
     file = place.file("users.jsonl", *({"user_id": name, "tier": "gold"} for name in names))
     assert place.run("import", file)[0] == "2 users created, 1 changed, 2 unchanged\n"
@@ -214,13 +223,7 @@ def test_import_sees_concurrent_changes(place: Place, monkeypatch: pytest.Monkey
 
 
 def test_tier_deleted_during_import_rolls_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def here() -> Actor:
-        other = threading.Thread(target=place.change, args=[lambda change: change.delete_tier("free")])
-        other.start()
-        other.join()
-        return Actor("me")
-
-    monkeypatch.setattr(users_module, "cli_actor", here)
+    run_before_next_change(place, lambda change: change.delete_tier("free"), monkeypatch)
     file = place.file("users.jsonl", {"user_id": "alice", "tier": "gold"}, {"user_id": "bob", "tier": "free"})
     assert 'tier "free" does not exist' in place.run("import", file, expect=ExitCode.BAD)[1]
     assert place.users == {}
@@ -315,7 +318,7 @@ def test_csv_error_is_reported_once(place: Place, lines: tuple[str, ...], line: 
 
 
 def test_export_and_import_round_trip(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(users_module, "PAGE", 2)
+    monkeypatch.setattr(users, "PAGE", 2)
     everything = (
         Limit(0, Unit.SECOND),
         Limit(4_294_967_295, Unit.YEAR),
@@ -351,7 +354,7 @@ def test_export_and_import_round_trip(place: Place, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("upgraded_url", ["sqlite"], indirect=True)
 def test_failed_export_keeps_the_existing_file(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(users_module, "PAGE", 1)
+    monkeypatch.setattr(users, "PAGE", 1)
     place.change(lambda change: change.put_users([User("alice"), User("bob")]))
     kept = tmp_path / "kept" / "users.jsonl"
     kept.parent.mkdir()
@@ -374,7 +377,7 @@ def test_failed_export_keeps_the_existing_file(place: Place, monkeypatch: pytest
 
 
 def test_list_filters_users(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users_module, "PAGE", 2)
+    monkeypatch.setattr(users, "PAGE", 2)
 
     async def fill(change: UnitOfWork) -> None:
         await change.put_users(
