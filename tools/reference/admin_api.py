@@ -16,9 +16,20 @@ at `/docs`; `/healthz` tells whether the API answers. None of these three needs 
 `ratelimit-rls tokens create`; they are stored as hashes keyed with `RLS_KEY_SECRET`. `RLS_ADMIN_AUTH=none` requires no
 token, and is for loopback only: requests with another host are rejected then. Cross-origin requests are always
 rejected: in a browser, only pages of the same host and port may use the API.
+"""
 
-While the database is unavailable, `RLS_ADMIN_TOKEN` still gives access to what needs no database:
-`/users/{user_id}/limits`, `/sources`, counters and decisions. Everything else is 503.
+_WITHOUT_DATABASE = """\
+If no database is configured (`RLS_DATABASE_URL` is empty), there is no admin API: the port is not opened, and the log
+event `serving` has `admin=none`. Settings that begin with `RLS_ADMIN_` are validated but have no effect, and the log
+warns of each one that is set. `ResetLimit` on the gRPC port is `UNIMPLEMENTED`. Requests are limited by the rules of
+files or xDS, and administrators use commands: `ratelimit-rls explain` and `simulate`, and with Redis `peek` and
+`reset`, which write no audit entries.
+
+While a configured database is unavailable, the port stays open. Tokens in the database cannot be verified, and requests
+with them are 503. `RLS_ADMIN_TOKEN`, or any request with `RLS_ADMIN_AUTH=none`, still gives access to what needs no
+database, with users and keys as they were last read: `GET /users/{user_id}/limits`, `GET /sources`,
+`POST /counters/peek`, and `POST /decisions/check`, `/explain` and `/simulate`. Everything else under `/api/v1` is 503,
+and so is `POST /counters/reset`, because its audit entry must be stored first.
 """
 
 _SESSION = """\
@@ -64,7 +75,8 @@ _PAGE = "Page"
 def admin_api(notice: str) -> str:
     document = documented_app().openapi()
     about = document["info"]["description"].partition("\n\n")
-    lines = ["# Admin API", "", notice, "", about[0], "", _HEAD, _SESSION, "## Common behaviour", "", about[2]]
+    lines = ["# Admin API", "", notice, "", about[0], "", _HEAD, _SESSION]
+    lines += ["## Without a database", "", _WITHOUT_DATABASE, "## Common behaviour", "", about[2]]
     lines += ["## Errors", "", _ERRORS, *_overview(document)]
     for tag, operations in _by_tag(document).items():
         lines += [f"## {tag.capitalize()}", ""]

@@ -240,10 +240,13 @@ async def test_unavailable_database_is_503(sqlite_api: AdminApi, sqlite_admin: C
     nowhere = Database(f"postgresql://user:{PASSWORD}@127.0.0.1:{free_port()}/records")
     away = sqlite_api.with_backend(repository=Repository(nowhere), database=nowhere)
     client = away.client(BOOTSTRAP_TOKEN)
+    request_body = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
     for result in (
         await client.get("/users/alice"),
         await client.put("/users/alice", json={}),
         await client.get("/usage"),
+        await client.get("/decisions"),
+        await client.post("/counters/reset", json=request_body),
         await away.client(token).get("/sources"),
     ):
         assert (result.status_code, result.headers["retry-after"]) == (503, "2"), result.text
@@ -252,6 +255,11 @@ async def test_unavailable_database_is_503(sqlite_api: AdminApi, sqlite_admin: C
     # Operations that need no database still work.
     assert (await client.get("/users/alice/limits")).json()["source"] == "custom"
     assert (await client.get("/sources")).status_code == 200
-    request_body = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
-    assert (await client.post("/counters/peek", json=request_body)).status_code == 200
+    for path in ("/counters/peek", "/decisions/check", "/decisions/explain"):
+        assert (await client.post(path, json=request_body)).status_code == 200, path
+    simulated = {"requests": [{**request_body, "at": "2030-01-01T00:00:00Z"}]}
+    assert (await client.post("/decisions/simulate", json=simulated)).status_code == 200
+    without_tokens = sqlite_api.with_backend(repository=Repository(nowhere), database=nowhere, needs_tokens=False)
+    anybody = without_tokens.client(None, host="localhost")
+    assert [(await anybody.get(path)).status_code for path in ("/sources", "/users/alice")] == [200, 503]
     assert (await away.client(None).get("/healthz")).status_code == 200

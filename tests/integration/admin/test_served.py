@@ -59,6 +59,25 @@ def test_credentials_count_for_the_same_user_on_both_ports(tmp_path: Path) -> No
         assert key not in service.log() + admin.get("/audit").text
 
 
+def test_without_a_database_there_is_no_admin_api(tmp_path: Path) -> None:
+    rules, port = tmp_path / "edge.yaml", free_port()
+    rules.write_text("domain: edge\nrate_limit: {unit: year, requests_per_unit: 5}\n")
+    settings = {"RLS_RULES": rules, "RLS_ADMIN_PORT": port, "RLS_ADMIN_TOKEN": TOKEN}
+    with ServiceProcess(settings) as service:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/healthz")
+        with grpc.insecure_channel(service.grpc_address) as channel:
+            reset: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(RESET_LIMIT)
+            request = ResetRequest(identifier="alice", dimension="USER", domain="edge").SerializeToString()
+            with pytest.raises(grpc.RpcError) as failed:
+                reset(request, metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=20)
+        assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        logged = service.log()
+    assert "admin=none" in logged
+    for name in ("RLS_ADMIN_PORT", "RLS_ADMIN_TOKEN"):
+        assert f"{name} has no effect without RLS_DATABASE_URL" in logged
+
+
 def test_simulation_compiles_rules_as_the_service_does(tmp_path: Path) -> None:
     """With the settings of the service: what is denied is not charged, and a domain is described by one document."""
     document = """\
