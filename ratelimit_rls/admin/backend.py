@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ratelimit_rls.pipeline.limiter import RateLimiter
     from ratelimit_rls.rules.active_rules import ActiveRules
     from ratelimit_rls.rules.compile import CompiledRules
-    from ratelimit_rls.rules.yaml.parser import SourceDocument
+    from ratelimit_rls.rules.source_document import SourceDocument
     from ratelimit_rls.store.base import Store
 
 

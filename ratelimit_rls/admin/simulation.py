@@ -22,7 +22,7 @@ from ratelimit_rls.core.model import Code, Request
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest, TooManyRequests
-from ratelimit_rls.rules.yaml.parser import SourceDocument
+from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.store.embedded import EmbeddedStore
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResp
 from ratelimit_rls.core.storage_keys import ShardBy
 from ratelimit_rls.core.tree import Node
 from ratelimit_rls.rules.grammar import NEW_LIMIT_KEYS
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlNode, YamlScalar, is_null
+from ratelimit_rls.yaml.nodes import YamlList, YamlNode, YamlScalar, is_null
 
 if TYPE_CHECKING:
     from ratelimit_rls.rules.compile import CompiledRules

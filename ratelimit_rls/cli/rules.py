@@ -20,7 +20,7 @@ from ratelimit_rls.errors import Problem, RulesError
 if TYPE_CHECKING:
     from ratelimit_rls.admin.rules_import import FileRule
     from ratelimit_rls.core.accounts import StoredRule
-    from ratelimit_rls.rules.yaml.parser import SourceDocument
+    from ratelimit_rls.rules.source_document import SourceDocument
 
 _IMPORT_EXAMPLES = """\b
 Examples:
@@ -153,8 +153,8 @@ def _read_file_rules(paths: tuple[Path, ...]) -> dict[str, FileRule]:
 def _rules_in(file: SourceDocument) -> list[FileRule]:
     """Return the rules of one file. Each must be YAML in UTF-8, since the database stores text. Raises RulesError."""
     from ratelimit_rls.admin.rules_import import FileRule
+    from ratelimit_rls.rules.source_document import load
     from ratelimit_rls.rules.stored_rule_format import parse_rules
-    from ratelimit_rls.rules.yaml.parser import load
 
     load(file)  # the first document; also reports problems of the whole text
     try:

@@ -14,7 +14,7 @@ from ratelimit_rls.errors import SettingsError
 if TYPE_CHECKING:
     from ratelimit_rls.core.accounts import StoredRule
     from ratelimit_rls.rules.compile import CompiledRules
-    from ratelimit_rls.rules.yaml.parser import SourceDocument
+    from ratelimit_rls.rules.source_document import SourceDocument
 
 
 _MERGE = click.option(

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ratelimit_rls.rules.yaml.scalars import ScalarKind, resolve
+from ratelimit_rls.yaml.scalars import ScalarKind, resolve
 
 _ODD_BREAKS = re.compile("[\r\x85\u2028\u2029]")
 

@@ -11,7 +11,7 @@ MAX_TEXT_LENGTH = 10_000
 """Characters of a reason or a description."""
 
 MAX_DOCUMENT_LENGTH = 16 * 2**20
-"""Characters of a stored rule: no file of rules may have more bytes (rules/yaml/parser.py), so that each can be
+"""Characters of a stored rule: no file of rules may have more bytes (rules/source_document.py), so that each can be
 stored."""
 
 _INT_32 = range(-(2**31), 2**31)

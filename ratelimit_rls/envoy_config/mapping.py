@@ -23,11 +23,11 @@ from ratelimit_rls.envoy_config.value_sources import (
     path_template_source,
 )
 from ratelimit_rls.errors import Problem, RulesError, SettingsError
-from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.strict_mapping import StrictMapping
-from ratelimit_rls.rules.yaml.nodes import YamlMap, YamlNode, YamlScalar, excerpt
-from ratelimit_rls.rules.yaml.parser import SourceDocument as File
-from ratelimit_rls.rules.yaml.parser import load
+from ratelimit_rls.rules.source_document import SourceDocument as File
+from ratelimit_rls.rules.source_document import load
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,7 @@ def _structured_source(node: YamlNode, found: Findings) -> ActionSource | None:
         raise ValueError("is either {metadata: {namespace: …, path: […]}} or {path: […]}")
     value = fields.value("metadata")
     if value is None:
-        return path_template_source(_texts(fields, "path", found))
+        return path_template_source(fields.texts("path"))
     inner = StrictMapping(value, ("namespace", "path"), found)
-    namespace, path = inner.text("namespace"), _texts(inner, "path", found)
+    namespace, path = inner.text("namespace"), inner.texts("path")
     return metadata_source(namespace or "", path) if len(found.errors) == before else None
-
-
-def _texts(fields: StrictMapping, key: str, found: Findings) -> tuple[str, ...]:
-    items = fields.items(key)
-    for item in items:
-        if not isinstance(item, YamlScalar):
-            found.error(item, f"{key}: {excerpt(item)} is not text")
-    return tuple(item.text for item in items if isinstance(item, YamlScalar))

@@ -17,15 +17,17 @@ both: otherwise a token could select an algorithm that uses a public key as a sh
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import yaml
-
 from ratelimit_rls.core.duration import duration_parser
-from ratelimit_rls.errors import SettingsError
-from ratelimit_rls.identity.yaml_mapping import MAX_BYTES, ProblemCollector, YamlMapping, compose
+from ratelimit_rls.core.model import Position
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, excerpt
+from ratelimit_rls.yaml.settings_file import read_settings_file
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 SHARED_SECRET_ALGORITHMS = ("HS256", "HS384", "HS512")
 PUBLIC_KEY_ALGORITHMS = (
@@ -98,66 +100,86 @@ class Issuer:
     require_expiry: bool = True
 
 
+class _IssuerMapping(StrictMapping):
+    """A mapping of the issuers file. A text that is present is not empty."""
+
+    accepts_empty_text = False
+
+    def not_a_mapping(self, keys: Sequence[str]) -> str:
+        return f"this must be a mapping with the keys {', '.join(keys)}"
+
+    def unknown_key(self, key: str, keys: Sequence[str]) -> str:
+        return f"{key} is not a valid key; use {', '.join(keys)}"
+
+    def required_texts(self, key: str, example: str) -> tuple[str, ...]:
+        """Return a list with at least one text."""
+        node = self.required(key, example)
+        if node is not None and not (isinstance(node, YamlList) and node.items):
+            message = f"{key}: {excerpt(node)} must be a list with at least one text; write '{example}'"
+            self.found.error(node, message)
+            return ()
+        return self.texts(key)
+
+    def require_one(self, first: str, second: str, prefix: str = "") -> bool:
+        """Report it and return False if not exactly one of two keys is set."""
+        if self.has(first) != self.has(second):
+            return True
+        if isinstance(self.node, YamlMap):
+            state = "both are" if self.has(first) else "neither is"
+            self.found.error(self.node, f"{prefix}exactly one of '{first}' and '{second}' must be set; {state} set")
+        return False
+
+
 def read_issuers(path: Path) -> tuple[Issuer, ...]:
     """Read the issuers file. Raises SettingsError with all problems and their positions."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsError(f"RLS_JWT_ISSUERS: {path} cannot be read: {error.strerror}") from error
-    problems = ProblemCollector(str(path))
-    issuers = _issuers(compose(content, problems), path.parent, problems)
-    if problems.found:
-        raise SettingsError("RLS_JWT_ISSUERS:\n" + "\n".join(str(problem) for problem in sorted(problems.found)))
-    return issuers
+    return read_settings_file("RLS_JWT_ISSUERS", path, lambda root, found: _issuers(root, path.parent, found))
 
 
-def _issuers(root: yaml.Node | None, directory: Path, problems: ProblemCollector) -> tuple[Issuer, ...]:
-    if root is None and problems.found:
+def _issuers(root: YamlNode | None, directory: Path, found: Findings) -> tuple[Issuer, ...]:
+    if not isinstance(root, YamlList) or not root.items:
+        start = root or Position(found.file, 1, 1)
+        found.error(start, "this must be a list of issuers; write '- name: …' for each")
         return ()
-    if not isinstance(root, yaml.SequenceNode) or not root.value:
-        problems.add(root, "this must be a list of issuers; write '- name: …' for each")
-        return ()
-    issuers = tuple(_issuer(YamlMapping(node, _KEYS, problems), directory, problems) for node in root.value)
+    issuers = tuple(_issuer(_IssuerMapping(node, _KEYS, found), directory) for node in root.items)
     for field in "name", "issuer":
         seen: set[str] = set()
-        for node, issuer in zip(root.value, issuers, strict=True):
+        for node, issuer in zip(root.items, issuers, strict=True):
             value = getattr(issuer, field)
             if value in seen:
-                problems.add(node, f"{field}: another issuer has {value} too; one issuer may have several audiences")
+                found.error(node, f"{field}: another issuer has {value} too; one issuer may have several audiences")
             seen |= {value} if value else set()
     return issuers
 
 
-def _issuer(mapping: YamlMapping, directory: Path, problems: ProblemCollector) -> Issuer:
+def _issuer(mapping: _IssuerMapping, directory: Path) -> Issuer:
     mapping.required("name", "name: accounts")
     mapping.required("issuer", "issuer: https://accounts.example.com")
-    algorithms = _algorithms(mapping, problems)
+    algorithms = _algorithms(mapping)
     return Issuer(
         name=mapping.read("name", _name, ""),
-        issuer=mapping.text("issuer"),
-        audiences=frozenset(mapping.texts("audiences", "audiences: [orders-api]")),
+        issuer=mapping.read("issuer", str, ""),
+        audiences=frozenset(mapping.required_texts("audiences", "audiences: [orders-api]")),
         algorithms=algorithms,
-        keys=_keys(mapping, directory, algorithms, problems),
-        claims=_claims(mapping, problems),
+        keys=_keys(mapping, directory, algorithms),
+        claims=_claims(mapping),
         user_prefix=mapping.read("user_prefix", _user_prefix, ""),
         leeway_s=mapping.read("leeway", _LEEWAY, 30 * _SECOND_US) / _SECOND_US,
         require_expiry=mapping.read("require_expiry", _parse_bool, True),
     )
 
 
-def _algorithms(mapping: YamlMapping, problems: ProblemCollector) -> frozenset[str]:
-    named = mapping.texts("algorithms", "algorithms: [RS256]")
-    node = mapping.value("algorithms")
+def _algorithms(mapping: _IssuerMapping) -> frozenset[str]:
+    named = mapping.required_texts("algorithms", "algorithms: [RS256]")
+    node = mapping.value("algorithms") or mapping.node
     for name in named:
         if name.lower() == "none":
-            problems.add(node, "algorithms: none is not allowed: such tokens have no signature")
+            mapping.found.error(node, "algorithms: none is not allowed: such tokens have no signature")
         elif name not in ALGORITHMS:
-            problems.add(node, f"algorithms: {name[:60]} is not supported; use {', '.join(ALGORITHMS)}")
+            mapping.found.error(node, f"algorithms: {name[:60]} is not supported; use {', '.join(ALGORITHMS)}")
     shared = [name for name in named if name in SHARED_SECRET_ALGORITHMS]
     public = [name for name in named if name in PUBLIC_KEY_ALGORITHMS]
     if shared and public:
-        problems.add(
+        mapping.found.error(
             node,
             f"algorithms: {shared[0]} needs a shared secret and {public[0]} a public key, which must not be mixed; "
             "use one kind, or configure two issuers",
@@ -165,46 +187,34 @@ def _algorithms(mapping: YamlMapping, problems: ProblemCollector) -> frozenset[s
     return frozenset(shared + public)
 
 
-def _keys(
-    mapping: YamlMapping, directory: Path, algorithms: frozenset[str], problems: ProblemCollector
-) -> KeysInFile | KeysAtUrl:
-    jwks, secret_file = mapping.value("jwks"), mapping.value("secret_file")
+def _keys(mapping: _IssuerMapping, directory: Path, algorithms: frozenset[str]) -> KeysInFile | KeysAtUrl:
     none = KeysInFile(directory)  # placeholder after a problem, never read
-    if (jwks is None) == (secret_file is None):
-        if isinstance(mapping.node, yaml.MappingNode):
-            found = "neither is" if jwks is None else "both are"
-            problems.add(mapping.node, f"exactly one of 'jwks' and 'secret_file' must be set; {found} set")
+    if not mapping.require_one("jwks", "secret_file"):
         return none
     is_shared = not algorithms.isdisjoint(SHARED_SECRET_ALGORITHMS)
-    if jwks is None:
-        if not is_shared and algorithms:
-            problems.add(
-                secret_file,
-                f"secret_file is for {', '.join(SHARED_SECRET_ALGORITHMS)}; use 'jwks' for the other algorithms",
-            )
-        return KeysInFile(directory / mapping.text("secret_file"), is_secret=True)
-    return (
-        _jwks(YamlMapping(jwks, ("file", "url", "refresh", "timeout"), problems), directory, is_shared, problems)
-        or none
-    )
+    jwks, secret_file = mapping.value("jwks"), mapping.value("secret_file")
+    if jwks is not None:
+        keys = _IssuerMapping(jwks, ("file", "url", "refresh", "timeout"), mapping.found)
+        return _jwks(keys, directory, is_shared) or none
+    if secret_file is not None and not is_shared and algorithms:
+        mapping.found.error(
+            secret_file,
+            f"secret_file is for {', '.join(SHARED_SECRET_ALGORITHMS)}; use 'jwks' for the other algorithms",
+        )
+    return KeysInFile(directory / mapping.read("secret_file", str, ""), is_secret=True)
 
 
-def _jwks(
-    jwks: YamlMapping, directory: Path, is_shared: bool, problems: ProblemCollector
-) -> KeysInFile | KeysAtUrl | None:
-    file, url = jwks.value("file"), jwks.value("url")
-    if (file is None) == (url is None):
-        if isinstance(jwks.node, yaml.MappingNode):
-            found = "neither is" if file is None else "both are"
-            problems.add(jwks.node, f"jwks: exactly one of 'file' and 'url' must be set; {found} set")
+def _jwks(jwks: _IssuerMapping, directory: Path, is_shared: bool) -> KeysInFile | KeysAtUrl | None:
+    if not jwks.require_one("file", "url", "jwks: "):
         return None
+    url = jwks.value("url")
     if url is None:
         for key in "refresh", "timeout":
             if (node := jwks.value(key)) is not None:
-                problems.add(node, f"{key} is for 'url' only; a file is read again when it changes")
-        return KeysInFile(directory / jwks.text("file"))
+                jwks.found.error(node, f"{key} is for 'url' only; a file is read again when it changes")
+        return KeysInFile(directory / jwks.read("file", str, ""))
     if is_shared:
-        problems.add(url, "url: shared secrets must not be published; use 'file' or 'secret_file'")
+        jwks.found.error(url, "url: shared secrets must not be published; use 'file' or 'secret_file'")
     return KeysAtUrl(
         jwks.read("url", key_url, ""),
         jwks.read("refresh", _REFRESH, 300 * _SECOND_US) / _SECOND_US,
@@ -238,11 +248,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _claims(mapping: YamlMapping, problems: ProblemCollector) -> ClaimNames:
+def _claims(mapping: _IssuerMapping) -> ClaimNames:
     node = mapping.value("claims")
     if node is None:
         return ClaimNames()
-    claims = YamlMapping(node, ("user", "tier", "org"), problems)
+    claims = _IssuerMapping(node, ("user", "tier", "org"), mapping.found)
     return ClaimNames(
         claims.read("user", _claim, "sub"), claims.read("tier", _claim, ""), claims.read("org", _claim, "")
     )

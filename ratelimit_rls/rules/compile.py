@@ -24,15 +24,16 @@ from ratelimit_rls.rules import diagnostics, lint
 from ratelimit_rls.rules.descriptor import OVERRIDDEN, Level, Origin, add_descriptors
 from ratelimit_rls.rules.document import Document, read_document
 from ratelimit_rls.rules.ext_authz import compile_mapping
-from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, Findings
+from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS
 from ratelimit_rls.rules.identity import compile_identity
 from ratelimit_rls.rules.implicit_mapping import MAX_SHAPES, DescriptorShape, complete_mapping, descriptor_shapes
 from ratelimit_rls.rules.positioned_fields import EnumT, Positioned, read_enum
 from ratelimit_rls.rules.responses import compile_deny, compile_response_policy
 from ratelimit_rls.rules.rule import Inherited
+from ratelimit_rls.rules.source_document import SourceDocument, load, second_document
 from ratelimit_rls.rules.targeting import apply_targeting, is_targeted
-from ratelimit_rls.rules.yaml.nodes import YamlNode
-from ratelimit_rls.rules.yaml.parser import SourceDocument, load, second_document
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlNode
 
 UNREAD = "unread"
 

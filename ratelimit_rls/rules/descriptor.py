@@ -19,10 +19,10 @@ from ratelimit_rls.core.pattern import Pattern
 from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Wildcard
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import DescriptorDocument, RepeatedDescriptor
-from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.pattern import compile_pattern
 from ratelimit_rls.rules.positioned_fields import Positioned
 from ratelimit_rls.rules.rule import Inherited, compile_rule, is_on
+from ratelimit_rls.yaml.findings import Findings
 
 OVERRIDDEN = "overridden"
 """Code of the warning that something is ignored because a source with precedence defines it."""

@@ -1,6 +1,7 @@
 """Messages for errors and warnings about limits and responses: one function per message.
 
-Messages about an `ext_authz` mapping are in ext_authz.py; those about any strict mapping are in strict_mapping.py.
+Messages about an `ext_authz` mapping are in ext_authz.py, those about any strict mapping in yaml/strict_mapping.py, and
+those about text that is not YAML in yaml/parser.py.
 
 Where envoyproxy/ratelimit has a message for the same mistake, ours contains its sentence word for word, so that it can
 be found by a search. What would be right follows. The Problem that carries the message adds the position.
@@ -9,13 +10,13 @@ be found by a search. What would be right follows. The Problem that carries the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from zoneinfo import available_timezones
 
 from ratelimit_rls.core.duration import format_duration_us
 from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Algorithm, Limit, Penalty, Position, Unit
 from ratelimit_rls.core.response_policy import HeaderFamily
-from ratelimit_rls.errors import one_line
+from ratelimit_rls.yaml import parser
+from ratelimit_rls.yaml.messages import cut, did_you_mean
 
 UNITS = ("second", "minute", "hour", "day", "week", "month", "year")
 ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm)
@@ -48,46 +49,11 @@ def too_large(max_bytes: int) -> str:
 
 
 def too_many_nodes(most: int) -> str:
-    return not_yaml(
-        f"document contains excessive aliasing or is too large: more than {most:,} nodes with every alias expanded; "
-        "write less, or split it into several files"
-    )
+    return not_yaml(parser.too_many_nodes(most))
 
 
 def too_deep(most: int) -> str:
     return not_yaml(f"nested more than {most} levels deep; that is enough for {most // 2 - 2} levels of descriptors")
-
-
-def not_utf8(byte: int) -> str:
-    return not_yaml(f"invalid UTF-8: byte 0x{byte:02x}; save the file as UTF-8")
-
-
-def control_character(code: int) -> str:
-    return not_yaml(f"control characters are not allowed: U+{code:04X}; is this a text file?")
-
-
-def unsupported_tag(tag: str) -> str:
-    return not_yaml(f"tag '{tag}' has no meaning in rules; write the plain value")
-
-
-def tag_mismatch(kind: str, text: str, tag: str) -> str:
-    return not_yaml(f"cannot decode {kind} `{_cut(text)}` as a {tag}; drop the tag or correct the value")
-
-
-def bad_base64() -> str:
-    return not_yaml("!!binary value contains invalid base64 data, or is not text; write the text itself")
-
-
-def unknown_anchor(name: str) -> str:
-    return not_yaml(f"unknown anchor '{_cut(name)}' referenced; an anchor (&{_cut(name)}) must come before its aliases")
-
-
-def recursive_anchor(name: str) -> str:
-    return not_yaml(f"anchor '{_cut(name)}' value contains itself")
-
-
-def bad_merge() -> str:
-    return not_yaml("map merge requires map or sequence of maps as the value")
 
 
 def second_document() -> str:
@@ -105,14 +71,6 @@ def key_not_text(key: str) -> str:
     return f"config error, key is not of type string: {key}; put it in quotes if it is meant"
 
 
-def unknown_key(key: str, here: Iterable[str], elsewhere: Iterable[str]) -> str:
-    here = tuple(here)
-    hint = _did_you_mean(key, here) or _did_you_mean(key, elsewhere)
-    if here and not hint:
-        hint = f"; allowed here: {', '.join(here)}"
-    return f"config error, unknown key '{_cut(key)}'{hint}"
-
-
 def list_of_other_than_maps(element: str, example: str | None) -> str:
     """Format the message for a list element that is not a mapping. `example` is None where no list is allowed."""
     right = f"each element is a mapping, e.g. '{example}'" if example else "no list belongs here"
@@ -120,7 +78,7 @@ def list_of_other_than_maps(element: str, example: str | None) -> str:
 
 
 def unusable_scalar(text: str) -> str:
-    return f"error checking config: {_cut(text)} is neither text nor a whole number of 64 bits; put text in quotes"
+    return f"error checking config: {cut(text)} is neither text nor a whole number of 64 bits; put text in quotes"
 
 
 def wrong_type(line: int, tag: str, text: str | None, go_type: str, wanted: str) -> str:
@@ -138,7 +96,7 @@ def misplaced(key: str, right: str) -> str:
 
 
 def duplicate_key(key: str, first_line: int) -> str:
-    return f"'{_cut(key)}' is already written at line {first_line}; the last one counts"
+    return f"'{cut(key)}' is already written at line {first_line}; the last one counts"
 
 
 # -- domains and descriptors ------------------------------------------------------------------------------------------
@@ -158,11 +116,11 @@ def duplicate_domain(domain: str, first: Position) -> str:
 def conflicting_setting(key: str, domain: str, first: Position, *, of_rules: bool) -> str:
     """Format the message for a domain setting that differs between files. `of_rules`: a rule may set it, too."""
     right = "and a rule may have its own" if of_rules else "the same in all its files"
-    return f"domain '{_cut(domain)}' has another {key} at {first}; a domain has one, {right}"
+    return f"domain '{cut(domain)}' has another {key} at {first}; a domain has one, {right}"
 
 
 def duplicate_setting(key: str, domain: str, first: Position) -> str:
-    return f"domain '{_cut(domain)}' has '{key}' at {first} already; a domain has one, in one of its files"
+    return f"domain '{cut(domain)}' has '{key}' at {first} already; a domain has one, in one of its files"
 
 
 def empty_key() -> str:
@@ -189,7 +147,7 @@ def overridden_switch(key: str, path: str, first: Position) -> str:
 
 
 def overridden_domain_setting(key: str, domain: str, by: Position) -> str:
-    return f"'{key}' of domain '{_cut(domain)}' is ignored: {by} takes precedence"
+    return f"'{key}' of domain '{cut(domain)}' is ignored: {by} takes precedence"
 
 
 def match_in_rule_body(key: str) -> str:
@@ -215,7 +173,7 @@ def nothing_to_target() -> str:
 
 def too_many_shapes(domain: str, most: int) -> str:
     return (
-        f"domain '{_cut(domain)}' has stored rules with more than {most} kinds of targeting, and each is a descriptor "
+        f"domain '{cut(domain)}' has stored rules with more than {most} kinds of targeting, and each is a descriptor "
         "of every request; target several rules by the same things"
     )
 
@@ -235,8 +193,8 @@ def unit_when_unlimited() -> str:
 
 
 def invalid_unit(unit: str) -> str:
-    hint = _did_you_mean(unit.lower(), UNITS)
-    return f"invalid rate limit unit '{_cut(unit)}'; it is one of {', '.join(UNITS)}{hint}"
+    hint = did_you_mean(unit.lower(), UNITS)
+    return f"invalid rate limit unit '{cut(unit)}'; it is one of {', '.join(UNITS)}{hint}"
 
 
 def empty_replaces() -> str:
@@ -248,7 +206,7 @@ def replaces_itself() -> str:
 
 
 def unknown_algorithm(name: str) -> str:
-    return f"algorithm '{_cut(name)}' is not one of {', '.join(ALGORITHMS)}{_did_you_mean(name.lower(), ALGORITHMS)}"
+    return f"algorithm '{cut(name)}' is not one of {', '.join(ALGORITHMS)}{did_you_mean(name.lower(), ALGORITHMS)}"
 
 
 def burst_without_bucket(algorithm: Algorithm) -> str:
@@ -303,8 +261,8 @@ def calendar_with_multiplier() -> str:
 
 
 def unknown_timezone(name: str) -> str:
-    hint = _did_you_mean(name, available_timezones())
-    return f"timezone '{_cut(name)}' is not known; it is a name such as UTC or Europe/Berlin{hint}"
+    hint = did_you_mean(name, available_timezones())
+    return f"timezone '{cut(name)}' is not known; it is a name such as UTC or Europe/Berlin{hint}"
 
 
 def limits_beside_rate_limit() -> str:
@@ -327,14 +285,14 @@ def same_window_twice(limit: Limit) -> str:
 
 
 def unknown_choice(key: str, value: str, known: Iterable[str]) -> str:
-    return f"{key} '{_cut(value)}' is not one of {', '.join(known)}{_did_you_mean(value.lower(), known)}"
+    return f"{key} '{cut(value)}' is not one of {', '.join(known)}{did_you_mean(value.lower(), known)}"
 
 
 # -- throttle, penalty, warn_at --------------------------------------------------------------------------------------
 
 
 def bad_max_delay(text: str, reason: str) -> str:
-    return f"max_delay: {_cut(text)} {reason}"
+    return f"max_delay: {cut(text)} {reason}"
 
 
 def max_delay_without_throttle() -> str:
@@ -446,7 +404,7 @@ def limits_of_with(what: str, reason: str) -> str:
 
 
 def unknown_family(name: str, families: Iterable[str]) -> str:
-    return f"headers: {name} is not one of {', '.join(families)}{_did_you_mean(name.lower(), families)}"
+    return f"headers: {name} is not one of {', '.join(families)}{did_you_mean(name.lower(), families)}"
 
 
 def family_twice(family: HeaderFamily) -> str:
@@ -483,7 +441,7 @@ def content_type_without_body() -> str:
 
 
 def bad_content_type(text: str) -> str:
-    return f"content_type: '{_cut(text)}' is not a media type; e.g. text/html; charset=utf-8"
+    return f"content_type: '{cut(text)}' is not a media type; e.g. text/html; charset=utf-8"
 
 
 def bad_status(shown: str) -> str:
@@ -507,7 +465,7 @@ def content_type_among_headers() -> str:
 
 
 def header_twice(name: str) -> str:
-    return f"headers: '{_cut(name)}' is already written; upper and lower case make no difference"
+    return f"headers: '{cut(name)}' is already written; upper and lower case make no difference"
 
 
 def too_many_headers(number: int) -> str:
@@ -538,7 +496,7 @@ def not_one_match_kind(kinds: Iterable[str]) -> str:
 
 
 def bad_cidr(text: str, reason: str) -> str:
-    return f"cidr '{_cut(text)}' is not a network: {reason}; e.g. 10.0.0.0/8 or 2001:db8::/32"
+    return f"cidr '{cut(text)}' is not a network: {reason}; e.g. 10.0.0.0/8 or 2001:db8::/32"
 
 
 def empty_prefix() -> str:
@@ -552,7 +510,7 @@ def empty_regex() -> str:
 
 
 def bad_regex(text: str, reason: str) -> str:
-    return f"regex '{_cut(text)}' cannot be used: {reason}; it is RE2 syntax, without back-references and look-around"
+    return f"regex '{cut(text)}' cannot be used: {reason}; it is RE2 syntax, without back-references and look-around"
 
 
 # -- warnings ---------------------------------------------------------------------------------------------------------
@@ -588,7 +546,7 @@ def unreachable(what: str, by: str, at: Position) -> str:
 
 
 def unknown_replaces(name: str) -> str:
-    return f"replaces '{_cut(name)}', but no rate_limit of this domain has that name"
+    return f"replaces '{cut(name)}', but no rate_limit of this domain has that name"
 
 
 def unmapped_descriptor(keys: Iterable[str]) -> str:
@@ -600,13 +558,3 @@ def unmapped_descriptor(keys: Iterable[str]) -> str:
 TEXT = "it is text"
 BOOLEAN = "it is true or false, without quotes"
 COUNT = f"it is a whole number from 0 to {MAX_REQUESTS_PER_UNIT}, without quotes"
-
-
-def _did_you_mean(value: str, known: Iterable[str]) -> str:
-    close = get_close_matches(value[:60], list(known), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
-def _cut(text: str) -> str:
-    """Return a quotable excerpt of a file's text: at most 60 characters, on one line."""
-    return one_line(text if len(text) <= 60 else text[:57] + "...")

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from ratelimit_rls.core.model import Position
 from ratelimit_rls.rules import diagnostics, grammar
-from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.positioned_fields import Positioned, PositionedFields
-from ratelimit_rls.rules.yaml.nodes import Variant, YamlList, YamlMap, YamlNode, YamlScalar, is_null
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import Variant, YamlList, YamlMap, YamlNode, YamlScalar, is_null
 
 _extension_values = attrgetter(*grammar.NEW_LIMIT_KEYS)
 _NO_EXTENSIONS = (None,) * len(grammar.NEW_LIMIT_KEYS)

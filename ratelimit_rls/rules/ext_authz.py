@@ -34,10 +34,10 @@ from ratelimit_rls.core.attributes import (
 from ratelimit_rls.core.client_ip import MAX_TRUSTED_NETWORKS, MAX_TRUSTED_PROXIES, ClientIp, Network
 from ratelimit_rls.core.model import MAX_HITS
 from ratelimit_rls.core.path_template import PathTemplate
-from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.responses import TOKEN_CHARACTERS, compile_headers
-from ratelimit_rls.rules.strict_mapping import StrictMapping
-from ratelimit_rls.rules.yaml.nodes import YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 MAPPING_KEYS = (
     "trusted_proxies",
@@ -79,7 +79,7 @@ _ADDRESS_SOURCES: dict[str, Callable[[ClientIp], ValueSource]] = {
     "caller": CallerIdSource,
     "anonymous_ip": AnonymousIpSource,
 }
-_FROM_NAMES = (*_SIMPLE_SOURCES, *_ADDRESS_SOURCES)
+_FROM_NAMES = {name: name for name in (*_SIMPLE_SOURCES, *_ADDRESS_SOURCES)}
 
 
 def compile_mapping(node: YamlNode, found: Findings) -> AttributeMapping | None:
@@ -98,7 +98,7 @@ def compile_mapping(node: YamlNode, found: Findings) -> AttributeMapping | None:
 
 
 def _client_ip(fields: StrictMapping, found: Findings) -> ClientIp:
-    read = _bounded_integer(fields, "trusted_proxies", 0, MAX_TRUSTED_PROXIES, found)
+    read = fields.integer("trusted_proxies", 0, MAX_TRUSTED_PROXIES)
     depth = read or 0
     remote_address = fields.value("use_remote_address")
     is_wrong = read is None and fields.has("trusted_proxies")  # already reported
@@ -123,7 +123,7 @@ def _client_ip(fields: StrictMapping, found: Findings) -> ClientIp:
         trusted_networks=networks,
         trusted_proxies=depth,
         use_remote_address=fields.boolean("use_remote_address"),
-        ipv6_prefix=_bounded_integer(fields, "ipv6_prefix", 1, 128, found) or 128,
+        ipv6_prefix=fields.integer("ipv6_prefix", 1, 128) or 128,
     )
 
 
@@ -149,7 +149,7 @@ class _DescriptorReader:
 
     def descriptors(self, fields: StrictMapping) -> tuple[MappedDescriptor, ...]:
         fields.required_list("descriptors", "descriptors: [{entries: [{key: remote_address, from: client_ip}]}]")
-        items = self._at_most(MAX_DESCRIPTORS, fields, "descriptors")
+        items = fields.items("descriptors", MAX_DESCRIPTORS)
         read: dict[MappedDescriptor, YamlNode] = {}
         for item in items:
             descriptor = self._descriptor(item)
@@ -167,7 +167,7 @@ class _DescriptorReader:
         fields.required_list("entries", "entries: [{key: remote_address, from: client_ip}]")
         entries: dict[MappedEntry, None] = {}
         complete = fields.has("entries")
-        for item in self._at_most(MAX_ENTRIES, fields, "entries"):
+        for item in fields.items("entries", MAX_ENTRIES):
             entry = self._entry(item)
             if entry is None:
                 complete = False
@@ -175,7 +175,7 @@ class _DescriptorReader:
                 self._found.error(item, f"the entry '{entry.key}' is written twice")
             else:
                 entries[entry] = None
-        hits = _bounded_integer(fields, "hits", 0, MAX_HITS, self._found)
+        hits = fields.integer("hits", 0, MAX_HITS)
         return MappedDescriptor(tuple(entries), hits) if complete else None
 
     def _entry(self, node: YamlNode) -> MappedEntry | None:
@@ -222,7 +222,7 @@ class _DescriptorReader:
                 return None if text is None else FixedSource(text)
 
     def _from(self, fields: StrictMapping) -> ValueSource | None:
-        name = fields.read("from", _from_name)
+        name = fields.choice("from", _FROM_NAMES)
         if fields.has("templates"):
             if name == "path":
                 return self._shape(fields)
@@ -238,7 +238,7 @@ class _DescriptorReader:
     def _shape(self, fields: StrictMapping) -> ValueSource | None:
         fields.required_list("templates", "templates: ['/users/{id}', '/**']")
         templates: list[PathTemplate] = []
-        for item in self._at_most(MAX_TEMPLATES, fields, "templates"):
+        for item in fields.items("templates", MAX_TEMPLATES):
             template = self._template(item)
             if template is None:
                 continue
@@ -281,33 +281,12 @@ class _DescriptorReader:
         inside.required_list("path", "path: [payload, sub]")
         namespace = inside.read("namespace", non_empty)
         keys = []
-        for item in self._at_most(MAX_METADATA_DEPTH, inside, "path"):
+        for item in inside.items("path", MAX_METADATA_DEPTH):
             if isinstance(item, YamlScalar) and item.text:
                 keys.append(item.text)
             else:
                 self._found.error(item, f"path: {excerpt(item) or 'an empty text'} is not a key")
         return MetadataSource((namespace, *keys)) if namespace and keys else None
-
-    def _at_most(self, most: int, fields: StrictMapping, key: str) -> tuple[YamlNode, ...]:
-        items = fields.items(key)
-        if len(items) > most:
-            self._found.error(items[most], f"'{key}' has {len(items)} elements; at most {most} are allowed")
-        return items[:most]
-
-
-def _bounded_integer(fields: StrictMapping, key: str, least: int, most: int, found: Findings) -> int | None:
-    node = fields.value(key)
-    number = fields.integer(key, least)
-    if node is not None and number is not None and number > most:
-        found.error(node, f"{key}: {number} is more than {most}")
-        return None
-    return number
-
-
-def _from_name(name: str) -> str:
-    if name not in _FROM_NAMES:
-        raise ValueError(f"is not one of {', '.join(_FROM_NAMES)}")
-    return name
 
 
 def non_empty(text: str) -> str:

@@ -7,38 +7,12 @@ Here that is a warning, since it was probably written for a purpose.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from ratelimit_rls.core.model import Position
-from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
-from ratelimit_rls.rules.yaml.scalars import MAX_INT64, ScalarKind
-
-
-@dataclass(slots=True)
-class Findings:
-    """Errors and warnings of one file."""
-
-    file: str
-    errors: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-    first_line: int = 1  # of the text that is checked
-
-    def error(self, at: YamlNode | Position, message: str) -> None:
-        self.errors.append(Problem(self.file, at.line, at.column, message))
-
-    def warn(self, at: YamlNode | Position, code: str, message: str) -> None:
-        self.warnings.append(Problem(self.file, at.line, at.column, message, "warning", code))
-
-    @property
-    def problem_count(self) -> int:
-        """Number of problems so far. Compare two values to see whether a step reported any."""
-        return len(self.errors) + len(self.warnings)
-
-    def position(self, node: YamlNode) -> Position:
-        return Position(self.file, node.line, node.column)
-
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.messages import unknown_key
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.scalars import MAX_INT64, ScalarKind
 
 FREE = "anything"  # metadata: the content is not checked
 STRICT = "strict"  # the content is read by a module of its own, more strictly
@@ -155,7 +129,7 @@ def _known_values(node: YamlMap, place: str, keys: Mapping[str, str], found: Fin
             found.error(key, diagnostics.key_not_text(excerpt(key)))
             continue
         if key.text not in ALL_KEYS:
-            found.error(key, diagnostics.unknown_key(key.text, keys, ALL_KEYS))
+            found.error(key, unknown_key(key.text, keys, ALL_KEYS))
             continue
         if place in CONTEXTS and key.text not in keys:
             found.warn(key, "misplaced", diagnostics.misplaced(key.text, _right_place(key.text)))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum
-from typing import TypeVar
-
 from ratelimit_rls.core.identity import (
     BLOCKED_STATUS,
     CredentialEntry,
@@ -16,29 +12,30 @@ from ratelimit_rls.core.identity import (
     UnauthenticatedPolicy,
 )
 from ratelimit_rls.rules.ext_authz import header_name, non_empty, query_name
-from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.strict_mapping import StrictMapping
-from ratelimit_rls.rules.yaml.nodes import YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 IDENTITY_KEYS = ("credentials", "entries", "on_invalid", "on_missing", "blocked_status", "hide_credentials")
 LOCATION_KEYS = ("kind", "header", "query", "scheme")
 ENTRY_KEYS = ("key", "kind", "becomes")
 BECOMES = Identity._fields
 DEFAULT_BECOMES = ("user",)
-BLOCKED_STATUSES = ("403", "429")
+BLOCKED_STATUSES = {"403": 403, "429": 429}
 
 # Bounds the work per request.
 MAX_LOCATIONS = 8
 
-_EnumT = TypeVar("_EnumT", bound=Enum)
+_POLICIES = {policy.value: policy for policy in UnauthenticatedPolicy}
+_KINDS = {kind.value: kind for kind in CredentialKind}
 
 
 def compile_identity(node: YamlNode, found: Findings) -> IdentityConfig | None:
     """Return the compiled configuration; None after an error."""
     before = len(found.errors)
     fields = StrictMapping(node, IDENTITY_KEYS, found)
-    places = [_location(item, found) for item in _at_most(fields, "credentials", found)]
-    entries = [_entry(item, found) for item in _at_most(fields, "entries", found)]
+    places = [_location(item, found) for item in fields.items("credentials", MAX_LOCATIONS)]
+    entries = [_entry(item, found) for item in fields.items("entries", MAX_LOCATIONS)]
     if not (fields.has("credentials") or fields.has("entries")) and len(found.errors) == before:
         found.error(
             node,
@@ -48,9 +45,9 @@ def compile_identity(node: YamlNode, found: Findings) -> IdentityConfig | None:
     keys = [entry.key for entry in entries if entry is not None]
     for twice in sorted({key for key in keys if keys.count(key) > 1}):
         found.error(node, f"the entry '{twice}' is written twice; an entry carries one kind of credential")
-    on_invalid = fields.read("on_invalid", _one_of(UnauthenticatedPolicy))
-    on_missing = fields.read("on_missing", _one_of(UnauthenticatedPolicy))
-    blocked_status = fields.read("blocked_status", _blocked_status)
+    on_invalid = fields.choice("on_invalid", _POLICIES)
+    on_missing = fields.choice("on_missing", _POLICIES)
+    blocked_status = fields.choice("blocked_status", BLOCKED_STATUSES)
     hide = fields.boolean("hide_credentials")
     if len(found.errors) > before:
         return None
@@ -100,31 +97,7 @@ def _entry(node: YamlNode, found: Findings) -> CredentialEntry | None:
 
 def _kind(fields: StrictMapping) -> CredentialKind | None:
     fields.required("kind", "kind: api_key")
-    return fields.read("kind", _one_of(CredentialKind))
-
-
-def _at_most(fields: StrictMapping, key: str, found: Findings) -> tuple[YamlNode, ...]:
-    items = fields.items(key)
-    if len(items) > MAX_LOCATIONS:
-        found.error(items[MAX_LOCATIONS], f"'{key}' has {len(items)} elements; at most {MAX_LOCATIONS} are allowed")
-    return items[:MAX_LOCATIONS]
-
-
-def _one_of(enum: type[_EnumT]) -> Callable[[str], _EnumT]:
-    known = {member.value: member for member in enum}
-
-    def parse(text: str) -> _EnumT:
-        if text not in known:
-            raise ValueError(f"is not one of {', '.join(known)}")
-        return known[text]
-
-    return parse
-
-
-def _blocked_status(text: str) -> int:
-    if text not in BLOCKED_STATUSES:
-        raise ValueError(f"is not one of {', '.join(BLOCKED_STATUSES)}")
-    return int(text)
+    return fields.choice("kind", _KINDS)
 
 
 def _scheme(text: str) -> str:

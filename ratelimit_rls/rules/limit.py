@@ -10,7 +10,7 @@ from ratelimit_rls.core import calendar
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import DescriptorDocument, RateLimitDocument
-from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.yaml.findings import Findings
 
 _UNITS = {unit.name: unit for unit in Unit if unit is not Unit.UNKNOWN}
 

@@ -12,10 +12,12 @@ from ratelimit_rls.core.model import Limit
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import expand, read_document
-from ratelimit_rls.rules.grammar import NEW_LIMIT_KEYS, RATE_LIMIT_KEYS, Findings
+from ratelimit_rls.rules.grammar import NEW_LIMIT_KEYS, RATE_LIMIT_KEYS
 from ratelimit_rls.rules.limit import compile_limits
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.yaml.scalars import ScalarKind, resolve
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.messages import unknown_key
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.yaml.scalars import ScalarKind, resolve
 
 MAX_LIMITS = 16
 """Limits per subject. Each costs one counter for every call."""
@@ -79,7 +81,7 @@ class _LimitsReader:
             if key in LIMIT_KEYS:
                 pairs.append((_text(key), self._scalar(f"{field}.{key}", inner)))
             else:
-                self._reject(field, diagnostics.unknown_key(str(key), LIMIT_KEYS, ()))
+                self._reject(field, unknown_key(str(key), LIMIT_KEYS))
         if value.get("requests_per_unit") is None:  # a rule may omit it, with a warning that it denies everything
             self._reject(field, "'requests_per_unit' is missing; 0 would deny everything")
         return YamlMap(_LINE, column, tuple(pairs))

@@ -26,7 +26,7 @@ from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimit
 from ratelimit_rls.rules.limit import is_unlimited
 from ratelimit_rls.rules.positioned_fields import Positioned
 from ratelimit_rls.rules.rule import Action
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
 
 MAX_COMPARED = 500
 """Earlier wildcards that each wildcard of a level is compared with. The comparison is quadratic, and rules with more

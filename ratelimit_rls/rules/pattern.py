@@ -7,7 +7,7 @@ import re2
 from ratelimit_rls.core.pattern import Pattern, PatternKind, parse_network
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import DescriptorDocument
-from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.yaml.findings import Findings
 
 MAX_REGEX_MEMORY_BYTES = 8 * 2**20
 """Memory for one compiled expression and its states; RE2 rejects expressions that need more."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ratelimit_rls.core.duration import duration_parser
 from ratelimit_rls.core.model import Penalty, WarnAt
 from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.positioned_fields import Positioned
-from ratelimit_rls.rules.strict_mapping import StrictMapping, read_integer
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlNode, YamlScalar, excerpt
-from ratelimit_rls.rules.yaml.scalars import ScalarKind
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlList, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.scalars import ScalarKind
+from ratelimit_rls.yaml.strict_mapping import StrictMapping, read_integer
 
 PENALTY_KEYS = ("within", "after", "multipliers")
 

@@ -8,9 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.core.model import MAX_REQUESTS_PER_UNIT, Position
 from ratelimit_rls.rules import diagnostics, grammar
-from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.yaml.nodes import Pair, YamlList, YamlMap, YamlNode, YamlScalar, is_null, tag
-from ratelimit_rls.rules.yaml.scalars import ScalarKind
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import Pair, YamlList, YamlMap, YamlNode, YamlScalar, is_null, tag
+from ratelimit_rls.yaml.scalars import ScalarKind
 
 T = TypeVar("T")
 EnumT = TypeVar("EnumT", bound=Enum)

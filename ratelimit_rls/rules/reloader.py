@@ -15,7 +15,7 @@ import structlog
 from ratelimit_rls.errors import RateLimitRlsError, RulesError
 from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents, digest, sort_by_rank
-from ratelimit_rls.rules.yaml.parser import SourceDocument
+from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.telemetry.metrics import Metrics
 
 MAX_LOGGED = 20

@@ -8,10 +8,10 @@ from ratelimit_rls.core.duration import duration_parser
 from ratelimit_rls.core.response_policy import BodyFormat, DenyResponse, HeaderFamily, ResponsePolicy
 from ratelimit_rls.core.template import Template
 from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.positioned_fields import Positioned
-from ratelimit_rls.rules.strict_mapping import StrictMapping
-from ratelimit_rls.rules.yaml.nodes import YamlMap, YamlNode, YamlScalar, excerpt, is_null
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlMap, YamlNode, YamlScalar, excerpt, is_null
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 ANSWER_KEYS = ("headers", "retry_jitter")
 DENY_KEYS = ("format", "body", "content_type", "headers", "status")

@@ -11,13 +11,13 @@ from ratelimit_rls.core.model import Charge, LeasePolicy, Limit, OnStoreFailure,
 from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import DescriptorDocument
-from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.limit import compile_limits, is_unlimited
 from ratelimit_rls.rules.penalties import compile_penalty, compile_warn_at
 from ratelimit_rls.rules.positioned_fields import Positioned, read_enum
 from ratelimit_rls.rules.responses import compile_deny, compile_response_policy
-from ratelimit_rls.rules.strict_mapping import StrictMapping
-from ratelimit_rls.rules.yaml.nodes import YamlNode
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlNode
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 HOT_KEYS = ("lease",)
 

@@ -21,8 +21,9 @@ from urllib.parse import quote
 from ratelimit_rls.core.accounts import MAX_ID_LENGTH, Scope, StoredRule, Targeting
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.yaml.multi_document import LINE_BREAKS, split_documents
-from ratelimit_rls.rules.yaml.parser import LAST_RANK
+from ratelimit_rls.rules.source_document import LAST_RANK
+from ratelimit_rls.yaml.messages import unknown_key
+from ratelimit_rls.yaml.multi_document import LINE_BREAKS, split_documents
 
 FILE_SUFFIX = ".yaml"
 MAX_FILE_NAME_LENGTH = 120
@@ -131,7 +132,7 @@ def parse_rule(text: str, name: str, file: str, line: int = 1) -> StoredRule:
         _reject(at, column, 'it is a mapping, e.g. {"name": "free_tier", "priority": 50}')
     for key in fields:
         if key not in _KEYS:
-            _reject(at, column, diagnostics.unknown_key(key, _KEYS, ()))
+            _reject(at, column, unknown_key(key, _KEYS))
     default = StoredRule("", "", "")
     priority = fields.get("priority", default.priority)
     enabled = fields.get("enabled", default.enabled)
@@ -166,7 +167,7 @@ def _targeting(fields: object, at: _Location, column: int) -> Targeting:
         _reject(at, column, "'targeting' is a mapping")
     for key in fields:
         if key not in (*_LISTS, "scope"):
-            _reject(at, column, f"targeting: {diagnostics.unknown_key(key, (*_LISTS, 'scope'), ())}")
+            _reject(at, column, f"targeting: {unknown_key(key, (*_LISTS, 'scope'))}")
     lists: dict[str, tuple[str, ...]] = {}
     for key in _LISTS:
         texts = fields.get(key, [])

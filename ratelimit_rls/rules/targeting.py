@@ -26,10 +26,11 @@ from ratelimit_rls.core.pattern import parse_network
 from ratelimit_rls.core.tree import WILDCARD
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, FILE_KEYS, Findings
+from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, FILE_KEYS
 from ratelimit_rls.rules.responses import TOKEN_CHARACTERS
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.yaml.scalars import ScalarKind, resolve
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.yaml.scalars import ScalarKind, resolve
 
 MAX_ALTERNATIVES = 256
 """Combinations of one rule's tiers, endpoints, methods and networks. The document is compiled once for each."""

@@ -15,11 +15,11 @@ from ratelimit_rls.core.attributes import Attributes, MetadataPath, metadata_tex
 from ratelimit_rls.core.client_ip import canonical
 from ratelimit_rls.core.model import Descriptor
 from ratelimit_rls.core.tree import Tree
-from ratelimit_rls.rules.grammar import Findings
 from ratelimit_rls.rules.responses import TOKEN_CHARACTERS
-from ratelimit_rls.rules.strict_mapping import StrictMapping
-from ratelimit_rls.rules.yaml.nodes import YamlMap, YamlNode, YamlScalar, excerpt
-from ratelimit_rls.rules.yaml.scalars import ScalarKind
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.scalars import ScalarKind
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 REQUEST_KEYS = ("method", "path", "host", "scheme", "headers", "peer", "context", "metadata")
 

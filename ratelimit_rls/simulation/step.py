@@ -8,18 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ratelimit_rls.core.duration import parse_duration_us
 from ratelimit_rls.core.model import MAX_HITS, Code, Descriptor, Entry, WarningState
 from ratelimit_rls.core.tree import Tree
-from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.strict_mapping import StrictMapping, read_integer
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
 from ratelimit_rls.simulation.case import NEVER_US, CaseStep, Expected
 from ratelimit_rls.simulation.clock import parse_timestamp
 from ratelimit_rls.simulation.request_step import read_descriptors
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt
+from ratelimit_rls.yaml.strict_mapping import StrictMapping, read_integer
 
 _EXPECTATION_KEYS = ("remaining", "retry_after", "rule", "state", "violations")
 _STATUS_KEYS = ("expect", *_EXPECTATION_KEYS)
@@ -39,8 +38,6 @@ _STEP_KEYS = (
 )
 MAX_TIMES = 100_000
 """Calls per step: about two seconds."""
-
-T = TypeVar("T")
 
 _CODES = {"ok": Code.OK, "over_limit": Code.OVER_LIMIT}
 _STATES = {state.name.lower(): state for state in WarningState}
@@ -110,23 +107,8 @@ def _passes_of(fields: StrictMapping, times: int | None, found: Findings) -> tup
         elif passes + refused == 0:
             found.error(node, "expect: there are no calls; write how many pass, e.g. {ok: 5, over_limit: 1}")
         return passes, passes + refused
-    code = fields.read("expect", _code)
+    code = fields.choice("expect", _CODES)
     return (0 if code is Code.OVER_LIMIT else times or 1), times or 1
-
-
-def _code(text: str) -> Code:
-    return _one_of(_CODES, text)
-
-
-def _state(text: str) -> WarningState:
-    return _one_of(_STATES, text)
-
-
-def _one_of(known: Mapping[str, T], text: str) -> T:
-    found = known.get(text)
-    if found is None:
-        raise ValueError(f"is not one of {', '.join(known)}")
-    return found
 
 
 def _descriptors(fields: StrictMapping, setting: CaseContext, found: Findings) -> tuple[Descriptor, ...] | None:
@@ -224,7 +206,7 @@ def _describe(descriptors: tuple[Descriptor, ...]) -> str:
 
 def _status(node: YamlNode, found: Findings) -> Expected:
     fields = StrictMapping(node, _STATUS_KEYS, found)
-    return _expected(fields, fields.read("expect", _code))
+    return _expected(fields, fields.choice("expect", _CODES))
 
 
 def _expected(fields: StrictMapping, code: Code | None = None) -> Expected:
@@ -234,6 +216,6 @@ def _expected(fields: StrictMapping, code: Code | None = None) -> Expected:
         remaining=fields.integer("remaining", 0),
         retry_us=fields.read("retry_after", lambda text: NEVER_US if text == "never" else parse_duration_us(text)),
         rule="" if rule == "none" else rule,
-        state=fields.read("state", _state),
+        state=fields.choice("state", _STATES),
         violations=fields.integer("violations", 0),
     )

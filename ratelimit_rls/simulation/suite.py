@@ -17,14 +17,14 @@ from pathlib import Path
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.grammar import Findings
+from ratelimit_rls.rules.source_document import SourceDocument, load
 from ratelimit_rls.rules.sources.files import RulesFiles
-from ratelimit_rls.rules.strict_mapping import StrictMapping
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlScalar, excerpt
-from ratelimit_rls.rules.yaml.parser import SourceDocument, load
 from ratelimit_rls.simulation.case import Case, CaseStep, Suite
 from ratelimit_rls.simulation.clock import DEFAULT_START_US, parse_timestamp
 from ratelimit_rls.simulation.step import CaseContext, read_step
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.nodes import YamlList, YamlScalar, excerpt
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
 ENDINGS = (".test.yaml", ".test.yml")
 

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import re2
-import yaml
 
-from ratelimit_rls.errors import SettingsError, one_line
 from ratelimit_rls.telemetry.instruments import INSTRUMENTS, InstrumentKind
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.messages import did_you_mean
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar, excerpt, is_null
+from ratelimit_rls.yaml.settings_file import read_settings_file
+from ratelimit_rls.yaml.strict_mapping import StrictMapping
 
-MAX_FILE_BYTES = 2**20
 MAX_CACHED_NAMES = 120_000
 """Names whose series are cached. There are at most ten for each path of metrics.py, and those are bounded."""
 
@@ -41,7 +42,6 @@ _KINDS = {
     "observer": InstrumentKind.HISTOGRAM,
     "timer": InstrumentKind.HISTOGRAM,
 }
-_OBSERVERS = ("histogram", "summary", "")
 _IGNORED_KEYS = ("ttl", "honor_labels", "buckets", "quantiles", "summary_options", "histogram_options")
 _RULE_KEYS = (
     *("match", "match_type", "match_metric_type", "name", "labels", "help", "action", "scale"),
@@ -56,7 +56,8 @@ _CAPTURE_REFERENCE = re.compile(r"\$(?:\$|\{([a-zA-Z0-9_]+)\}|([a-zA-Z0-9_]+))")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
-_PARSER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # both keep every scalar as the text in the file
+
+_EMPTY = YamlMap(1, 1, ())
 
 
 class Target(NamedTuple):
@@ -151,123 +152,85 @@ def _escaped(name: str) -> str:
 
 
 def read_statsd_mapping(path: Path) -> StatsdMapping:
-    """Read a mapping file. Raises SettingsError with the file's name and all errors in it."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise SettingsError(f"PROMETHEUS_MAPPER_YAML={path}: {error.strerror or error}") from error
-    try:
-        if len(content) > MAX_FILE_BYTES:
-            raise _MappingError([f"is larger than {MAX_FILE_BYTES} bytes"])
-        return parse_statsd_mapping(content)
-    except _MappingError as errors:
-        sentences = (f"PROMETHEUS_MAPPER_YAML={path}: {one_line(sentence)}" for sentence in errors.sentences)
-        raise SettingsError("\n".join(sentences)) from None
+    """Read a mapping file. Raises SettingsError with all errors and their positions."""
+    return read_settings_file("PROMETHEUS_MAPPER_YAML", path, compile_statsd_mapping)
 
 
-class _MappingError(ValueError):
-    def __init__(self, sentences: Iterable[str]) -> None:
-        self.sentences = tuple(sentences)
-        super().__init__("\n".join(self.sentences))
+def compile_statsd_mapping(root: YamlNode | None, found: Findings) -> StatsdMapping:
+    """Return the mapping of a document. It is incomplete if errors are reported to `found`."""
+    return _Compiler(found).compile(root)
 
 
-def parse_statsd_mapping(content: bytes) -> StatsdMapping:
-    """Parse a mapping. Raises ValueError with a sentence for every error."""
-    try:
-        document = yaml.load(content.decode(), _PARSER)  # noqa: S506 - these parsers create nothing but text
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}: " if mark else ""
-        raise _MappingError([f"{where}is not YAML: {error.problem or error.context}"]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise _MappingError([f"is not YAML: {error}"]) from None
-    return _Reader().read(document if document not in (None, "") else {})
+class _Section(StrictMapping):
+    """One mapping of the file. A key may be written twice, as statsd_exporter allows; the last one counts."""
+
+    may_repeat_keys = True
+
+    def unknown_key(self, key: str, keys: Sequence[str]) -> str:
+        return f"{key!r} is not a key of statsd_exporter's{did_you_mean(key, keys)}"
+
+    def error(self, key: str, message: str) -> None:
+        """Report an error at the value of `key`, or at the mapping if it has none."""
+        self.found.error(self.value(key) or self.node, message)
+
+    def option(self, key: str, *choices: str) -> str:
+        """Return the text under `key`, which must be one of `choices`; "" if it is absent or empty."""
+        text = self.text(key) or ""
+        if text and text not in choices:
+            self.error(key, f"{key} is {text!r}; use {' or '.join(choices)}")
+        return text
 
 
-class _Reader:
-    """Reads a mapping file, collecting all errors before it is rejected."""
+class _Compiler:
+    """Compiles a mapping file, collecting all errors before it is rejected."""
 
-    def __init__(self) -> None:
-        self._errors: list[str] = []
-        self._ignored: dict[str, str] = {}  # key -> where it was first seen
+    def __init__(self, found: Findings) -> None:
+        self._found = found
+        self._ignored: dict[str, int] = {}  # key -> the line where it was first seen
 
-    def read(self, document: Any) -> StatsdMapping:
-        whole = self._keys("the file", document, ("defaults", "mappings"))
-        defaults = self._keys("defaults", whole.get("defaults", {}), _DEFAULT_KEYS)
-        self._note_ignored("defaults", defaults)
-        self._observer("defaults", defaults)
-        match_type = self._choice("defaults", defaults, "match_type", ("glob", "regex", "")) or "glob"
-        by_detail = self._choice("defaults", defaults, "glob_disable_ordering", ("true", "false", "")) == "true"
-        listed = whole.get("mappings") or []
-        if not isinstance(listed, list):
-            self._errors.append("mappings is not a list; write `- match: …` for each")
-            listed = []
-        rules = [self._rule(f"mappings[{number}]", rule, match_type) for number, rule in enumerate(listed)]
-        if self._errors:
-            raise _MappingError(self._errors)
+    def compile(self, root: YamlNode | None) -> StatsdMapping:
+        whole = self._section(root, ("defaults", "mappings"))
+        defaults = self._section(whole.value("defaults"), _DEFAULT_KEYS)
+        self._note_ignored(defaults)
+        match_type = defaults.option("match_type", "glob", "regex") or "glob"
+        by_detail = defaults.option("glob_disable_ordering", "true", "false") == "true"
+        listed = whole.value("mappings")
+        if listed is not None and not isinstance(listed, YamlList):
+            self._found.error(listed, "mappings is not a list; write `- match: …` for each")
+        nodes = listed.items if isinstance(listed, YamlList) else ()
+        rules = [self._rule(node, match_type) for node in nodes]
         return StatsdMapping([rule for rule in rules if rule is not None], self._warnings(), by_detail=by_detail)
 
-    def _rule(self, where: str, written: Any, match_type: str) -> _Rule | None:
-        fields = self._keys(where, written, _RULE_KEYS)
-        if not fields:
+    def _section(self, node: YamlNode | None, keys: Sequence[str]) -> _Section:
+        return _Section(_EMPTY if node is None or is_null(node) else node, keys, self._found)
+
+    def _rule(self, node: YamlNode, match_type: str) -> _Rule | None:
+        before = len(self._found.errors)
+        fields = self._section(node, _RULE_KEYS)
+        if not isinstance(fields.node, YamlMap) or not fields.node.pairs:
             return None
-        before = len(self._errors)
-        self._note_ignored(where, fields)
-        self._observer(where, fields)
-        match = self._text(where, fields, "match")
-        match_type = self._choice(where, fields, "match_type", ("glob", "regex", "")) or match_type
-        kind = self._choice(where, fields, "match_metric_type", (*_KINDS, ""))
-        is_drop = self._choice(where, fields, "action", ("map", "drop", "")) == "drop"
+        self._note_ignored(fields)
+        match = fields.text("match") or ""
+        match_type = fields.option("match_type", "glob", "regex") or match_type
         rule = _Rule(
-            glob=self._glob(where, match) if match_type == "glob" else (),
-            regex=self._regex(where, match) if match_type == "regex" else None,
-            kind=_KINDS.get(kind),
-            name=self._name(where, self._text(where, fields, "name")),
-            labels=self._labels(where, fields.get("labels") or {}),
-            about=self._text(where, fields, "help"),
-            is_drop=is_drop,
-            scale=self._scale(where, self._text(where, fields, "scale")),
+            glob=_glob(fields, match) if match_type == "glob" else (),
+            regex=_regex(fields, match) if match_type == "regex" else None,
+            kind=_KINDS.get(fields.option("match_metric_type", *_KINDS)),
+            name=_name(fields),
+            labels=_labels(fields),
+            about=fields.text("help") or "",
+            is_drop=fields.option("action", "map", "drop") == "drop",
+            scale=_scale(fields),
         )
-        return rule if len(self._errors) == before else None
+        return rule if len(self._found.errors) == before else None
 
-    def _keys(self, where: str, written: Any, known: Sequence[str]) -> dict[str, Any]:
-        if written == "":
-            return {}
-        if not isinstance(written, dict):
-            self._errors.append(f"{where} is not a mapping; its keys are {', '.join(known[:4])} …")
-            return {}
-        for key in written:
-            if key not in known:
-                near = get_close_matches(str(key), known, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                self._errors.append(f"{where}: {key!r} is not a key of statsd_exporter's{hint}")
-        return written
-
-    def _text(self, where: str, fields: Mapping[str, Any], key: str) -> str:
-        value = fields.get(key, "")
-        if not isinstance(value, str):
-            self._errors.append(f"{where}: {key} is not text")
-            return ""
-        return value
-
-    def _choice(self, where: str, fields: Mapping[str, Any], key: str, choices: Sequence[str]) -> str:
-        value = self._text(where, fields, key)
-        if value not in choices:
-            self._errors.append(
-                f"{where}: {key} is {value!r}; use {' or '.join(choice for choice in choices if choice)}"
-            )
-        return value
-
-    def _observer(self, where: str, fields: Mapping[str, Any]) -> None:
-        for key in "observer_type", "timer_type":
-            if self._choice(where, fields, key, _OBSERVERS) == "summary":
-                self._ignored.setdefault("summary", where)
-
-    def _note_ignored(self, where: str, fields: Mapping[str, Any]) -> None:
+    def _note_ignored(self, fields: _Section) -> None:
         for key in _IGNORED_KEYS:
-            if key in fields:
-                self._ignored.setdefault(key, where)
+            if (node := fields.value(key)) is not None:
+                self._ignored.setdefault(key, node.line)
+        for key in "observer_type", "timer_type":
+            if fields.option(key, "histogram", "summary") == "summary":
+                self._ignored.setdefault("summary", fields.node.line)
 
     def _warnings(self) -> list[str]:
         summary = "durations are exported as a histogram, since summaries of several processes cannot be merged"
@@ -280,59 +243,72 @@ class _Reader:
             "ttl": "series of removed rules are kept",
             "honor_labels": "names here have no labels of their own",
         }
-        return [f"{where}: {key} has no effect: {reasons[key]}" for key, where in self._ignored.items()]
+        return [f"line {line}: {key} has no effect: {reasons[key]}" for key, line in self._ignored.items()]
 
-    def _glob(self, where: str, match: str) -> tuple[str, ...]:
-        if not _GLOB.fullmatch(match):
-            self._errors.append(
-                f"{where}: match {match!r} is not a glob; write parts of letters, digits, _ and -, or *, between dots, "
-                "or match_type: regex"
-            )
-        return tuple(match.split("."))
 
-    def _regex(self, where: str, match: str) -> Any:
-        if not match:
-            self._errors.append(f"{where}: match is missing")
-            return None
-        try:
-            return re2.compile(match, _OPTIONS)
-        except re2.error as error:
-            (detail,) = error.args
-            reason = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
-            self._errors.append(f"{where}: match {match!r} is not a regular expression: {reason}")
-            return None
+def _glob(fields: _Section, match: str) -> tuple[str, ...]:
+    if not _GLOB.fullmatch(match):
+        fields.error(
+            "match",
+            f"match {match!r} is not a glob; write parts of letters, digits, _ and -, or *, between dots, "
+            "or match_type: regex",
+        )
+    return tuple(match.split("."))
 
-    def _name(self, where: str, name: str) -> _Template:
-        template = _Template(name)
-        if not name:
-            self._errors.append(f"{where}: name is missing; a dropped match needs one, too")
-        elif not _NAME.fullmatch(name):
-            self._errors.append(f"{where}: name {name!r} is invalid; use letters, digits, _ and $1")
-        elif template.is_fixed and name in OWN_NAMES:
-            self._errors.append(f"{where}: name {name!r} is a metric that is exported already; choose another")
-        return template
 
-    def _labels(self, where: str, written: Any) -> tuple[tuple[str, _Template], ...]:
-        if not isinstance(written, dict):
-            self._errors.append(f"{where}: labels is not a mapping; write `label: $1` for each")
-            return ()
-        for label, text in written.items():
-            if not isinstance(label, str) or not _LABEL.fullmatch(label) or label == "le":
-                self._errors.append(f"{where}: label {label!r} is invalid; use letters, digits and _")
-            elif not isinstance(text, str):
-                self._errors.append(f"{where}: the value of label {label} is not text")
-        return tuple((str(label), _Template(str(text))) for label, text in written.items())
+def _regex(fields: _Section, match: str) -> Any:
+    if not match:
+        fields.error("match", "match is missing")
+        return None
+    try:
+        return re2.compile(match, _OPTIONS)
+    except re2.error as error:
+        (detail,) = error.args
+        reason = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
+        fields.error("match", f"match {match!r} is not a regular expression: {reason}")
+        return None
 
-    def _scale(self, where: str, text: str) -> float | None:
-        if not text:
-            return None
-        try:
-            scale = float(text)
-        except ValueError:
-            scale = math.nan
-        if not 0 < scale < math.inf:
-            self._errors.append(f"{where}: scale is {text!r}; use a number above 0, such as 0.001")
-        return scale
+
+def _name(fields: _Section) -> _Template:
+    name = fields.text("name") or ""
+    template = _Template(name)
+    if not name:
+        fields.error("name", "name is missing; a dropped match needs one, too")
+    elif not _NAME.fullmatch(name):
+        fields.error("name", f"name {name!r} is invalid; use letters, digits, _ and $1")
+    elif template.is_fixed and name in OWN_NAMES:
+        fields.error("name", f"name {name!r} is a metric that is exported already; choose another")
+    return template
+
+
+def _labels(fields: _Section) -> tuple[tuple[str, _Template], ...]:
+    node = fields.value("labels") or _EMPTY
+    if not isinstance(node, YamlMap):
+        fields.error("labels", "labels is not a mapping; write `label: $1` for each")
+        return ()
+    labels: dict[str, _Template] = {}
+    for key, value in node.fields():
+        label = key.text if isinstance(key, YamlScalar) else ""
+        if not _LABEL.fullmatch(label) or label == "le":
+            fields.found.error(key, f"label {excerpt(key)!r} is invalid; use letters, digits and _")
+        elif not isinstance(value, YamlScalar):
+            fields.found.error(value, f"the value of label {label} is not text")
+        else:
+            labels[label] = _Template(value.text)
+    return tuple(labels.items())
+
+
+def _scale(fields: _Section) -> float | None:
+    text = fields.text("scale")
+    if not text:
+        return None
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        fields.error("scale", f"scale is {text!r}; use a number above 0, such as 0.001")
+    return scale
 
 
 def _own_names() -> frozenset[str]:

@@ -11,9 +11,9 @@ from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules import descriptor as descriptor_module
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.document import read_document
-from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.yaml import parser as load_module
-from ratelimit_rls.rules.yaml.parser import SourceDocument, load
+from ratelimit_rls.rules.source_document import SourceDocument, load
+from ratelimit_rls.yaml import parser as load_module
+from ratelimit_rls.yaml.findings import Findings
 
 LIMIT = "{unit: day, requests_per_unit: 5}"
 PLAIN_ITEMS = [

@@ -15,8 +15,8 @@ from ratelimit_rls.core.model import OnStoreFailure
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.yaml.parser import SourceDocument, load
+from ratelimit_rls.rules.source_document import SourceDocument, load
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
 
 # No deadline: the machine may be busy.
 patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.errors import one_line
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
-from ratelimit_rls.rules.yaml.parser import LAST_RANK, SourceDocument
+from ratelimit_rls.rules.source_document import LAST_RANK, SourceDocument
 
 if TYPE_CHECKING:
     from ratelimit_rls.rules.reloader import RulesSource

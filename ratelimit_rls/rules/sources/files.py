@@ -21,7 +21,7 @@ import watchfiles
 
 from ratelimit_rls.errors import Problem, RulesError, SettingsError
 from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.yaml.parser import MAX_BYTES, SourceDocument
+from ratelimit_rls.rules.source_document import MAX_BYTES, SourceDocument
 
 POLL_MS = 1000
 SETTLE_MS = 50

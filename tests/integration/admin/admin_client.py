@@ -28,8 +28,8 @@ from ratelimit_rls.identity.verifier import CredentialVerifier
 from ratelimit_rls.pipeline.limiter import RateLimiter
 from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
+from ratelimit_rls.rules.source_document import LAST_RANK, SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules
-from ratelimit_rls.rules.yaml.parser import LAST_RANK, SourceDocument
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 

@@ -23,7 +23,7 @@ from ratelimit_rls.envoy_config.value_sources import (
     parse_source,
 )
 from ratelimit_rls.errors import RulesError, SettingsError
-from ratelimit_rls.rules.yaml.parser import SourceDocument as File
+from ratelimit_rls.rules.source_document import SourceDocument as File
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         ("- [", "this is not YAML"),
         ("- just text", "must be a mapping"),
         ("[" * 1_000, "this is not YAML"),
-        ("- name: a\n  name: b", "'name' is written twice"),
-        ("- !!python/object/apply:os.system [true]", "must be a mapping"),
+        ("- name: a\n  name: b", ":2:3: error: 'name' is written twice"),
+        ("- !!python/object/apply:os.system [true]", "this is not YAML: tag .* has no meaning here"),
         ("#" * (2**20 + 1), "larger than 1 MiB"),
     ],
 )

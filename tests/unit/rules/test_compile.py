@@ -12,7 +12,7 @@ from ratelimit_rls.rules import document as document_module
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.document import DescriptorDocument, RateLimitDocument
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, RATE_LIMIT_KEYS
-from ratelimit_rls.rules.yaml.parser import SourceDocument
+from ratelimit_rls.rules.source_document import SourceDocument
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -11,8 +11,8 @@ from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.core.model import Limit, Rule, Unit
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.yaml.parser import SourceDocument, load
-from ratelimit_rls.rules.yaml.scalars import ScalarKind, resolve
+from ratelimit_rls.rules.source_document import SourceDocument, load
+from ratelimit_rls.yaml.scalars import ScalarKind, resolve
 
 AS_WRITTEN = [
     "007",

@@ -19,10 +19,10 @@ from ratelimit_rls.rules.grammar import CONTEXTS
 from ratelimit_rls.rules.penalties import PENALTY_KEYS
 from ratelimit_rls.rules.responses import ANSWER_KEYS, DENY_KEYS
 from ratelimit_rls.rules.rule import HOT_KEYS, Action
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.yaml.parser import SourceDocument, load
+from ratelimit_rls.rules.source_document import SourceDocument, load
 from ratelimit_rls.simulation.runner import run_suite
 from ratelimit_rls.simulation.suite import read_suite
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
 
 PAGE = (Path(__file__).parents[3] / "docs" / "descriptors.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

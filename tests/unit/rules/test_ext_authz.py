@@ -25,10 +25,10 @@ from ratelimit_rls.core.attributes import (
 from ratelimit_rls.core.client_ip import ClientIp
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.ext_authz import MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEMPLATES, compile_mapping
-from ratelimit_rls.rules.grammar import Findings
-from ratelimit_rls.rules.yaml.parser import SourceDocument, load
+from ratelimit_rls.rules.source_document import SourceDocument, load
 from ratelimit_rls.simulation.runner import run_suite
 from ratelimit_rls.simulation.suite import read_suite
+from ratelimit_rls.yaml.findings import Findings
 
 FULL = """\
 trusted_proxies: 2
@@ -175,7 +175,7 @@ MISTAKES = {
     entry("{key: a, metadata: {namespace: n, path: []}}"): (3, 47, "'path' is empty"),
     entry("{key: a, metadata: {namespace: n, path: [[b]]}}"): (3, 48, "path: a list is not a key"),
     entry("{key: a, metadata: {namespace: n, path: ['']}}"): (3, 48, "path: an empty text is not a key"),
-    entry("{key: a, key: b, from: method}"): (3, 7, "'key' is written twice"),
+    entry("{key: a, key: b, from: method}"): (3, 16, "'key' is written twice"),
     entry("{key: a, from: method}\n    - {key: a, from: method}"): (4, 7, "the entry 'a' is written twice"),
     entry("{key: a, from: method}\n  - {entries: [{key: a, from: method}]}"): (4, 5, "line 2 has the same descriptor"),
 }

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ratelimit_rls.errors import RulesError, SettingsError
+from ratelimit_rls.rules.source_document import MAX_BYTES
 from ratelimit_rls.rules.sources import files as files_module
 from ratelimit_rls.rules.sources.files import RulesFiles, RuntimeTree
-from ratelimit_rls.rules.yaml.parser import MAX_BYTES
 
 PATIENCE_S = 10
 

@@ -10,8 +10,9 @@ import yaml
 
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
-from ratelimit_rls.rules.yaml import parser as load_module
-from ratelimit_rls.rules.yaml.parser import MAX_BYTES, MAX_DEPTH, SourceDocument, load
+from ratelimit_rls.rules.source_document import MAX_BYTES, SourceDocument, load
+from ratelimit_rls.yaml import parser as load_module
+from ratelimit_rls.yaml.parser import MAX_DEPTH
 
 
 def _billion_laughs() -> str:
@@ -43,8 +44,8 @@ HOSTILE = {
     "keys in keys": ("? " * 100_000 + "x", "levels deep"),
     "descriptors in descriptors": (_staircase(), "levels deep"),
     "too large": ("#" * (MAX_BYTES + 1), "larger than 16 MiB"),
-    "python object": ("!!python/object/apply:os.system ['exit 1']", "has no meaning in rules"),
-    "python name": ("domain: !!python/name:os.system x", "has no meaning in rules"),
+    "python object": ("!!python/object/apply:os.system ['exit 1']", "has no meaning here"),
+    "python name": ("domain: !!python/name:os.system x", "has no meaning here"),
     "own tag": ("domain: !secret x", "tag '!secret' has no meaning"),
     "escape beyond unicode": ('domain: "\\UFFFFFFFF"', "error loading config file"),
     "half a surrogate": ('domain: "\\ud800"', "error loading config file"),

@@ -13,8 +13,8 @@ from ratelimit_rls.core.model import Charge, Descriptor, Entry, OnStoreFailure
 from ratelimit_rls.core.storage_keys import ShardBy
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
+from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules, stored_sources
-from ratelimit_rls.rules.yaml.parser import SourceDocument
 
 
 def stored(name: str, descriptors: str, priority: int = 100, domain_keys: str = "") -> StoredRule:

@@ -22,7 +22,7 @@ def problems(text: str) -> list[str]:
 BESIDE_A_LIMIT = {
     "penalty: 3": "4:14 3 is not a mapping; its keys are within, after, multipliers",
     "penalty: {whithin: 1h}": "4:15 config error, unknown key 'whithin'; did you mean 'within'?",
-    "penalty: {after: 1, after: 2}": "4:14 'after' is written twice",
+    "penalty: {after: 1, after: 2}": "4:25 'after' is written twice",
     "penalty: {within: 721h}": "4:23 within: 721h is not between 1s and 720h",
     "penalty: {within: 999ms}": "4:23 within: 999ms is not between 1s and 720h",
     "penalty: {within: 31d}": "4:23 within: 31d is not between 1s and 720h",
@@ -55,7 +55,7 @@ BESIDE_A_LIMIT = {
     "hot: {}": "4:10 'lease' is missing; write 'lease: 100ms'",
     "hot: {lease: }": "4:10 'lease' is missing; write 'lease: 100ms'",
     "hot: {leases: 1s}": "4:11 config error, unknown key 'leases'; did you mean 'lease'?",
-    "hot: {lease: 1s, lease: 1s}": "4:10 'lease' is written twice",
+    "hot: {lease: 1s, lease: 1s}": "4:22 'lease' is written twice",
     "hot: {lease: 999us}": "4:18 lease: 999us is not between 1ms and 10s",
     "hot: {lease: 10001ms}": "4:18 lease: 10001ms is not between 1ms and 10s",
     "hot: {lease: 100}": "4:18 lease: 100 is not a duration; use a number with a unit",

@@ -16,8 +16,8 @@ from ratelimit_rls.rules import reloader as loader_module
 from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
 from ratelimit_rls.rules.reloader import MAX_LOGGED, RulesReloader
+from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.files import RulesFiles
-from ratelimit_rls.rules.yaml.parser import SourceDocument
 from ratelimit_rls.telemetry.metrics import Metrics
 
 GOOD, BETTER, BAD = "domain: good\n", "domain: better\n", "domain: ''\n"

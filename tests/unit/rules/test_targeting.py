@@ -15,9 +15,9 @@ from ratelimit_rls.core.match import match
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import CompiledRules
 from ratelimit_rls.rules.implicit_mapping import MAX_SHAPES
+from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules
 from ratelimit_rls.rules.targeting import MAX_ALTERNATIVES
-from ratelimit_rls.rules.yaml.parser import SourceDocument
 
 LIMIT: dict[str, Any] = {"rate_limit": {"unit": "minute", "requests_per_unit": 5}}
 BODY = "domain: edge\nrate_limit: {unit: minute, requests_per_unit: 5}\n"

@@ -11,6 +11,7 @@ from ratelimit_rls.core.model import Descriptor, Entry, Request, Rule, Unit
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents, digest
+from ratelimit_rls.rules.source_document import MAX_BYTES
 from ratelimit_rls.rules.sources.xds import documents as xds
 from ratelimit_rls.rules.sources.xds.documents import (
     MAX_DESCRIPTOR_DEPTH,
@@ -19,7 +20,7 @@ from ratelimit_rls.rules.sources.xds.documents import (
     explain_problems,
     to_documents,
 )
-from ratelimit_rls.rules.yaml import parser
+from ratelimit_rls.yaml import parser
 
 LIMIT = {"unit": "DAY", "requests_per_unit": 5}
 
@@ -242,7 +243,7 @@ def test_depth_limit_is_enforced_exactly() -> None:
 def test_size_errors_speak_of_resources() -> None:
     of_files = [
         diagnostics.too_many_nodes(parser.MAX_NODES),
-        diagnostics.too_large(parser.MAX_BYTES),
+        diagnostics.too_large(MAX_BYTES),
     ]
     error = RulesError(Problem("n", line, 1, message) for line, message in enumerate(of_files, 1))
     descriptors, size = (problem.message for problem in explain_problems(error, []).problems)

@@ -91,7 +91,7 @@ def test_mapping_builds_descriptors_from_the_request(tmp_path: Path, request_: s
 STEPS = {
     "{request: 7, expect: ok}": "6:19 7 is not a mapping; its keys are method, path",
     "{request: {pth: /}, expect: ok}": "6:20 config error, unknown key 'pth'",
-    "{request: {path: /, path: /}, expect: ok}": "6:19 'path' is written twice",
+    "{request: {path: /, path: /}, expect: ok}": "6:29 'path' is written twice",
     "{request: {path: users}, expect: ok}": "6:26 path: users does not start with '/'",
     "{request: {peer: nobody}, expect: ok}": "6:26 peer: nobody is not an address",
     "{request: {method: [GET]}, expect: ok}": "6:28 method: a list is not text",

@@ -78,7 +78,7 @@ STEPS = {
     "{descriptor: {user: a}}": "6:9 'expect' is missing",
     "{descriptor: {user: a}, expect: okay}": "6:41 expect: okay is not one of ok, over_limit",
     "{descriptor: {user: a}, expect: ok, remainig: 1}": "6:45 config error, unknown key 'remainig'; did you mean",
-    "{descriptor: {user: a}, expect: ok, expect: ok}": "6:9 'expect' is written twice",
+    "{descriptor: {user: a}, expect: ok, expect: ok}": "6:45 'expect' is written twice",
     "{expect: ok}": "6:9 a step has either 'descriptor",
     "{descriptor: {user: a}, descriptors: [{user: a}], expect: ok}": "6:9 a step has either 'descriptor",
     "{descriptors: [], expect: ok}": "6:23 'descriptors' is empty",

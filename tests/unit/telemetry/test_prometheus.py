@@ -16,7 +16,9 @@ from ratelimit_rls.telemetry import instruments
 from ratelimit_rls.telemetry.instruments import DURATIONS_S, INSTRUMENTS, Instrument, InstrumentKind
 from ratelimit_rls.telemetry.prometheus import PIECE_ROWS, PrometheusText, new_prometheus_text
 from ratelimit_rls.telemetry.series import Collected, Distribution, Series
-from ratelimit_rls.telemetry.statsd_mapping import parse_statsd_mapping
+from ratelimit_rls.telemetry.statsd_mapping import compile_statsd_mapping
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.parser import parse
 
 TIMES = Distribution((1, 2, *[0] * 10, 4, 3), 5.25)
 
@@ -152,7 +154,9 @@ mappings:
 
 
 def test_a_mapping_replaces_the_compatible_series() -> None:
-    prometheus = PrometheusText(mapping=parse_statsd_mapping(MAPPING), extra_tags={"rule": "x", "zone": "z"})
+    prometheus = PrometheusText(
+        mapping=compile_statsd_mapping(parse(MAPPING), Findings("")), extra_tags={"rule": "x", "zone": "z"}
+    )
     assert prometheus.mapping is not None
     collected: Collected = {
         series(instruments.WORKERS): 2,
@@ -191,8 +195,7 @@ def test_a_mapping_replaces_the_compatible_series() -> None:
 
 
 def test_mapped_names_cannot_use_our_names_or_mix_kinds() -> None:
-    mapping = parse_statsd_mapping(
-        b"""
+    content = b"""
 mappings:
   - {match: ratelimit.*.held, name: "ratelimit_${1}_held"}
   - {match: ratelimit.service.*, name: mixed, labels: {what: $1}}
@@ -200,7 +203,7 @@ mappings:
   - {match: ratelimit_server.*.response_time, name: calls}
   - {match: ratelimit_server.*.total_requests, name: calls_count}
 """
-    )
+    mapping = compile_statsd_mapping(parse(content), Findings(""))
     text = PrometheusText(mapping=mapping).text(
         {series(instruments.REFERENCE_TIMES, "Check"): TIMES},
         [
@@ -226,5 +229,5 @@ def test_the_mapping_file_comes_from_the_settings(tmp_path: Path) -> None:
         assert new_prometheus_text(Settings(prometheus_mapper_yaml=str(tmp_path / "none.yaml"))).mapping is None
     assert [line["file"] for line in lines] == [str(tmp_path / "none.yaml")]
     path.write_text("mappings: [{match: a}]")
-    with pytest.raises(SettingsError, match=r"PROMETHEUS_MAPPER_YAML=.*/conf.yaml: mappings\[0\]: name is missing"):
+    with pytest.raises(SettingsError, match=r"PROMETHEUS_MAPPER_YAML:\n.*/conf.yaml:1:12: error: name is missing"):
         new_prometheus_text(Settings(prometheus_mapper_yaml=str(path)))

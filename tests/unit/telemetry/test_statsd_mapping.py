@@ -10,17 +10,26 @@ from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.telemetry.instruments import InstrumentKind
 from ratelimit_rls.telemetry.statsd_mapping import (
     HELP,
-    MAX_FILE_BYTES,
     StatsdMapping,
     Target,
-    parse_statsd_mapping,
+    compile_statsd_mapping,
     read_statsd_mapping,
 )
+from ratelimit_rls.yaml.findings import Findings
+from ratelimit_rls.yaml.parser import parse
+from ratelimit_rls.yaml.settings_file import MAX_SETTINGS_FILE_BYTES
 
 
 def mapping(*rules: str, defaults: str = "{}") -> StatsdMapping:
     listed = "\n".join(f"  - {rule}" for rule in rules)
-    return parse_statsd_mapping(f"defaults: {defaults}\nmappings:\n{listed}\n".encode())
+    return compiled(f"defaults: {defaults}\nmappings:\n{listed}\n".encode())
+
+
+def compiled(content: bytes) -> StatsdMapping:
+    found = Findings("conf.yaml")
+    read = compile_statsd_mapping(parse(content), found)
+    assert found.errors == []
+    return read
 
 
 def met(found: StatsdMapping, name: str, kind: InstrumentKind = InstrumentKind.COUNTER) -> str:
@@ -141,8 +150,8 @@ def test_help_and_scale_come_from_the_rule() -> None:
 
 
 def test_an_empty_file_maps_nothing() -> None:
-    assert parse_statsd_mapping(b"").target("a", InstrumentKind.COUNTER) is None
-    assert parse_statsd_mapping(b"mappings:\ndefaults:\n").warnings == ()
+    assert compiled(b"").target("a", InstrumentKind.COUNTER) is None
+    assert compiled(b"mappings:\ndefaults:\n").warnings == ()
 
 
 def test_keys_without_effect_are_warned_of_once() -> None:
@@ -153,63 +162,71 @@ def test_keys_without_effect_are_warned_of_once() -> None:
         defaults="{ttl: 1h}",
     )
     assert found.warnings == (
-        "defaults: ttl has no effect: series of removed rules are kept",
-        "mappings[0]: summary has no effect: durations are exported as a histogram, since summaries of several "
+        "line 1: ttl has no effect: series of removed rules are kept",
+        "line 3: summary has no effect: durations are exported as a histogram, since summaries of several "
         "processes cannot be merged",
-        "mappings[1]: histogram_options has no effect: the buckets of durations are fixed",
+        "line 4: histogram_options has no effect: the buckets of durations are fixed",
     )
 
 
 @pytest.mark.parametrize(
-    ("rule", "sentence"),
+    ("rule", "column", "sentence"),
     [
-        ("{match: a, nam: b}", "mappings[0]: 'nam' is not a key of statsd_exporter's; did you mean name?"),
-        ("{match: a}", "mappings[0]: name is missing"),
-        ("{match: a, name: b-c}", "mappings[0]: name 'b-c' is invalid; use letters, digits, _ and $1"),
-        ("{match: a, name: ratelimit_workers}", "mappings[0]: name 'ratelimit_workers' is a metric that is exported"),
+        ("{match: a, nam: b}", 16, "'nam' is not a key of statsd_exporter's; did you mean 'name'?"),
+        ("{match: a}", 5, "name is missing"),
+        ("{match: a, name: b-c}", 22, "name 'b-c' is invalid; use letters, digits, _ and $1"),
+        ("{match: a, name: ratelimit_workers}", 22, "name 'ratelimit_workers' is a metric that is exported"),
         (
             "{match: a, name: rpc_server_call_duration_seconds_sum}",
+            22,
             "name 'rpc_server_call_duration_seconds_sum' is a metric that is exported already",
         ),
-        ("{match: a*.b, name: b}", "mappings[0]: match 'a*.b' is not a glob; write parts of letters"),
-        ("{name: b}", "mappings[0]: match '' is not a glob"),
-        ("{name: b, match_type: regex}", "mappings[0]: match is missing"),
-        ('{match: "(a", match_type: regex, name: b}', "match '(a' is not a regular expression: missing ): (a"),
-        ("{match: a, match_type: prefix, name: b}", "match_type is 'prefix'; use glob or regex"),
-        ("{match: a, match_metric_type: set, name: b}", "match_metric_type is 'set'; use counter or gauge or observer"),
-        ("{match: a, action: keep, name: b}", "action is 'keep'; use map or drop"),
-        ("{match: a, name: b, timer_type: gauge}", "timer_type is 'gauge'; use histogram or summary"),
-        ("{match: a, name: b, scale: fast}", "scale is 'fast'; use a number above 0, such as 0.001"),
-        ("{match: a, name: b, scale: -1}", "scale is '-1'; use a number above 0"),
-        ("{match: a, name: b, labels: {a-b: $1}}", "label 'a-b' is invalid; use letters, digits and _"),
-        ("{match: a, name: b, labels: {__name__: $1}}", "label '__name__' is invalid"),
-        ("{match: a, name: b, labels: {le: $1}}", "label 'le' is invalid"),
-        ("{match: a, name: b, labels: {l: [1]}}", "the value of label l is not text"),
-        ("{match: a, name: b, labels: [1]}", "labels is not a mapping; write `label: $1` for each"),
-        ("{match: [a], name: b}", "mappings[0]: match is not text"),
-        ("text", "mappings[0] is not a mapping; its keys are match, match_type"),
+        ("{match: a*.b, name: b}", 13, "match 'a*.b' is not a glob; write parts of letters"),
+        ("{name: b}", 5, "match '' is not a glob"),
+        ("{name: b, match_type: regex}", 5, "match is missing"),
+        ('{match: "(a", match_type: regex, name: b}', 13, "match '(a' is not a regular expression: missing ): (a"),
+        ("{match: a, match_type: prefix, name: b}", 28, "match_type is 'prefix'; use glob or regex"),
+        (
+            "{match: a, match_metric_type: set, name: b}",
+            35,
+            "match_metric_type is 'set'; use counter or gauge or observer",
+        ),
+        ("{match: a, action: keep, name: b}", 24, "action is 'keep'; use map or drop"),
+        ("{match: a, name: b, timer_type: gauge}", 37, "timer_type is 'gauge'; use histogram or summary"),
+        ("{match: a, name: b, scale: fast}", 32, "scale is 'fast'; use a number above 0, such as 0.001"),
+        ("{match: a, name: b, scale: -1}", 32, "scale is '-1'; use a number above 0"),
+        ("{match: a, name: b, labels: {a-b: $1}}", 34, "label 'a-b' is invalid; use letters, digits and _"),
+        ("{match: a, name: b, labels: {__name__: $1}}", 34, "label '__name__' is invalid"),
+        ("{match: a, name: b, labels: {le: $1}}", 34, "label 'le' is invalid"),
+        ("{match: a, name: b, labels: {l: [1]}}", 37, "the value of label l is not text"),
+        ("{match: a, name: b, labels: [1]}", 33, "labels is not a mapping; write `label: $1` for each"),
+        ("{match: [a], name: b}", 13, "match: a list is not text"),
+        ("text", 5, "text is not a mapping; its keys are match, match_type"),
     ],
 )
-def test_an_error_is_reported_with_its_position(tmp_path: Path, rule: str, sentence: str) -> None:
+def test_an_error_is_reported_with_its_position(tmp_path: Path, rule: str, column: int, sentence: str) -> None:
     path = tmp_path / "conf.yaml"
     path.write_text(f"mappings:\n  - {rule}\n")
     with pytest.raises(SettingsError) as raised:
         read_statsd_mapping(path)
-    assert str(raised.value).startswith(f"PROMETHEUS_MAPPER_YAML={path}: ")
-    assert sentence in str(raised.value)
+    assert str(raised.value).startswith("PROMETHEUS_MAPPER_YAML:\n")
+    assert f"\n{path}:2:{column}: error: {sentence}" in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"mappings: {", "line 2: is not YAML: did not find expected node content"),
-        (b"mappings: {}\nmapping: []\n", "'mapping' is not a key of statsd_exporter's; did you mean mappings?"),
+        (
+            b"mappings: {",
+            ":2:1: error: this is not YAML: while parsing a flow node, did not find expected node content",
+        ),
+        (b"mappings: {}\nmapping: []\n", "'mapping' is not a key of statsd_exporter's; did you mean 'mappings'?"),
         (b"mappings: {a: b}\n", "mappings is not a list; write `- match: …` for each"),
-        (b"- match: a\n", "the file is not a mapping; its keys are defaults, mappings"),
-        (b"defaults: {order: true}\n", "defaults: 'order' is not a key of statsd_exporter's"),
+        (b"- match: a\n", "a list is not a mapping; its keys are defaults, mappings"),
+        (b"defaults: {order: true}\n", "'order' is not a key of statsd_exporter's"),
         (b"defaults: {glob_disable_ordering: maybe}\n", "glob_disable_ordering is 'maybe'; use true or false"),
         (b"\xff\xfe\xfd", "is not YAML: "),
-        (b"# " + b"x" * MAX_FILE_BYTES, f"is larger than {MAX_FILE_BYTES} bytes"),
+        (b"# " + b"x" * MAX_SETTINGS_FILE_BYTES, "is larger than 1 MiB"),
     ],
 )
 def test_a_file_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -225,4 +242,8 @@ def test_all_errors_are_reported_together(tmp_path: Path) -> None:
     path.write_text("mappings:\n  - {match: a}\n  - {match: b, name: c, scale: x}\n")
     with pytest.raises(SettingsError) as raised:
         read_statsd_mapping(path)
-    assert len(str(raised.value).splitlines()) == 2
+    assert len(str(raised.value).splitlines()) == 3  # the variable, and two errors
+
+
+def test_of_a_key_written_twice_the_last_one_counts() -> None:
+    assert met(mapping("{match: a, name: b, name: c}"), "a") == "c"

@@ -23,10 +23,10 @@ from ratelimit_rls.common.backoff import Backoff
 from ratelimit_rls.errors import Problem, RateLimitRlsError, RulesError, one_line
 from ratelimit_rls.protos.messages import DiscoveryRequest, RateLimitConfig
 from ratelimit_rls.rules.active_rules import ActiveRules
+from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.xds import documents
 from ratelimit_rls.rules.sources.xds.stream import AdsServer, AdsStream, FilesChanged, StreamEnded, open_stream
 from ratelimit_rls.rules.sources.xds.tls import FileStates
-from ratelimit_rls.rules.yaml.parser import SourceDocument
 from ratelimit_rls.telemetry.instruments import XDS_CONNECTED
 from ratelimit_rls.telemetry.series import Series
 

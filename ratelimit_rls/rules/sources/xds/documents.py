@@ -17,7 +17,8 @@ from typing import Any
 
 from ratelimit_rls.errors import Problem, RulesError, one_line
 from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.yaml.parser import MAX_BYTES, MAX_DEPTH, MAX_NODES, SourceDocument
+from ratelimit_rls.rules.source_document import MAX_BYTES, SourceDocument
+from ratelimit_rls.yaml.parser import MAX_DEPTH, MAX_NODES
 
 Config = Mapping[str, Any]
 

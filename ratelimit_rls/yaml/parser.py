@@ -1,4 +1,4 @@
-"""Parser of rules files: bytes to a YAML document with positions.
+"""Parser of YAML files: bytes to a document with positions.
 
 fast_reader.py reads the common YAML subset; the rest is composed from parser events. Tags never construct objects, only
 the first document is read, and the cost of a file is bounded before and while it is read: otherwise anyone who may edit
@@ -16,17 +16,10 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from ratelimit_rls.core.accounts import Targeting
-from ratelimit_rls.core.model import Position
-from ratelimit_rls.errors import Problem, RulesError
-from ratelimit_rls.rules import diagnostics
-from ratelimit_rls.rules.yaml.fast_reader import read_fast
-from ratelimit_rls.rules.yaml.multi_document import second_document_line
-from ratelimit_rls.rules.yaml.nodes import MERGE_KEY, YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.yaml.scalars import ScalarKind, ScalarValue, resolve
-
-MAX_BYTES = 16 * 2**20
-"""Bytes of one file: sixty times the largest public configuration known to us, and parsed in seconds."""
+from ratelimit_rls.yaml.fast_reader import read_fast
+from ratelimit_rls.yaml.messages import cut
+from ratelimit_rls.yaml.nodes import MERGE_KEY, YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.yaml.scalars import ScalarKind, ScalarValue, resolve
 
 MAX_NODES = 1_000_000
 """Nodes of one file with every alias expanded: about 90,000 rules."""
@@ -46,69 +39,59 @@ Parser = type[yaml.SafeLoader] | type[yaml.CSafeLoader]
 FASTEST_PARSER: Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-LAST_RANK = 2**31
-"""Rank of files and of xDS resources: after every priority of a stored rule."""
+class NotYaml(Exception):
+    """The text cannot be parsed. Line and column are those in the file; `reason` completes "this is not YAML: …"."""
+
+    def __init__(self, line: int, column: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.column = column
+        self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class SourceDocument:
-    """Text of one source: a rules file, read up to just beyond the size limit, or a stored rule."""
-
-    name: str
-    content: bytes
-    rank: int = LAST_RANK  # lower ranks take precedence where two sources define the same descriptor
-    targeting: Targeting | None = None  # of a stored rule, possibly empty; None for all other sources
-    lines_above: int = 0  # lines before it in its file: positions are those in the file
-
-    @property
-    def is_stored(self) -> bool:
-        return self.targeting is not None
+class TooDeep(NotYaml):
+    """The text is nested more than MAX_DEPTH levels deep."""
 
 
-def load(source: SourceDocument, parser: Parser | None = None) -> YamlNode | None:
-    """Return the first document; None if there is none. Raise RulesError if it cannot be parsed.
+def parse(content: bytes, lines_above: int = 0, parser: Parser | None = None) -> YamlNode | None:
+    """Return the first document; None if there is none. Raise NotYaml if it cannot be parsed.
 
-    `parser` forces that parser; by default the fast reader is tried before the fastest parser.
+    The caller limits the size. `lines_above` is the number of lines before the content in its file. `parser` forces
+    that parser; by default the fast reader is tried before the fastest parser.
     """
-    if len(source.content) > MAX_BYTES:
-        raise _error(source, 1, 1, diagnostics.too_large(MAX_BYTES))
-    text = _decode(source)
-    plain = None if parser else read_fast(text, source.lines_above, MAX_NODES)
-    return _parse(source, text, parser or FASTEST_PARSER) if plain is None else plain
+    text = decode(content, lines_above)
+    plain = None if parser else read_fast(text, lines_above, MAX_NODES)
+    return _parse(text, lines_above, parser or FASTEST_PARSER) if plain is None else plain
 
 
-def _parse(source: SourceDocument, text: str, parser: Parser) -> YamlNode | None:
+def _parse(text: str, lines_above: int, parser: Parser) -> YamlNode | None:
     try:
-        return _Composer(source).compose(yaml.parse(text, Loader=parser))
+        return _Composer(lines_above).compose(yaml.parse(text, Loader=parser))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _error(source, line, column, diagnostics.not_yaml(what)) from error
+        raise NotYaml(lines_above + line, column, what) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # e.g. an escape beyond Unicode, in either parser
-        raise _error(source, 1, 1, diagnostics.not_yaml(str(error))) from error
+        raise NotYaml(lines_above + 1, 1, str(error)) from error
 
 
-def second_document(source: SourceDocument) -> Position | None:
-    """Return the position of a second document, which `load` does not read; None if there is none or it is empty."""
-    line = second_document_line(_decode(source))
-    return None if line is None else Position(source.name, source.lines_above + line, 1)
-
-
-def _decode(source: SourceDocument) -> str:
-    content = source.content
+def decode(content: bytes, lines_above: int = 0) -> str:
+    """Return the text, which is UTF-8, or UTF-16 with a byte order mark. Raise NotYaml if it is neither."""
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
-        before = content[: error.start].decode("utf-8", "replace")
-        raise _error(source, *_place(before), diagnostics.not_utf8(content[error.start])) from error
+        line, column = _place(content[: error.start].decode("utf-8", "replace"))
+        reason = f"invalid UTF-8: byte 0x{content[error.start]:02x}; save the file as UTF-8"
+        raise NotYaml(lines_above + line, column, reason) from error
     if not content.translate(None, _PRINTABLE_ASCII):  # only printable ASCII; ten times faster than the search
         return text
     unprintable = _UNPRINTABLE.search(text)
     if unprintable:
-        before = text[: unprintable.start()]
-        raise _error(source, *_place(before), diagnostics.control_character(ord(unprintable[0])))
+        line, column = _place(text[: unprintable.start()])
+        reason = f"control characters are not allowed: U+{ord(unprintable[0]):04X}; is this a text file?"
+        raise NotYaml(lines_above + line, column, reason)
     return text
 
 
@@ -117,9 +100,11 @@ def _place(before: str) -> tuple[int, int]:
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
-def _error(source: SourceDocument, line: int, column: int, message: str) -> RulesError:
-    """Return an error at `line` of the source's own text."""
-    return RulesError([Problem(source.name, source.lines_above + line, column, message)])
+def too_many_nodes(most: int) -> str:
+    return (
+        f"document contains excessive aliasing or is too large: more than {most:,} nodes with every alias expanded; "
+        "write less, or split it into several files"
+    )
 
 
 @dataclass(slots=True)
@@ -142,8 +127,8 @@ class _Anchored:
 class _Composer:
     """Composes the document from parser events, on an explicit stack: nesting never becomes recursion."""
 
-    def __init__(self, source: SourceDocument) -> None:
-        self._source = source
+    def __init__(self, lines_above: int) -> None:
+        self._lines_above = lines_above
         self._open: list[_OpenCollection] = []
         self._anchors: dict[str, _Anchored | None] = {}  # None: not complete yet
         self._nodes = 0
@@ -165,7 +150,7 @@ class _Composer:
 
     def _start(self, event: yaml.CollectionStartEvent) -> None:
         if event.tag not in _COLLECTION_TAGS:
-            raise self._error(event, diagnostics.unsupported_tag(_short(str(event.tag))))
+            raise self._error(event, _unsupported_tag(_short(str(event.tag))))
         if event.anchor:
             self._anchors[event.anchor] = None
         self._open.append(_OpenCollection(event))
@@ -185,10 +170,13 @@ class _Composer:
     def _alias(self, event: yaml.AliasEvent) -> None:
         anchor = str(event.anchor)
         if anchor not in self._anchors:
-            raise self._error(event, diagnostics.unknown_anchor(anchor))
+            name = cut(anchor)
+            raise self._error(
+                event, f"unknown anchor '{name}' referenced; an anchor (&{name}) must come before its aliases"
+            )
         found = self._anchors[anchor]
         if found is None:
-            raise self._error(event, diagnostics.recursive_anchor(anchor))
+            raise self._error(event, f"anchor '{cut(anchor)}' value contains itself")
         self._nodes += found.size - 1
         self._put(event, found.node, found.size, found.depth)
 
@@ -210,15 +198,15 @@ class _Composer:
 
     def _bound(self, event: yaml.NodeEvent, depth: int) -> None:
         if self._nodes > MAX_NODES:
-            raise self._error(event, diagnostics.too_many_nodes(MAX_NODES))
+            raise self._error(event, too_many_nodes(MAX_NODES))
         if len(self._open) + depth > MAX_DEPTH:
-            raise self._error(event, diagnostics.too_deep(MAX_DEPTH))
+            raise TooDeep(*self._mark(event), f"nested more than {MAX_DEPTH} levels deep")
 
     def _scalar(self, event: yaml.ScalarEvent) -> YamlScalar:
         line, column = self._mark(event)
         text: str = event.value
         if _SURROGATE.search(text):  # only PyYAML's own parser accepts such an escape
-            raise self._error(event, diagnostics.not_yaml("found invalid Unicode character escape code"))
+            raise self._error(event, "found invalid Unicode character escape code")
         is_plain = event.implicit[0]
         if event.tag is None or event.tag == "!":
             kind, value = resolve(text) if is_plain and event.tag is None else (ScalarKind.STRING, text)
@@ -237,39 +225,47 @@ class _Composer:
             return YamlScalar(line, column, text, kind, text)
         if tag not in ("!!str", "!!timestamp"):
             if tag not in _SCALAR_TAGS:
-                raise self._error(event, diagnostics.unsupported_tag(tag))
+                raise self._error(event, _unsupported_tag(tag))
             kind, value = resolve(text)
             if isinstance(value, int) and kind is ScalarKind.INT and tag == "!!float":
                 kind, value = ScalarKind.FLOAT, float(value)
             if kind.value != tag:
-                raise self._error(event, diagnostics.tag_mismatch(kind.value, text, tag))
+                raise self._error(
+                    event, f"cannot decode {kind.value} `{cut(text)}` as a {tag}; drop the tag or correct the value"
+                )
         return YamlScalar(line, column, text, kind, value)
 
     def _binary(self, event: yaml.ScalarEvent) -> str:
         try:
             return base64.b64decode("".join(event.value.split()), validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise self._error(event, diagnostics.bad_base64()) from error
+            reason = "!!binary value contains invalid base64 data, or is not text; write the text itself"
+            raise self._error(event, reason) from error
 
     def _has_merge(self, pairs: Iterable[tuple[YamlNode, YamlNode]]) -> bool:
-        """Return whether there is a merge key. Raise RulesError if a merged value is not a map."""
+        """Return whether there is a merge key. Raise NotYaml if a merged value is not a map."""
         has_merge = False
         for key, value in pairs:
             if isinstance(key, YamlScalar) and key.is_merge_key:
                 has_merge = True
                 merged = value.items if isinstance(value, YamlList) else (value,)
                 if not all(isinstance(item, YamlMap) for item in merged):
-                    raise RulesError([Problem(self._source.name, value.line, value.column, diagnostics.bad_merge())])
+                    reason = "map merge requires map or sequence of maps as the value"
+                    raise NotYaml(value.line, value.column, reason)
         return has_merge
 
-    def _error(self, event: yaml.Event, message: str) -> RulesError:
-        return RulesError([Problem(self._source.name, *self._mark(event), message)])
+    def _error(self, event: yaml.Event, reason: str) -> NotYaml:
+        return NotYaml(*self._mark(event), reason)
 
     def _mark(self, event: yaml.Event) -> tuple[int, int]:
         mark = event.start_mark
         assert mark is not None  # every parser event has one
-        return self._source.lines_above + mark.line + 1, mark.column + 1
+        return self._lines_above + mark.line + 1, mark.column + 1
 
 
 def _short(tag: str) -> str:
     return "!!" + tag.removeprefix(_TAG_PREFIX) if tag.startswith(_TAG_PREFIX) else tag
+
+
+def _unsupported_tag(tag: str) -> str:
+    return f"tag '{tag}' has no meaning here; write the plain value"

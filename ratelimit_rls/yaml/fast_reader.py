@@ -21,9 +21,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from ratelimit_rls.rules.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.yaml.repeated_items import ITEM, ItemShape
-from ratelimit_rls.rules.yaml.scalars import ScalarKind, ScalarValue, resolve
+from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.yaml.repeated_items import ITEM, ItemShape
+from ratelimit_rls.yaml.scalars import ScalarKind, ScalarValue, resolve
 
 MAX_FAST_DEPTH = 30
 """Levels of nesting. Deeper text is left to the parser, which also decides whether it is too deep."""

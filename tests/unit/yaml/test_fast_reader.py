@@ -10,9 +10,10 @@ from time import process_time
 import pytest
 
 from ratelimit_rls.errors import RulesError
-from ratelimit_rls.rules.yaml.fast_reader import MAX_FAST_DEPTH, read_fast
-from ratelimit_rls.rules.yaml.nodes import YamlNode
-from ratelimit_rls.rules.yaml.parser import FASTEST_PARSER, SourceDocument, load
+from ratelimit_rls.rules.source_document import SourceDocument, load
+from ratelimit_rls.yaml.fast_reader import MAX_FAST_DEPTH, read_fast
+from ratelimit_rls.yaml.nodes import YamlNode
+from ratelimit_rls.yaml.parser import FASTEST_PARSER
 
 LINES_ABOVE = 3
 PLENTY = 1_000_000

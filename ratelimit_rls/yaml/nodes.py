@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, overload
 
-from ratelimit_rls.rules.yaml.scalars import ScalarKind, ScalarValue
+from ratelimit_rls.yaml.scalars import ScalarKind, ScalarValue
 
 MERGE_KEY = "<<"
 

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ratelimit_rls.rules.yaml.multi_document import second_document_line, split_documents
+from ratelimit_rls.yaml.multi_document import second_document_line, split_documents
 
 ENDS = ("\n", "\r\n", "\r", "\x85", "\u2028", "\u2029")
 LINES = ("a: 1", "b: ü", "---", "--- ", "--- # c", "---x: 1", " ---", "...", "# c", "", "  # c", "t: |", "  ---", "  x")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratelimit_rls.rules.yaml.nodes import Pair, Variant, YamlMap, YamlNode, YamlScalar
-from ratelimit_rls.rules.yaml.scalars import MAX_INT64, resolve
+from ratelimit_rls.yaml.nodes import Pair, Variant, YamlMap, YamlNode, YamlScalar
+from ratelimit_rls.yaml.scalars import MAX_INT64, resolve
 
 ItemReader = Callable[[str, int], YamlMap]
 

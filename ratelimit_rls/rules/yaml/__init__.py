@@ -1,1 +1,0 @@
-"""YAML text to nodes with positions."""
