@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from ratelimit_rls.rules.yaml.parser import SourceDocument
 
 from ratelimit_rls.admin.rules import MAX_ATTEMPTS, CompiledRule, RulesChanged, compile_and_store, stored_rules
 from ratelimit_rls.admin.rules_import import FileRule, import_rules
@@ -16,6 +15,7 @@ from ratelimit_rls.core.accounts import StoredRule, Targeting
 from ratelimit_rls.database.queries import IDEMPOTENCY_TTL_S
 from ratelimit_rls.database.repository import Actor, Reader, Repository, UnitOfWork
 from ratelimit_rls.errors import Conflict
+from ratelimit_rls.rules.source_document import SourceDocument
 from tests.integration.admin.admin_client import AdminApi, Client
 
 RULE: dict[str, Any] = {
