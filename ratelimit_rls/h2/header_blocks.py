@@ -79,12 +79,8 @@ class HeaderBlocks(Generic[T]):
         self._flags = 0
         self._stream_id = 0
         self._data = bytearray()
-        self._frames = 0  # of an incomplete block; 0: none
-
-    @property
-    def is_unfinished(self) -> bool:
-        """True if the next frame must be CONTINUATION."""
-        return self._frames > 0
+        self._frames = 0  # of an incomplete block
+        self.is_unfinished = False  # the next frame must be CONTINUATION
 
     @property
     def unfinished_bytes(self) -> int:
@@ -99,6 +95,7 @@ class HeaderBlocks(Generic[T]):
         if flags & END_HEADERS:
             return self._decode(flags, stream_id, data)
         self._flags, self._stream_id, self._data, self._frames = flags, stream_id, bytearray(data), 1
+        self.is_unfinished = True
         return None
 
     def add_continuation(self, flags: int, stream_id: int, payload: bytes) -> HeaderBlock | None:
@@ -121,7 +118,7 @@ class HeaderBlocks(Generic[T]):
             )
         if not flags & END_HEADERS:
             return None
-        self._frames = 0
+        self.is_unfinished = False
         data, self._data = bytes(self._data), bytearray()
         return self._decode(self._flags, stream_id, data)
 

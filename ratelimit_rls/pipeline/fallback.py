@@ -78,7 +78,7 @@ class Fallback:
         self._shares = shares
         self._clock = clock
         self._store: EmbeddedStore | None = None  # created by `warm_up` or when first needed
-        self._outage: _Outage | None = None
+        self.outage: _Outage | None = None  # the store has failed, and did not answer since
         self._share = per_template(self._divide) if shares > 1 else _undivided
 
     def warm_up(self) -> None:
@@ -160,10 +160,6 @@ class Fallback:
         shares = self._shares
         return replace(limit, requests_per_unit=-(-limit.requests_per_unit // shares), burst=-(-limit.burst // shares))
 
-    @property
-    def in_outage(self) -> bool:
-        return self._outage is not None
-
     def _note_failure(self, error: StoreError) -> None:
         service = self._metrics.service
         service.redis_error += 1
@@ -171,17 +167,17 @@ class Fallback:
         service.late += isinstance(error, CallerDeadlineExceeded)
         service.unavailable += not isinstance(error, Overloaded | CallerDeadlineExceeded)
         now_s = monotonic()
-        if self._outage is None:
-            self._outage = _Outage(now_s, now_s)
+        if self.outage is None:
+            self.outage = _Outage(now_s, now_s)
             log.warning("store_fallback_started", error=str(error))
-        self._outage.calls += 1
-        self._outage.last_s = now_s
+        self.outage.calls += 1
+        self.outage.last_s = now_s
 
     def note_store_success(self) -> None:
         """End the outage after a quiet time. Call it during an outage when the store has decided a batch."""
-        outage, now_s = self._outage, monotonic()
+        outage, now_s = self.outage, monotonic()
         if outage is not None and now_s - outage.last_s > OUTAGE_QUIET_S:
-            self._outage = None
+            self.outage = None
             duration_s = outage.last_s - outage.since_s
             log.info("store_fallback_ended", calls=outage.calls, duration_s=round(duration_s, 1))
 

@@ -154,7 +154,7 @@ class RateLimiter:
             results = await self._store.spend(plans)
         finally:
             self._in_flight -= len(plans)
-        if self._fallback.in_outage and not isinstance(results[0], StoreError):
+        if self._fallback.outage is not None and not isinstance(results[0], StoreError):
             self._fallback.note_store_success()
         return results
 

@@ -43,7 +43,7 @@ class Observer:
         self._method = method or ""
         self._times = CallTimes() if method is None else metrics.calls.setdefault(method, CallTimes())
         self._recorder = recorder
-        self._denial_log = denial_log or DenialLog(0)
+        self._denial_log = denial_log
         self._traces = traces
         self._tracing_failed = False
 
@@ -67,7 +67,8 @@ class Observer:
     def decided(self, pending: PendingBatch[Any], decisions: Sequence[Decision | StoreError]) -> None:
         """Record the decisions of a batch, except those of calls that were answered before."""
         self._recorder.record(pending.calls, decisions, pending.begun_s, pending.answered)
-        self._trace(pending.traced, pending.numbers, decisions, pending.answered)
+        if pending.traced is not None or self._denial_log is not None:
+            self._trace(pending.traced, pending.numbers, decisions, pending.answered)
 
     def decided_without_store(
         self,
@@ -107,8 +108,8 @@ class Observer:
         skipped: Collection[int] = (),
     ) -> None:
         """Record decisions in their spans, and some denials in the log. `skipped` are indexes into `numbers`."""
-        log = self._denial_log
-        if (traced is None or not traced.spans) and not log.has_lines_left:
+        log = self._denial_log if self._denial_log is not None and self._denial_log.has_lines_left else None
+        if (traced is None or not traced.spans) and log is None:
             return
         recorded = [
             (number, decision)
@@ -118,7 +119,7 @@ class Observer:
         if traced is not None:
             for number, decision in recorded:
                 traced.decided(number, decision)
-        if log.has_lines_left:
+        if log is not None:
             log.record(recorded, traced.ids if traced is not None else lambda _: None)
 
     def _count(self, response: Response, elapsed_s: float) -> None:

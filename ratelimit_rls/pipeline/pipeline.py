@@ -99,7 +99,8 @@ class Pipeline(Generic[T]):
                 responses = self._encode(pending, decisions)
             finally:
                 self._deadlines.forget(pending)
-                self._throttle_queue.release(places)
+                if places:
+                    self._throttle_queue.release(places)
             self._respond(pending, responses)
         except Exception as error:
             # It is unknown whether the batch was counted, so its calls are not retried one by one.

@@ -248,7 +248,8 @@ def _build_pipelines(
     deadlines: Deadlines,
     traces: Traces | None,
 ) -> _Pipelines:
-    denial_log = DenialLog(settings.rls_log_denials if logs.shows_info(settings.log_level) else 0)
+    logs_denials = settings.rls_log_denials and logs.shows_info(settings.log_level)
+    denial_log = DenialLog(settings.rls_log_denials) if logs_denials else None
 
     def pipeline(codec: Codec[Any], method: str | None, traces: Traces | None) -> Pipeline[Any]:
         # Asking for the remaining quota is never denied, so there is nothing to log.

@@ -26,8 +26,6 @@ class DenialLog:
     @property
     def has_lines_left(self) -> bool:
         """Return True if lines are left in this second. Check it once per batch, so that a batch costs nothing more."""
-        if not self._per_second:
-            return False
         second = int(self._clock())
         if second != self._second:
             self._second, self._left = second, self._per_second

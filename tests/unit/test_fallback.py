@@ -259,10 +259,10 @@ def test_an_outage_is_logged_when_it_begins_and_ends(turn: Callable[[float], Non
         assert logs[0]["error"] == "no connection"
         turn(0.8)
         setup.fallback.note_store_success()
-        assert setup.fallback.in_outage
+        assert setup.fallback.outage is not None
         turn(0.2)
         setup.fallback.note_store_success()
-        assert not setup.fallback.in_outage
+        assert setup.fallback.outage is None
         setup.fallback.note_store_success()
     assert [entry["event"] for entry in logs[1:]] == ["store_fallback_ended"]
     assert (logs[1]["calls"], logs[1]["duration_s"]) == (50, 4.9)
