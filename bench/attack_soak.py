@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple, Self
 
 from bench.cpu import process_s, resident_bytes
@@ -143,9 +144,13 @@ class Phase:
 
     @property
     def growth_bytes(self) -> int:
-        """Growth of peak memory from the second to the last quarter."""
+        """Growth of the median from the second to the last quarter.
+
+        Not of the peak: unfinished input and queued calls, which have limits of their own, come and go.
+        """
         quarter = max(1, len(self.memory_bytes) // 4)
-        return max(self.memory_bytes[-quarter:]) - max(self.memory_bytes[quarter : 2 * quarter] or self.memory_bytes)
+        before = self.memory_bytes[quarter : 2 * quarter] or self.memory_bytes
+        return int(median(self.memory_bytes[-quarter:]) - median(before))
 
     def lines(self) -> Iterator[str]:
         waits, held = self.waits, [one / MIB for one in self.memory_bytes]
@@ -160,7 +165,10 @@ class Phase:
         for fault in waits.faults:
             yield f"  {fault}"
         marks = " ".join(f"{held[len(held) * at // 12]:.0f}" for at in range(12))
-        yield f"  memory {marks} {held[-1]:.0f} MiB, at most {max(held):.0f}; CPU {self.cpu_s / self.seconds:.0%}"
+        yield (
+            f"  memory {marks} {held[-1]:.0f} MiB, at most {max(held):.0f}, grown by {self.growth_bytes / MIB:.0f}; "
+            f"CPU {self.cpu_s / self.seconds:.0%}"
+        )
         yield (
             f"  {self.changes.done} changes, {len(self.changes.failed)} failed, longest {self.changes.longest_s:.2f} s"
             f"{': ' + self.changes.failed[0] if self.changes.failed else ''}"
