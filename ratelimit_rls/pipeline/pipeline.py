@@ -155,7 +155,7 @@ class Pipeline(Generic[T]):
             and due_s > begun_s
             and batch.request_ids is None
             and not self._codec.messages_carry_request_ids
-            and (not self._codec.may_skip_store or self._limiter.is_synchronous)
+            and (not self._codec.may_skip_store or self._limiter.is_synchronous or _all_need_store(calls))
         ):
             return PendingBatch(batch, requests, calls, begun_s, due_s, traced)  # type: ignore[arg-type]  # no RpcError
         return self._admit_each(batch, requests, begun_s, traced)
@@ -349,6 +349,10 @@ class Pipeline(Generic[T]):
 
 
 async def _no_refund() -> None: ...
+
+
+def _all_need_store(calls: Sequence[Call]) -> bool:
+    return all(call.prepared is not None for call in calls)
 
 
 def _queue_key(call: Call, decision: Decision) -> Hashable:
