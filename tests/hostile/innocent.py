@@ -196,11 +196,14 @@ class Calls:
 
     def _send(self, due_s: float) -> None:
         self._connections.rotate()
-        for connection in self._connections:
-            if connection.has_room:
-                connection.call(due_s)
-                return
-        self._seen.fail(1, "no connection has room for a call")
+        connection = next((one for one in self._connections if one.has_room), None)
+        if connection is None:
+            self._seen.fail(1, "no connection has room for a call")
+            return
+        try:
+            connection.call(due_s)
+        except OSError as error:
+            self._drop(connection, str(error))
 
     def _receive(self, number: int) -> None:
         connection = next(one for one in (*self._connections, *self._leaving) if one.socket.fileno() == number)
