@@ -12,7 +12,7 @@ from ratelimit_rls.admin import rate_limits
 from ratelimit_rls.core import credential_resolution
 from ratelimit_rls.database import database
 from ratelimit_rls.database.usage import writer
-from ratelimit_rls.h2 import call_headers, connection, frame_handlers, header_blocks, hpack
+from ratelimit_rls.h2 import call_headers, connection, frame_handlers, header_blocks, hpack, streams
 from ratelimit_rls.h2.config import Timeouts
 from ratelimit_rls.h2.flood_budgets import ALLOWANCES
 from ratelimit_rls.identity import jwt
@@ -73,6 +73,7 @@ FIXED: dict[str, list[int | str]] = {
     "calls that wait to be decided": [size(backlog.MAX_BACKLOG_BYTES)],
     "calls that wait to be decided before large reads wait": [backlog.MAX_READ_AHEAD, size(protocol.LARGE_READ_BYTES)],
     "different credentials in the entries of an RLS request": [credential_resolution.MAX_CREDENTIALS],
+    "calls of a connection that are being decided, cancelled ones included": [streams.MAX_DECIDED_SHARE],
     "header fields of a call": [hpack.MAX_FIELDS],
     "fields, and table size updates, of a header block": [hpack.MAX_FIELDS_READ, hpack.MAX_SIZE_UPDATES],
     "a header block, as sent": [size(header_blocks.MAX_BLOCK_BYTES), header_blocks.MAX_BLOCK_FRAMES],

@@ -5,7 +5,7 @@
     responses ─► respond, fail ─► data_to_send ─► bytes
 
 Guarantees, whatever the client sends:
-* At most `max_streams` calls are open, or were cancelled and are still being decided.
+* At most `max_streams` calls are open, and at most four times as many are being decided, cancelled ones included.
 * At most MAX_UNFINISHED_BYTES of unfinished messages are buffered, and every buffered byte is reported.
 * Slow input can be deferred after any frame, so that the owner can share its time between connections.
 * Frames that cost the server more than the client have budgets (flood_budgets.py); unfinished input has timeouts.
@@ -112,7 +112,7 @@ class Connection(FrameHandlers):
             )
             unpack_message = MESSAGE_FRAME.unpack_from
             streams, cached = self._streams, self._header_blocks.cache
-            max_streams = self._config.max_streams - self._cancelled_calls
+            max_streams = self._max_open() if self._cancelled_calls else self._config.max_streams
             is_slow = self._header_blocks.is_unfinished or self._is_draining
             has_slow_input = False
             received_bytes = 0
@@ -178,7 +178,7 @@ class Connection(FrameHandlers):
                 self._handle_frame(kind, flags, stream_id & frames.STREAM_ID_BITS, data[start:stop])
                 if self._is_closed or self.defer_slow_input():
                     break
-                max_streams = self._config.max_streams - self._cancelled_calls
+                max_streams = self._max_open()
                 is_slow = self._header_blocks.is_unfinished or self._is_draining
             if at:
                 self._progress_s = now_s

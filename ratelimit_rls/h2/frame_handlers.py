@@ -130,8 +130,8 @@ class FrameHandlers(Streams):
         stream_id = block.stream_id
         self._skipped_ids += (stream_id - self._last_id - 1) >> 1
         self._last_id = stream_id
-        if self.open_streams >= self._config.max_streams:
-            if self.open_streams < self._known_streams and self._now_s < self._known_until_s:
+        if len(self._streams) >= self._max_open():
+            if len(self._streams) < self._known_streams and self._now_s < self._known_until_s:
                 # Without a charge: the client may not know of the smaller limit yet.
                 self._reset_stream(stream_id, ErrorCode.REFUSED_STREAM)
                 self._resets += 1

@@ -26,6 +26,11 @@ Stream = CallHeaders | UnaryRequest | RejectedRequest | StreamingCall | str
 """State of an open stream: headers without data, a request in parts, or one of the constants above."""
 
 
+MAX_DECIDED_SHARE = 4
+"""Calls of a connection that are being decided, cancelled ones included, as a multiple of the streams it may open. A
+client that opens and cancels calls must not make the application decide without limit."""
+
+
 class Streams(Hooks):
     """Streams of one connection. FrameHandlers opens them."""
 
@@ -45,6 +50,14 @@ class Streams(Hooks):
     @property
     def open_streams(self) -> int:
         return len(self._streams) + self._cancelled_calls
+
+    def _max_open(self) -> int:
+        """Return how many streams may be open now.
+
+        Cancelled calls take no place of others, up to a multiple of the streams that are allowed.
+        """
+        max_streams = self._config.max_streams
+        return min(max_streams, MAX_DECIDED_SHARE * max_streams - self._cancelled_calls)
 
     @property
     def unfinished_streams(self) -> int:

@@ -28,6 +28,7 @@ from ratelimit_rls.h2.frames import (
 )
 from ratelimit_rls.h2.request_stream import MAX_REJECTED_BODY_BYTES
 from ratelimit_rls.h2.status import RpcError, StatusCode
+from ratelimit_rls.h2.streams import MAX_DECIDED_SHARE
 from tests.unit.h2.client import (
     MAX_MESSAGE_BYTES,
     MAX_STREAMS,
@@ -542,13 +543,24 @@ def test_many_calls_in_one_read(client: Client) -> None:
 
 
 class TestCancelledCallsBeingDecided:
-    def test_cancelled_calls_count_as_open_until_decided(self, client: Client) -> None:
-        """Otherwise a client that opens and cancels calls could make the store decide without limit."""
-        stream_ids = [client.call() for _ in range(MAX_STREAMS)]
-        for stream_id in stream_ids:
-            client.reset(stream_id)
+    def cancelled(self, client: Client, count: int) -> list[int]:
+        stream_ids = []
+        for _ in range(count):
+            stream_ids.append(client.call())
+            client.reset(stream_ids[-1])
         assert client.server.cancelled_ids == stream_ids
         client.responses.clear()
+        return stream_ids
+
+    def test_cancelled_calls_take_no_place_of_others(self, client: Client) -> None:
+        self.cancelled(client, (MAX_DECIDED_SHARE - 1) * MAX_STREAMS)
+        calls = [client.call() for _ in range(MAX_STREAMS + 1)]
+        assert [client.connection.is_waiting(one) for one in calls] == [True] * MAX_STREAMS + [False]
+        assert client.responses[calls[-1]].reset is ErrorCode.REFUSED_STREAM
+
+    def test_number_of_cancelled_calls_that_are_being_decided_is_limited(self, client: Client) -> None:
+        """Otherwise a client that opens and cancels calls could make the store decide without limit."""
+        stream_ids = self.cancelled(client, MAX_DECIDED_SHARE * MAX_STREAMS)
 
         assert client.responses[client.call()].reset is ErrorCode.REFUSED_STREAM
         client.connection.respond(stream_ids[0], b"late")
@@ -556,7 +568,7 @@ class TestCancelledCallsBeingDecided:
         client.connection.discard()
         more = [client.call() for _ in range(4)]
         assert [client.connection.is_waiting(stream_id) for stream_id in more] == [True, True, True, False]
-        assert set(client.responses) == {MAX_STREAMS * 2 + 1, more[-1]}
+        assert set(client.responses) == {stream_ids[-1] + 2, more[-1]}
 
     def test_cancelled_delayed_call_is_closed_at_once(self, client: Client) -> None:
         client.server.delays_all = True
@@ -567,7 +579,7 @@ class TestCancelledCallsBeingDecided:
     def test_cancelled_calls_in_one_read_respect_the_stream_limit(self, client: Client) -> None:
         block = client.plain_block(fields())
         client.send(b"".join(_cancelled_call(block, stream_id) for stream_id in range(1, 20 * MAX_STREAMS, 2)))
-        assert len(client.server.queue) == MAX_STREAMS
+        assert len(client.server.queue) == MAX_DECIDED_SHARE * MAX_STREAMS
 
 
 def _cancelled_call(block: bytes, stream_id: int) -> bytes:
