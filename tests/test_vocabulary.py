@@ -27,6 +27,7 @@ IN_CODE = {
     "codec": "Codec",
     "denial cache": "DenialCache",
     "descriptor": "Descriptor",
+    "descriptor plan": "DescriptorPlan",
     "entitlement": "Entitlement",
     "fallback": "Fallback",
     "lease": "Lease",

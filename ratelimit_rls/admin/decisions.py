@@ -81,10 +81,14 @@ def explain(backend: AdminBackend, request: Request) -> ExplainedRequest:
     plan = plan_unblocked(backend, as_refund(request))
     keys = iter(plan.keys)
     explained = []
-    for descriptor, slot in zip(request.descriptors, plan.template.slots, strict=True):
-        own = [next(keys) for _ in (*slot.steps, *slot.watchers)]
+    for descriptor, descriptor_plan in zip(request.descriptors, plan.template.descriptor_plans, strict=True):
+        own = [next(keys) for _ in (*descriptor_plan.steps, *descriptor_plan.watchers)]
         explanation = matching.explain(tree, request.domain, descriptor)
-        explained.append(ExplainedDescriptor(explanation, slot, own, _entitlement(backend, slot.rule, descriptor)))
+        explained.append(
+            ExplainedDescriptor(
+                explanation, descriptor_plan, own, _entitlement(backend, descriptor_plan.rule, descriptor)
+            )
+        )
     return ExplainedRequest(rejection, explained)
 
 
@@ -111,7 +115,7 @@ def resolve_known_caller(backend: AdminBackend, request: Request) -> ResolvedReq
     """
     known = resolve_request(request, active_tree(backend), backend.verifier, backend.clock())
     if known.refusal is not None and known.refusal.reason == "unauthorized":
-        raise BadRequest(known.refusal.message, field=f"descriptors[{known.refusal.slot}]")
+        raise BadRequest(known.refusal.message, field=f"descriptors[{known.refusal.descriptor_index}]")
     return known
 
 

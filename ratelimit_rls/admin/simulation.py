@@ -161,7 +161,7 @@ async def simulate(
             result is not None and decide(plan.template, result).code is Code.OVER_LIMIT
         )
         results[number] = _OVER_LIMIT if is_over else _OK
-        for rule in {slot.rule.path for slot in plan.template.slots if slot.rule is not None}:
+        for rule in {one.rule.path for one in plan.template.descriptor_plans if one.rule is not None}:
             calls[rule] = calls.get(rule, 0) + 1
             refused[rule] = refused.get(rule, 0) + is_over
     return SimulatedDecisions(results, [RuleCalls(rule, calls[rule], refused[rule]) for rule in sorted(calls)])

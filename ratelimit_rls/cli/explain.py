@@ -95,7 +95,7 @@ class _RecordingEntitlements:
 class _PlannedDescriptor(NamedTuple):
     """One descriptor of the plan, with the keys of its counters in the store."""
 
-    slot: DescriptorPlan
+    descriptor_plan: DescriptorPlan
     entitlement: Entitlement | None  # of the descriptor's subject; None without limits_of or a database
     is_denied: bool  # the whole request is denied, whatever the limits are, and nothing is counted
     counters: list[str]
@@ -110,23 +110,23 @@ def _planned_descriptors(plan: Plan, entitlements: Sequence[Entitlement]) -> lis
     keys, looked_up = iter(plan.keys), iter(entitlements)
     return [
         _PlannedDescriptor(
-            slot,
-            next(looked_up, None) if slot.rule and slot.rule.limits_of else None,
+            descriptor_plan,
+            next(looked_up, None) if descriptor_plan.rule and descriptor_plan.rule.limits_of else None,
             plan.template.refusal is not None,
-            [next(keys).decode() for _ in slot.steps],
-            [(watcher, next(keys).decode()) for watcher in slot.watchers],
+            [next(keys).decode() for _ in descriptor_plan.steps],
+            [(watcher, next(keys).decode()) for watcher in descriptor_plan.watchers],
         )
-        for slot in plan.template.slots
+        for descriptor_plan in plan.template.descriptor_plans
     ]
 
 
 def _replaced(planned: _PlannedDescriptor) -> list[str]:
     """Return the names of matched limits that another descriptor of the request replaces."""
-    slot = planned.slot
-    if slot.rule is None or planned.is_denied:
+    descriptor_plan = planned.descriptor_plan
+    if descriptor_plan.rule is None or planned.is_denied:
         return []
-    counted = {id(step.limit) for step in slot.steps}
-    return [limit.name for limit in slot.rule.limits if id(limit) not in counted]
+    counted = {id(step.limit) for step in descriptor_plan.steps}
+    return [limit.name for limit in descriptor_plan.rule.limits if id(limit) not in counted]
 
 
 def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str]:
@@ -145,7 +145,7 @@ def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str
         if level.met is not None:
             yield from (escape_unprintable(f"in place of {place}") for place in level.met.overrode)
     yield escape_unprintable(explanation.conclusion)
-    rule = planned.slot.rule
+    rule = planned.descriptor_plan.rule
     if planned.entitlement is not None:
         yield escape_unprintable(_format_entitlement(planned.entitlement))
     if planned.is_denied:
@@ -188,7 +188,7 @@ def _outcome(attempt: Attempt) -> str:
 
 
 def _json(explanation: Explanation, planned: _PlannedDescriptor) -> dict[str, Any]:
-    rule = planned.slot.rule
+    rule = planned.descriptor_plan.rule
     return {
         "descriptor": [list(entry) for entry in explanation.descriptor.entries],
         "conclusion": explanation.conclusion,

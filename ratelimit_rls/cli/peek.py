@@ -78,11 +78,11 @@ async def _read_counters(plan: Plan, store: AnyRedisStore) -> StoreResult:
 def _text(descriptor: Descriptor, status: Status) -> Iterator[str]:
     yield click.style(format_descriptor(descriptor), bold=True)
     if status.step is None:
-        yield "  unlimited" if status.slot.unlimited else "  no limit applies"
+        yield "  unlimited" if status.descriptor_plan.unlimited else "  no limit applies"
         return
-    assert status.slot.rule is not None
-    yield f"  rule {escape_unprintable(status.slot.rule.path)}"
-    for step, reading in zip(status.slot.steps, status.readings, strict=True):
+    assert status.descriptor_plan.rule is not None
+    yield f"  rule {escape_unprintable(status.descriptor_plan.rule.path)}"
+    for step, reading in zip(status.descriptor_plan.steps, status.readings, strict=True):
         yield f"  {format_limit(step.limit)}: {_format_limit_state(reading)}"
     if status.violations:
         until = f", in a cooldown for {format_wait(status.cooldown.retry_us)}" if status.cooldown else ""
@@ -99,14 +99,14 @@ def _format_limit_state(reading: LimitState) -> str:
 
 
 def _json(descriptor: Descriptor, status: Status) -> dict[str, Any]:
-    rule = status.slot.rule
+    rule = status.descriptor_plan.rule
     return {
         "descriptor": [list(entry) for entry in descriptor.entries],
         "rule": rule.path if rule else None,
-        "unlimited": status.slot.unlimited,
+        "unlimited": status.descriptor_plan.unlimited,
         "limits": [
             {"limit": format_limit(step.limit), **reading._asdict()}
-            for step, reading in zip(status.slot.steps, status.readings, strict=True)
+            for step, reading in zip(status.descriptor_plan.steps, status.readings, strict=True)
         ],
         "violations": status.violations,
         "cooldown_us": status.cooldown.retry_us if status.cooldown else 0,

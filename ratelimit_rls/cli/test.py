@@ -157,8 +157,8 @@ def _last_responses(difference: Difference, domain: str) -> Iterator[str]:
     if not difference.told:
         yield f"    domain {domain} · no descriptor comes of this request, so no limit applies"
     for descriptor, status in difference.told:
-        rule = status.slot.rule
-        hits = f" hits {status.slot.hits}" if status.slot.hits != 1 else ""
+        rule = status.descriptor_plan.rule
+        hits = f" hits {status.descriptor_plan.hits}" if status.descriptor_plan.hits != 1 else ""
         yield f"    domain {domain} · descriptor ({format_descriptor(descriptor)}){hits}"
         if rule is None:
             yield "      met no rule; `ratelimit-rls explain` tells why"
@@ -213,7 +213,7 @@ def _result(suite: Suite, outcome: CaseResult) -> dict[str, Any]:
 
 
 def _status(descriptor: Descriptor, status: Status) -> dict[str, Any]:
-    rule = status.slot.rule
+    rule = status.descriptor_plan.rule
     return {
         "descriptor": [list(entry) for entry in descriptor.entries],
         "code": status.code.name,

@@ -69,11 +69,11 @@ def _over_time(points: Sequence[SeriesPoint], each_s: int) -> Iterator[str]:
         yield f'<text x="-8" y="{y + 4:g}" text-anchor="end">{scale * part / 4:,g}</text>'
     if points:
         first_s = points[0].at_s
-        slots = round((points[-1].at_s - first_s) / each_s) + 1
-        width = _PLOT_WIDTH / slots
+        bars = round((points[-1].at_s - first_s) / each_s) + 1
+        width = _PLOT_WIDTH / bars
         for point in points:
             yield from _bar(point, (point.at_s - first_s) / each_s * width, width, scale)
-        yield from _times(first_s, each_s, slots)
+        yield from _times(first_s, each_s, bars)
     yield f'<line class="axis" x2="{_PLOT_WIDTH}" y1="{_PLOT_HEIGHT}" y2="{_PLOT_HEIGHT}"/>'
 
 
@@ -87,10 +87,10 @@ def _bar(point: SeriesPoint, x: float, width: float, scale: float) -> Iterator[s
     yield f'<rect class="refused" {place} y="{_PLOT_HEIGHT - low - high:.2f}" height="{high:.2f}"/></g>'
 
 
-def _times(first_s: float, each_s: int, slots: int) -> Iterator[str]:
-    step = -(-slots // _MAX_TIME_LABELS)
-    for number in range(0, slots, step):
-        x = number / slots * _PLOT_WIDTH
+def _times(first_s: float, each_s: int, bars: int) -> Iterator[str]:
+    step = -(-bars // _MAX_TIME_LABELS)
+    for number in range(0, bars, step):
+        x = number / bars * _PLOT_WIDTH
         yield f'<line class="axis" x1="{x:.2f}" x2="{x:.2f}" y1="{_PLOT_HEIGHT}" y2="{_PLOT_HEIGHT + 5}"/>'
         yield f'<text x="{x:.2f}" y="{_PLOT_HEIGHT + 19}">{_format_time(first_s + number * each_s)}</text>'
 

@@ -22,45 +22,45 @@ def select_descriptors(template: PlanTemplate, numbers: tuple[int, ...]) -> Plan
     parts = _parts_cache(template)
     part = parts.get(numbers)
     if part is None:
-        slots = tuple(template.slots[number] for number in numbers)
-        others = [slot for number, slot in enumerate(template.slots) if number not in numbers]
-        quota_elsewhere = any(step.quota_mode for slot in others for step in slot.steps)
+        descriptor_plans = tuple(template.descriptor_plans[number] for number in numbers)
+        others = [one for number, one in enumerate(template.descriptor_plans) if number not in numbers]
+        quota_elsewhere = any(step.quota_mode for descriptor_plan in others for step in descriptor_plan.steps)
         part = parts[numbers] = replace(
             template,
-            slots=slots,
-            steps=tuple(step for slot in slots for step in slot.steps),
+            descriptor_plans=descriptor_plans,
+            steps=tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps),
             quota_passes=template.quota_passes or quota_elsewhere,
-            can_wait=any(step.max_delay_us and step.cost > 0 for slot in slots for step in slot.steps),
+            can_wait=any(step.max_delay_us and step.cost > 0 for one in descriptor_plans for step in one.steps),
         )
     return part
 
 
-def key_ranges(slots: Sequence[DescriptorPlan]) -> list[range]:
+def key_ranges(descriptor_plans: Sequence[DescriptorPlan]) -> list[range]:
     """Return, for each descriptor, the indexes of its keys in the plan."""
     ranges = []
     at = 0
-    for slot in slots:
-        ranges.append(range(at, at + len(slot.steps) + len(slot.watchers)))
+    for descriptor_plan in descriptor_plans:
+        ranges.append(range(at, at + len(descriptor_plan.steps) + len(descriptor_plan.watchers)))
         at = ranges[-1].stop
     return ranges
 
 
-def is_denied(slots: Sequence[DescriptorPlan], readings: Sequence[LimitState], quota_passes: bool) -> bool:
+def is_denied(descriptor_plans: Sequence[DescriptorPlan], readings: Sequence[LimitState], quota_passes: bool) -> bool:
     """Return the verdict over states from several places, as lua/decide.lua computes it for states from one."""
     quotas = [True] if quota_passes else []
-    for slot, numbers in zip(slots, key_ranges(slots), strict=True):
-        if not slot.steps:
+    for descriptor_plan, numbers in zip(descriptor_plans, key_ranges(descriptor_plans), strict=True):
+        if not descriptor_plan.steps:
             continue
-        fails = not all(_passes(slot, readings[numbers.start : numbers.stop]))
-        if slot.steps[0].quota_mode:
+        fails = not all(_passes(descriptor_plan, readings[numbers.start : numbers.stop]))
+        if descriptor_plan.steps[0].quota_mode:
             quotas.append(not fails)
         elif fails:
             return True
     return bool(quotas) and not any(quotas)
 
 
-def _passes(slot: DescriptorPlan, readings: Sequence[LimitState]) -> Iterator[bool]:
-    for step, reading in zip(slot.steps, readings, strict=False):
+def _passes(descriptor_plan: DescriptorPlan, readings: Sequence[LimitState]) -> Iterator[bool]:
+    for step, reading in zip(descriptor_plan.steps, readings, strict=False):
         yield step.shadow_mode or reading.allowed
-    for reading in readings[len(slot.steps) :]:  # a cooldown denies, a warning never does
+    for reading in readings[len(descriptor_plan.steps) :]:  # a cooldown denies, a warning never does
         yield reading.allowed

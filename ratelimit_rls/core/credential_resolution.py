@@ -98,7 +98,7 @@ def resolve_credentials(
                 verified[entry] = _verify_entry(carrier, entry.value, config, verifier, now_s)
             identity, rejected = verified[entry]
             if rejection is None and rejected is not None and _is_rejected(identity, request, descriptor):
-                rejection = replace(rejected, slot=number)
+                rejection = replace(rejected, descriptor_index=number)
             entries.extend(_identity_entries(identity, carrier) or [address])
         descriptors.append(descriptor._replace(entries=tuple(entries)))
     return ResolvedRequest(request._replace(descriptors=tuple(descriptors)), rejection, True)

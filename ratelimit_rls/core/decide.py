@@ -41,19 +41,19 @@ def decide(template: PlanTemplate, answer: StoreResult | None) -> Decision:
     if answer is None:
         if template.refusal is not None:
             return _decide_rejected(template, template.refusal)
-        return Decision(Code.OK, tuple([_unlimited_status(slot) for slot in template.slots]), template)
+        return Decision(Code.OK, tuple([_unlimited_status(one) for one in template.descriptor_plans]), template)
     statuses = []
     at = 0
     readings = answer.readings
-    for slot in template.slots:
-        first, at = at, at + len(slot.steps)
+    for descriptor_plan in template.descriptor_plans:
+        first, at = at, at + len(descriptor_plan.steps)
         if first == at:
-            statuses.append(_unlimited_status(slot))
-        elif not slot.watchers:
-            statuses.append(_limit_status(slot, readings[first:at]))
+            statuses.append(_unlimited_status(descriptor_plan))
+        elif not descriptor_plan.watchers:
+            statuses.append(_limit_status(descriptor_plan, readings[first:at]))
         else:
-            limits, at = at, at + len(slot.watchers)
-            statuses.append(_watched_status(slot, readings[first:limits], readings[limits:at]))
+            limits, at = at, at + len(descriptor_plan.watchers)
+            statuses.append(_watched_status(descriptor_plan, readings[first:limits], readings[limits:at]))
     denied, now_us, _, _, remembered, replayed, decided_at_us = answer
     over = denied and template.purpose is not _REPORT  # what has already happened cannot be denied
     shadowed = over and template.shadow_mode
@@ -65,8 +65,8 @@ def decide(template: PlanTemplate, answer: StoreResult | None) -> Decision:
 
 def _decide_rejected(template: PlanTemplate, rejection: Rejection) -> Decision:
     statuses = tuple(
-        Status(Code.OVER_LIMIT, None, 0, 0, slot) if number == rejection.slot else _unlimited_status(slot)
-        for number, slot in enumerate(template.slots)
+        Status(Code.OVER_LIMIT, None, 0, 0, one) if number == rejection.descriptor_index else _unlimited_status(one)
+        for number, one in enumerate(template.descriptor_plans)
     )
     code = Code.OK if template.shadow_mode else Code.OVER_LIMIT
     return Decision(code, statuses, template, shadowed=template.shadow_mode)
@@ -74,28 +74,34 @@ def _decide_rejected(template: PlanTemplate, rejection: Rejection) -> Decision:
 
 def allow_without_store(template: PlanTemplate) -> Decision:
     """Return the decision for `on_store_failure: allow`. No limit is reported, since none is known."""
-    statuses = tuple([_unlimited_status(slot) for slot in template.slots])
+    statuses = tuple([_unlimited_status(descriptor_plan) for descriptor_plan in template.descriptor_plans])
     return Decision(Code.OK, statuses, template, without_store=OnStoreFailure.ALLOW)
 
 
 def deny_without_store(template: PlanTemplate, now_us: int) -> Decision:
     """Return the decision for `on_store_failure: deny`: every limit that can deny a call does."""
-    statuses = tuple([_denied_status(slot) if _can_deny(slot) else _unlimited_status(slot) for slot in template.slots])
+    statuses = tuple(
+        [_denied_status(one) if _can_deny(one) else _unlimited_status(one) for one in template.descriptor_plans]
+    )
     over = template.purpose is not Purpose.REPORT and _is_over_limit(template, statuses)
     code = Code.OVER_LIMIT if over and not template.shadow_mode else Code.OK
     shadowed = over and template.shadow_mode
     return Decision(code, statuses, template, shadowed, now_us, without_store=OnStoreFailure.DENY)
 
 
-def _can_deny(slot: DescriptorPlan) -> bool:
+def _can_deny(descriptor_plan: DescriptorPlan) -> bool:
     """Return whether a descriptor can deny a call. Refunds and limits in shadow mode cannot."""
-    return bool(slot.steps) and not slot.steps[0].shadow_mode and slot.steps[0].cost >= 0
+    return (
+        bool(descriptor_plan.steps) and not descriptor_plan.steps[0].shadow_mode and descriptor_plan.steps[0].cost >= 0
+    )
 
 
-def _denied_status(slot: DescriptorPlan) -> Status:
+def _denied_status(descriptor_plan: DescriptorPlan) -> Status:
     reading = LimitState(0, STORE_RETRY_US, STORE_RETRY_US)
-    readings = (reading,) * len(slot.steps)
-    return Status(Code.OVER_LIMIT, slot.steps[0], 0, _ceil_seconds(STORE_RETRY_US), slot, reading, readings)
+    readings = (reading,) * len(descriptor_plan.steps)
+    return Status(
+        Code.OVER_LIMIT, descriptor_plan.steps[0], 0, _ceil_seconds(STORE_RETRY_US), descriptor_plan, reading, readings
+    )
 
 
 def _is_over_limit(template: PlanTemplate, statuses: Sequence[Status]) -> bool:
@@ -103,7 +109,7 @@ def _is_over_limit(template: PlanTemplate, statuses: Sequence[Status]) -> bool:
     denying = [status.step for status in statuses if status.step is not None]
     if not all(step.quota_mode for step in denying):
         return True
-    quotas = sum(slot.steps[0].quota_mode for slot in template.slots if slot.steps) + template.quota_passes
+    quotas = sum(one.steps[0].quota_mode for one in template.descriptor_plans if one.steps) + template.quota_passes
     return bool(denying) and len(denying) == quotas
 
 
@@ -113,30 +119,34 @@ def _with_delay(decision: Decision, readings: Sequence[LimitState]) -> Decision:
     return decision._replace(wait_us=wait_us, delayed_by=-number) if wait_us else decision
 
 
-def _unlimited_status(slot: DescriptorPlan) -> Status:
-    return Status(Code.OK, None, UNLIMITED_REMAINING if slot.unlimited else 0, 0, slot)
+def _unlimited_status(descriptor_plan: DescriptorPlan) -> Status:
+    return Status(Code.OK, None, UNLIMITED_REMAINING if descriptor_plan.unlimited else 0, 0, descriptor_plan)
 
 
-def _limit_status(slot: DescriptorPlan, readings: tuple[LimitState, ...]) -> Status:
-    step, reading = slot.steps[0], readings[0]
+def _limit_status(descriptor_plan: DescriptorPlan, readings: tuple[LimitState, ...]) -> Status:
+    step, reading = descriptor_plan.steps[0], readings[0]
     if len(readings) > 1:
-        step, reading = _select_limit(slot, readings)
+        step, reading = _select_limit(descriptor_plan, readings)
     left, retry_us, reset_us = reading
     if retry_us == 0 or retry_us < -1:
         remaining = 0 if left < 0 else left if left < UNLIMITED_REMAINING else UNLIMITED_REMAINING
         return construct(
-            Status, (_OK, step, remaining, -(-reset_us // SECOND_US), slot, reading, readings, None, 0, None)
+            Status, (_OK, step, remaining, -(-reset_us // SECOND_US), descriptor_plan, reading, readings, None, 0, None)
         )
     # Envoy turns duration_until_reset of a denial into Retry-After, so a denial reports when to retry. A request that
     # can never be admitted gets the time until the counter is reset.
     wait_us = retry_us if retry_us > 0 else reset_us
     code = _OK if step.shadow_mode else _OVER_LIMIT
-    return construct(Status, (code, step, 0, -(-wait_us // SECOND_US), slot, reading, readings, None, 0, None))
+    return construct(
+        Status, (code, step, 0, -(-wait_us // SECOND_US), descriptor_plan, reading, readings, None, 0, None)
+    )
 
 
-def _watched_status(slot: DescriptorPlan, readings: tuple[LimitState, ...], watched: Sequence[LimitState]) -> Status:
-    status = _limit_status(slot, readings)
-    for watcher, (number, retry_us, reset_us) in zip(slot.watchers, watched, strict=True):
+def _watched_status(
+    descriptor_plan: DescriptorPlan, readings: tuple[LimitState, ...], watched: Sequence[LimitState]
+) -> Status:
+    status = _limit_status(descriptor_plan, readings)
+    for watcher, (number, retry_us, reset_us) in zip(descriptor_plan.watchers, watched, strict=True):
         if isinstance(watcher, WarnAt):
             status = status._replace(state=WarningState(number))
             continue
@@ -149,9 +159,9 @@ def _watched_status(slot: DescriptorPlan, readings: tuple[LimitState, ...], watc
     return status
 
 
-def _select_limit(slot: DescriptorPlan, readings: Sequence[LimitState]) -> tuple[CounterOp, LimitState]:
+def _select_limit(descriptor_plan: DescriptorPlan, readings: Sequence[LimitState]) -> tuple[CounterOp, LimitState]:
     """Return the limit to report: the one that denies (for the longest time), else the one with least left."""
-    pairs = list(zip(slot.steps, readings, strict=True))
+    pairs = list(zip(descriptor_plan.steps, readings, strict=True))
     denying = [pair for pair in pairs if not pair[1].allowed]
     if denying:
         # -1 means never, which is longer than any wait.

@@ -54,9 +54,9 @@ class Entitlements(Protocol):
         ...
 
 
-def block_rejection(block: Block, status: int, slot: int = 0) -> Rejection:
-    """Return the rejection for a block. `slot` is the index of the descriptor that names the blocked subject."""
-    return Rejection("blocked", BLOCKED, status, block.until_s, slot)
+def block_rejection(block: Block, status: int, descriptor_index: int = 0) -> Rejection:
+    """Return the rejection for a block. `descriptor_index` is that of the descriptor with the blocked subject."""
+    return Rejection("blocked", BLOCKED, status, block.until_s, descriptor_index)
 
 
 def can_be_rejected(request: Request, descriptor: Descriptor) -> bool:

@@ -286,7 +286,7 @@ class Rejection:
     message: str  # for the client
     status: int  # HTTP status, where the protocol lets us choose
     until_s: float | None = None  # end of the block, in seconds since the epoch; None: unknown
-    slot: int = 0  # index of the descriptor that caused it
+    descriptor_index: int = 0  # of the descriptor that caused it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,7 +300,7 @@ class PlanTemplate:
     domain: str
     domain_known: bool
     steps: tuple[CounterOp, ...]
-    slots: tuple[DescriptorPlan, ...]  # one per descriptor, in order; their steps concatenated are `steps`
+    descriptor_plans: tuple[DescriptorPlan, ...]  # one per descriptor, in order; their steps concatenated are `steps`
     # In the global quota mode a descriptor without a limit is a quota that passes, so quotas cannot deny the call.
     quota_passes: bool = False
     shadow_mode: bool = False  # the global one: the verdict is counted and reported but not enforced
@@ -375,9 +375,9 @@ class Status(NamedTuple):
     step: CounterOp | None  # the limit reported; None: no limit applies, or unlimited
     remaining: int
     reset_s: int  # whole seconds, rounded up; retry-after if denied
-    slot: DescriptorPlan
+    descriptor_plan: DescriptorPlan
     reading: LimitState | None = None  # of the limit reported
-    readings: tuple[LimitState, ...] = ()  # of all limits of the descriptor, in the order of `slot.steps`
+    readings: tuple[LimitState, ...] = ()  # of all limits of the descriptor, in the order of `descriptor_plan.steps`
     state: WarningState | None = None  # with `warn_at`
     violations: int = 0  # with `penalty`: violations within its period
     cooldown: LimitState | None = None  # set if a penalty denies the call; `reading` is then the same object

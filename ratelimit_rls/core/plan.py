@@ -147,17 +147,17 @@ class Planner:
     def _key_parts(self, template: PlanTemplate) -> tuple[TagEncoder, tuple[tuple[bytes, ...], ...]]:
         """Return the tag encoder for a template with steps, and the key suffixes of each descriptor in plan order."""
         tags = TagEncoder(self._key_start, template.domain, self._tree.domains[template.domain].shard_by)
-        states = [(*(step.limit for step in slot.steps), *slot.watchers) for slot in template.slots]
+        states = [(*(step.limit for step in one.steps), *one.watchers) for one in template.descriptor_plans]
         parts = tags, tuple(tuple(b":" + key_suffix(state) for state in own) for own in states)
         template.derived[TagEncoder] = parts
         return parts
 
     def _rejected_template(self, request: Request, matches: tuple[Match, ...], rejection: Rejection) -> PlanTemplate:
-        slots = tuple(
+        descriptor_plans = tuple(
             DescriptorPlan(found.rule, (), _hits(request, descriptor), found.metric_path)
             for descriptor, found in zip(request.descriptors, matches, strict=True)
         )
-        return rejected_template(request, slots, rejection, shadow_mode=self._policy.shadow_mode)
+        return rejected_template(request, descriptor_plans, rejection, shadow_mode=self._policy.shadow_mode)
 
     def _template(self, request: Request, matches: tuple[Match, ...], is_own: bool) -> PlanTemplate:
         # Rules are compared by identity, which is stable as long as the tree. A limit carried by the request gets a
@@ -173,7 +173,7 @@ class Planner:
         return template
 
     def _cache(self, kind: object, template: PlanTemplate) -> None:
-        self._cached_bytes += template.own_bytes or _estimate_bytes(template.slots)
+        self._cached_bytes += template.own_bytes or _estimate_bytes(template.descriptor_plans)
         if self._cached_bytes > MAX_TEMPLATE_CACHE_BYTES:
             self._templates.clear()
             self._cached_bytes = 0
@@ -182,7 +182,7 @@ class Planner:
 
     def _make_template(self, request: Request, matches: tuple[Match, ...], is_own: bool) -> PlanTemplate:
         replaced = frozenset[str]().union(*(found.rule.replaces for found in matches if found.rule))
-        slots = tuple(
+        descriptor_plans = tuple(
             self._descriptor_plan(request, descriptor, found, replaced)
             for descriptor, found in zip(request.descriptors, matches, strict=True)
         )
@@ -191,21 +191,21 @@ class Planner:
         request_bytes = sum(map(_request_specific_bytes, request.descriptors, matches))
         request_bytes += 0 if domain_known else len(request.domain)
         is_own = is_own or request_bytes > 0 or _has_unusual_hits(request)
-        steps = tuple(step for slot in slots for step in slot.steps)
-        states = len(steps) + sum(len(slot.watchers) for slot in slots)
+        steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
+        states = len(steps) + sum(len(descriptor_plan.watchers) for descriptor_plan in descriptor_plans)
         if states > MAX_STATES:
             raise BadRequest(f"the request matches {states} limits; at most {MAX_STATES} can be decided together")
         return PlanTemplate(
             domain=request.domain,
             domain_known=domain_known,
             steps=steps,
-            slots=slots,
-            quota_passes=quota_mode and any(not slot.steps and not slot.unlimited for slot in slots),
+            descriptor_plans=descriptor_plans,
+            quota_passes=quota_mode and any(not one.steps and not one.unlimited for one in descriptor_plans),
             shadow_mode=self._policy.shadow_mode,
-            own_bytes=_estimate_bytes(slots) + request_bytes if is_own else 0,
+            own_bytes=_estimate_bytes(descriptor_plans) + request_bytes if is_own else 0,
             purpose=request.purpose,
             can_wait=any(step.max_delay_us and step.cost > 0 for step in steps),
-            on_store_failure=self._on_store_failure(request, slots),
+            on_store_failure=self._on_store_failure(request, descriptor_plans),
         )
 
     def _descriptor_plan(
@@ -246,22 +246,22 @@ class Planner:
         if rule.warn_at is not None:
             yield rule.warn_at
 
-    def _on_store_failure(self, request: Request, slots: Sequence[DescriptorPlan]) -> OnStoreFailure:
+    def _on_store_failure(self, request: Request, descriptor_plans: Sequence[DescriptorPlan]) -> OnStoreFailure:
         """Return the first policy, in enum order, among the rules that need the store."""
-        policies = {self._descriptor_on_store_failure(request, slot) for slot in slots if slot.steps}
+        policies = {self._descriptor_on_store_failure(request, one) for one in descriptor_plans if one.steps}
         return next((policy for policy in OnStoreFailure if policy in policies), self._policy.on_store_failure)
 
-    def _descriptor_on_store_failure(self, request: Request, slot: DescriptorPlan) -> OnStoreFailure:
+    def _descriptor_on_store_failure(self, request: Request, descriptor_plan: DescriptorPlan) -> OnStoreFailure:
         """Return the policy of one descriptor; DENY becomes ALLOW where the store could not have denied the call.
 
         That is the case in shadow mode, for reports of what has already happened, and for refunds.
         """
-        own = slot.rule.on_store_failure if slot.rule else None
+        own = descriptor_plan.rule.on_store_failure if descriptor_plan.rule else None
         policy = own or self._policy.on_store_failure
         if policy is not OnStoreFailure.DENY:
             return policy
-        in_shadow_mode = self._policy.shadow_mode or all(step.shadow_mode for step in slot.steps)
-        is_refund = all(step.cost < 0 for step in slot.steps)
+        in_shadow_mode = self._policy.shadow_mode or all(step.shadow_mode for step in descriptor_plan.steps)
+        is_refund = all(step.cost < 0 for step in descriptor_plan.steps)
         can_deny = not in_shadow_mode and not is_refund and request.purpose is not Purpose.REPORT
         return policy if can_deny else OnStoreFailure.ALLOW
 
@@ -272,16 +272,16 @@ class Planner:
 
 
 def rejected_template(
-    request: Request, slots: tuple[DescriptorPlan, ...], rejection: Rejection, *, shadow_mode: bool = False
+    request: Request, descriptor_plans: tuple[DescriptorPlan, ...], rejection: Rejection, *, shadow_mode: bool = False
 ) -> PlanTemplate:
     """Return the template of a call that is rejected regardless of its limits."""
     return PlanTemplate(
         domain=request.domain,
         domain_known=True,
         steps=(),
-        slots=slots,
+        descriptor_plans=descriptor_plans,
         shadow_mode=shadow_mode,
-        own_bytes=_estimate_bytes(slots),
+        own_bytes=_estimate_bytes(descriptor_plans),
         purpose=request.purpose,
         refusal=rejection,
     )
@@ -309,13 +309,15 @@ def validate_request(request: Request) -> None:
             )
 
 
-def _estimate_bytes(slots: Sequence[DescriptorPlan]) -> int:
-    steps = sum(len(slot.steps) for slot in slots)
-    watchers = sum(len(slot.watchers) for slot in slots)
-    unmatched = sum(slot.rule is None for slot in slots)
-    size = _TEMPLATE_BYTES + _DESCRIPTOR_BYTES * (len(slots) - unmatched) + _UNMATCHED_BYTES * unmatched
+def _estimate_bytes(descriptor_plans: Sequence[DescriptorPlan]) -> int:
+    steps = sum(len(descriptor_plan.steps) for descriptor_plan in descriptor_plans)
+    watchers = sum(len(descriptor_plan.watchers) for descriptor_plan in descriptor_plans)
+    unmatched = sum(descriptor_plan.rule is None for descriptor_plan in descriptor_plans)
+    size = _TEMPLATE_BYTES + _DESCRIPTOR_BYTES * (len(descriptor_plans) - unmatched) + _UNMATCHED_BYTES * unmatched
     size += _COUNTER_OP_BYTES * steps + _WATCHER_BYTES * watchers
-    has_response_policy = any(slot.rule is not None and (slot.rule.style.headers or slot.rule.deny) for slot in slots)
+    has_response_policy = any(
+        one.rule is not None and (one.rule.style.headers or one.rule.deny) for one in descriptor_plans
+    )
     return size + _RESPONSE_POLICY_BYTES + _COUNTER_OP_BYTES * steps if has_response_policy else size
 
 

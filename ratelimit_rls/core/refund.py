@@ -52,7 +52,7 @@ def _refund_template(template: PlanTemplate, charged: tuple[_Charged, ...]) -> P
     steps = tuple(
         replace(step, cost=-step.cost, max_delay_us=step.max_delay_us if as_debt else 0) for _, step, as_debt in charged
     )
-    return replace(template, steps=steps, slots=tuple(DescriptorPlan(None, (step,), 0) for step in steps))
+    return replace(template, steps=steps, descriptor_plans=tuple(DescriptorPlan(None, (step,), 0) for step in steps))
 
 
 def _charged_ops(decision: Decision) -> Iterator[_Charged]:
@@ -62,8 +62,8 @@ def _charged_ops(decision: Decision) -> Iterator[_Charged]:
     """
     number = 0
     for status in decision.statuses:
-        slot = status.slot
-        for own, (step, reading) in enumerate(zip(slot.steps, status.readings, strict=True)):
+        descriptor_plan = status.descriptor_plan
+        for own, (step, reading) in enumerate(zip(descriptor_plan.steps, status.readings, strict=True)):
             if step.charge is Charge.ADMITTED and step.cost > 0 and reading.allowed:
                 yield _Charged(number + own, step, reading.wait_us > 0)
-        number += len(slot.steps) + len(slot.watchers)
+        number += len(descriptor_plan.steps) + len(descriptor_plan.watchers)

@@ -146,11 +146,15 @@ class Fallback:
         self._store.decide([cast("EncodedPlan[Any]", local_refund)])
 
     def _divide(self, template: PlanTemplate) -> PlanTemplate:
-        slots = tuple(self._divide_descriptor(slot) for slot in template.slots)
-        return replace(template, slots=slots, steps=tuple(step for slot in slots for step in slot.steps))
+        descriptor_plans = tuple(self._divide_descriptor(one) for one in template.descriptor_plans)
+        return replace(
+            template,
+            descriptor_plans=descriptor_plans,
+            steps=tuple(step for one in descriptor_plans for step in one.steps),
+        )
 
-    def _divide_descriptor(self, slot: DescriptorPlan) -> DescriptorPlan:
-        return replace(slot, steps=tuple(self._divide_op(step) for step in slot.steps))
+    def _divide_descriptor(self, descriptor_plan: DescriptorPlan) -> DescriptorPlan:
+        return replace(descriptor_plan, steps=tuple(self._divide_op(step) for step in descriptor_plan.steps))
 
     def _divide_op(self, step: CounterOp) -> CounterOp:
         return replace(step, limit=self._divide_limit(step.limit))

@@ -133,9 +133,12 @@ class RateLimiter:
     def deny(self, request: Request, rejection: Rejection) -> Call:
         """Return a call that is denied whatever its limits are. Raises BadRequest like `prepare`."""
         validate_request(request)
-        slots = tuple(DescriptorPlan(None, (), 0) for _ in request.descriptors)
+        descriptor_plans = tuple(DescriptorPlan(None, (), 0) for _ in request.descriptors)
         return self._call(
-            request, rejected_template(request, slots, rejection, shadow_mode=self._policy.shadow_mode), None, None
+            request,
+            rejected_template(request, descriptor_plans, rejection, shadow_mode=self._policy.shadow_mode),
+            None,
+            None,
         )
 
     def _call(

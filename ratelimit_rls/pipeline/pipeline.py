@@ -364,7 +364,7 @@ def _queue_key(call: Call, decision: Decision) -> Hashable:
     sizes = [
         step.cost
         for status in decision.statuses
-        for step, reading in zip(status.slot.steps, status.readings, strict=True)
+        for step, reading in zip(status.descriptor_plan.steps, status.readings, strict=True)
         if reading.wait_us
     ]
     return (call.prepared.keys[decision.delayed_by], sizes[0]) if len(sizes) == 1 else object()

@@ -101,7 +101,7 @@ def _schedule(case: Case, limiter: RateLimiter) -> Iterator[_ScheduledCall]:
 
 
 def _rules_met(decision: Decision) -> Iterator[Rule]:
-    yield from (status.slot.rule for status in decision.statuses if status.slot.rule is not None)
+    yield from (status.descriptor_plan.rule for status in decision.statuses if status.descriptor_plan.rule is not None)
 
 
 def compare(step: CaseStep, passes: int, last: Decision) -> Iterator[Difference]:
@@ -142,7 +142,7 @@ def _fields(wanted: Expected, status: Status) -> Iterator[tuple[str, str]]:
     if wanted.violations is not None:
         yield f"violations {wanted.violations}", f"violations {status.violations}"
     if wanted.rule is not None:
-        rule = status.slot.rule
+        rule = status.descriptor_plan.rule
         names = (rule.path, *(limit.name for limit in rule.limits)) if rule is not None else ("",)
         met = wanted.rule if wanted.rule in names else names[0]
         yield f"rule {wanted.rule or 'none'}", f"rule {met or 'none'}"

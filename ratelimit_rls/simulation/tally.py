@@ -92,7 +92,7 @@ class Tally:
         """Pass the counted calls on to their rules."""
         for template, calls in self._calls_by_template.items():
             self.calls += calls
-            rules = [(slot.rule, slot.hits) for slot in template.slots if slot.rule is not None]
+            rules = [(one.rule, one.hits) for one in template.descriptor_plans if one.rule is not None]
             for rule, hits in rules:
                 self._tally_of(rule).record_calls(self._second, calls, calls * hits)
             self.without_rule += 0 if rules else calls
@@ -101,7 +101,7 @@ class Tally:
     def record_decision(self, decision: Decision, at_us: int) -> None:
         refused = decision.code is Code.OVER_LIMIT
         for status in decision.statuses:
-            rule = status.slot.rule
+            rule = status.descriptor_plan.rule
             if rule is None:
                 continue
             if _is_over(status):

@@ -48,7 +48,7 @@ _CLOCK_DRIFT_FACTOR = 1 - 500e-6
 _EPOCH_BUCKETS = 1024
 _SWEEP_SIZE = 2
 
-# Measured with tracemalloc on CPython 3.11: an entry's objects with its slots in the tables, each key of its plan, and
+# Measured with tracemalloc on CPython 3.11: a denial with its entries in the tables, each key of its plan, and
 # the set of entries that a key denies, as if the key denied no other entry.
 _ENTRY_BYTES = 650
 _KEY_BYTES = 180
@@ -227,14 +227,14 @@ class DenialCache:
             return 0
         readings = iter(result.readings)
         waits_us = []
-        for slot in layout.slots:
-            for step in slot.steps:
+        for descriptor_plan in layout.descriptor_plans:
+            for step in descriptor_plan.steps:
                 reading = next(readings)
                 if step.quota_mode or not self._charges_nothing(step, reading):
                     return 0
                 if not reading.allowed:  # if it can never be admitted, the limit's reset is reported
                     waits_us.append(reading.retry_us if reading.retry_us > 0 else reading.reset_us)
-            for watcher in slot.watchers:
+            for watcher in descriptor_plan.watchers:
                 reading = next(readings)
                 if isinstance(watcher, Penalty):
                     if reading.retry_us <= 0:
@@ -337,7 +337,7 @@ class DenialCache:
 def _may_refund(template: PlanTemplate) -> bool:
     """Return True if calls of this template may free capacity, now or later: leased hits may be returned."""
     refunds = any(step.cost < 0 for step in template.steps)
-    return refunds or any(slot.rule is not None and slot.rule.hot is not None for slot in template.slots)
+    return refunds or any(one.rule is not None and one.rule.hot is not None for one in template.descriptor_plans)
 
 
 _first = itemgetter(0)
@@ -359,7 +359,7 @@ def _denying_keys(plan: PreparedPlan, result: StoreResult) -> tuple[Hashable, ..
 
 def _as_charged_again(plan: PreparedPlan, result: StoreResult) -> StoreResult:
     """Return what the next call would get: limits that are always charged are over by as much again."""
-    steps = [step for slot in plan.layout.slots for step in (*slot.steps, *(None for _ in slot.watchers))]
+    steps = [step for one in plan.layout.descriptor_plans for step in (*one.steps, *(None for _ in one.watchers))]
     return result._replace(
         readings=tuple(
             reading._replace(left=reading.left - step.cost)
@@ -373,11 +373,11 @@ def _as_charged_again(plan: PreparedPlan, result: StoreResult) -> StoreResult:
 def _capacities(layout: PlanLayout[object], readings: Sequence[LimitState]) -> Iterator[int]:
     """Yield what is left of each limit after its reset; a watcher has no reset."""
     at = 0
-    for slot in layout.slots:
-        for step in slot.steps:
+    for descriptor_plan in layout.descriptor_plans:
+        for step in descriptor_plan.steps:
             yield step.limit.burst or step.limit.requests_per_unit
             at += 1
-        for _ in slot.watchers:
+        for _ in descriptor_plan.watchers:
             yield readings[at].left
             at += 1
 

@@ -57,7 +57,7 @@ class PlanLayout(Generic[Arg]):
 
     specs: tuple[Arg | CalendarSpec[Arg], ...]
     flags: int
-    slots: tuple[DescriptorPlan, ...]
+    descriptor_plans: tuple[DescriptorPlan, ...]
     encode_key: Callable[[bytes], Arg]
     decode_key: Callable[[Arg], bytes]
     frees_capacity: bool = False
@@ -66,7 +66,7 @@ class PlanLayout(Generic[Arg]):
     @property
     def operation(self) -> bytes:
         """Identify the operation among others on the same counters: the hits and the purpose."""
-        costs = [str(step.cost) for slot in self.slots for step in slot.steps]
+        costs = [str(step.cost) for descriptor_plan in self.descriptor_plans for step in descriptor_plan.steps]
         return " ".join([self.purpose.value, *costs]).encode()
 
 
@@ -178,20 +178,22 @@ def make_layout(
     """Build the layout of a template. `encode_spec` makes a spec what its store sends; the others convert keys."""
     flags = CALL_QUOTA_PASSES if template.quota_passes else 0
     flags += CALL_SHADOWED if template.shadow_mode else 0
-    specs = [spec for slot in template.slots for spec in _specs(slot, encode_spec)]
+    specs = [spec for descriptor_plan in template.descriptor_plans for spec in _specs(descriptor_plan, encode_spec)]
     frees_capacity = any(step.cost < 0 for step in template.steps)
-    return PlanLayout(tuple(specs), flags, template.slots, encode_key, decode_key, frees_capacity, template.purpose)
+    return PlanLayout(
+        tuple(specs), flags, template.descriptor_plans, encode_key, decode_key, frees_capacity, template.purpose
+    )
 
 
-def _specs(slot: DescriptorPlan, encode_spec: Callable[[Spec], Arg]) -> Iterator[Arg | CalendarSpec[Arg]]:
-    for number, step in enumerate(slot.steps):
+def _specs(descriptor_plan: DescriptorPlan, encode_spec: Callable[[Spec], Arg]) -> Iterator[Arg | CalendarSpec[Arg]]:
+    for number, step in enumerate(descriptor_plan.steps):
         yield (
             CalendarSpec(step, number > 0, encode_spec)
             if step.limit.timezone
             else encode_spec(limit_spec(step, number > 0))
         )
-    for watcher in slot.watchers:
-        yield encode_spec(watcher_spec(watcher, slot.steps[0].cost))
+    for watcher in descriptor_plan.watchers:
+        yield encode_spec(watcher_spec(watcher, descriptor_plan.steps[0].cost))
 
 
 def encode_batch(

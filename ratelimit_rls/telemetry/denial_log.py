@@ -50,7 +50,7 @@ class DenialLog:
 
 
 def _status_fields(status: Status) -> dict[str, str | int]:
-    fields: dict[str, str | int] = {"rule": rule_label(status.slot.rule)}
+    fields: dict[str, str | int] = {"rule": rule_label(status.descriptor_plan.rule)}
     if status.step is not None:
         limit = status.step.limit
         times = f"{limit.unit_multiplier} " if limit.unit_multiplier != 1 else ""

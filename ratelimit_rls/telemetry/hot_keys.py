@@ -181,7 +181,7 @@ class HotKeys:
             if key not in self._warned:
                 self._warned[key] = now_s
                 self._warnings.append(now_s)
-                log.warning("hot_key", **_log_fields(self._key_text(key), per_second, recent.slot(key)))
+                log.warning("hot_key", **_log_fields(self._key_text(key), per_second, recent.descriptor_plan(key)))
 
     def report(self) -> HotReport:
         recent = self._recent()
@@ -190,7 +190,7 @@ class HotKeys:
         for key, weight in (denied | recent.asked).items():
             denials = denied.get(key, 0)
             times = max(weight, denials)  # a counter used too rarely to be kept was used at least this often
-            rule = recent.slot(key).rule
+            rule = recent.descriptor_plan(key).rule
             path, leased = (rule.path, rule.hot is not None) if rule else ("", False)
             rows.append(HotKey(self._key_text(key), path, leased, times / recent.seconds, denials / recent.seconds))
         return HotReport(recent.seconds, recent.calls / recent.seconds, tuple(rows))
@@ -226,7 +226,7 @@ class _Summary:
         self._origins: dict[Hashable, tuple[int, DescriptorPlan]] = {}
         self._highest_dropped = 0
 
-    def add(self, key: Hashable, weight: int, slot: DescriptorPlan) -> None:
+    def add(self, key: Hashable, weight: int, descriptor_plan: DescriptorPlan) -> None:
         scores = self.scores
         if key in scores:
             scores[key] += weight
@@ -234,14 +234,14 @@ class _Summary:
         if len(scores) >= 2 * MAX_KEPT:
             self._make_room()
         self.scores[key] = self._highest_dropped + weight
-        self._origins[key] = self._highest_dropped, slot
+        self._origins[key] = self._highest_dropped, descriptor_plan
 
     def _make_room(self) -> None:
         floor = self._highest_dropped = sorted(self.scores.values(), reverse=True)[MAX_KEPT]
         self.scores = {key: score for key, score in self.scores.items() if score > floor}
         self._origins = {key: self._origins[key] for key in self.scores}
 
-    def slot(self, key: Hashable) -> DescriptorPlan | None:
+    def descriptor_plan(self, key: Hashable) -> DescriptorPlan | None:
         origin = self._origins.get(key)
         return origin[1] if origin else None
 
@@ -273,15 +273,15 @@ class _Generation:
             return
         keys, at = call.prepared.keys, 0
         decided = None if isinstance(decision, StoreError) else decision
-        for number, slot in enumerate(call.template.slots):
-            if slot.steps:
+        for number, descriptor_plan in enumerate(call.template.descriptor_plans):
+            if descriptor_plan.steps:
                 key = keys[at]
-                at += len(slot.steps) + len(slot.watchers)
-                self.asked.add(key, weight, slot)
+                at += len(descriptor_plan.steps) + len(descriptor_plan.watchers)
+                self.asked.add(key, weight, descriptor_plan)
                 if decided is not None and decided.statuses[number].code is Code.OVER_LIMIT:
-                    self.refused.add(key, weight, slot)
+                    self.refused.add(key, weight, descriptor_plan)
                     if decided.remembered:
-                        self.remembered.add(key, weight, slot)
+                        self.remembered.add(key, weight, descriptor_plan)
 
 
 class _Recent:
@@ -303,10 +303,12 @@ class _Recent:
     def refused(self) -> Counter[Hashable]:
         return _sum_weights(generation.refused for generation in self._generations)
 
-    def slot(self, key: Hashable) -> DescriptorPlan:
+    def descriptor_plan(self, key: Hashable) -> DescriptorPlan:
         """Return the descriptor of a key that occurs in `asked` or `refused`, under the newest rules."""
-        found = (summary.slot(key) for one in reversed(self._generations) for summary in (one.asked, one.refused))
-        return next(slot for slot in found if slot is not None)
+        found = (
+            summary.descriptor_plan(key) for one in reversed(self._generations) for summary in (one.asked, one.refused)
+        )
+        return next(descriptor_plan for descriptor_plan in found if descriptor_plan is not None)
 
     def worth_a_lease(self, per_second: int) -> list[tuple[Hashable, float]]:
         """Return the counters for which the store is asked more often, with their rates, hottest first; 0: none."""
@@ -320,7 +322,7 @@ class _Recent:
         return [(key, hot[key] / self.seconds) for key in sorted(hot, key=hot.__getitem__, reverse=True)]
 
     def _leased(self, key: Hashable) -> bool:
-        rule = self.slot(key).rule
+        rule = self.descriptor_plan(key).rule
         return rule is not None and rule.hot is not None
 
 
@@ -332,8 +334,8 @@ def _sum_weights(summaries: Iterable[_Summary]) -> Counter[Hashable]:
     return added
 
 
-def _log_fields(key: str, per_second: float, slot: DescriptorPlan) -> dict[str, Any]:
-    rule = slot.rule
+def _log_fields(key: str, per_second: float, descriptor_plan: DescriptorPlan) -> dict[str, Any]:
+    rule = descriptor_plan.rule
     advice = "the limit comes with the requests; only a limit in the rules can have `hot: {lease: 100ms}`"
     if rule is not None and rule.position is not None:
         position = one_line(str(rule.position))

@@ -186,18 +186,20 @@ class Metrics:
 
     def counters(self, template: PlanTemplate) -> Counters:
         """Return the counters for calls of this template. Keep them: looking them up is the expensive part."""
-        return tuple(self._slot_counters(template, slot) for slot in template.slots)
+        return tuple(self._descriptor_counters(template, one) for one in template.descriptor_plans)
 
-    def _slot_counters(self, template: PlanTemplate, slot: DescriptorPlan) -> LimitCounters | PassCounter:
+    def _descriptor_counters(
+        self, template: PlanTemplate, descriptor_plan: DescriptorPlan
+    ) -> LimitCounters | PassCounter:
         domain = self._bounded(template.domain) if template.domain_known else OTHER
-        rule = slot.rule
+        rule = descriptor_plan.rule
         if template.refusal is not None:
             name = self._bounded(rule.path) if rule else ""
             return self.passes.setdefault((domain, name, template.refusal.reason), PassCounter())
-        if not slot.steps:
-            outcome = "no_rule" if rule is None else "unlimited" if slot.unlimited else "replaced"
+        if not descriptor_plan.steps:
+            outcome = "no_rule" if rule is None else "unlimited" if descriptor_plan.unlimited else "replaced"
             return self.passes.setdefault((domain, self._bounded(rule.path) if rule else "", outcome), PassCounter())
-        return self.limit(slot.metric_path, domain, rule_label(rule))
+        return self.limit(descriptor_plan.metric_path, domain, rule_label(rule))
 
     def limit(self, path: str, domain: str = "", rule: str = "") -> LimitCounters:
         """Return the counters of a limit, by its metric path and its rule."""

@@ -144,7 +144,7 @@ class TracedBatch:
     def planned(self, number: int, template: PlanTemplate) -> None:
         if (span := self.spans.get(number)) is not None:
             span.set_attribute("ratelimit.domain", template.domain)
-            span.set_attribute("ratelimit.descriptors", len(template.slots))
+            span.set_attribute("ratelimit.descriptors", len(template.descriptor_plans))
 
     def decided(self, number: int, decision: Decision) -> None:
         """Record a decision. A denial is not an error: denying is what the service is for."""
@@ -156,7 +156,7 @@ class TracedBatch:
         if decision.template.refusal is not None:
             span.set_attribute("ratelimit.reason", decision.template.refusal.reason)
         elif refusing is not None:
-            span.set_attribute("ratelimit.rule", rule_label(refusing.slot.rule))
+            span.set_attribute("ratelimit.rule", rule_label(refusing.descriptor_plan.rule))
         source = "fallback" if decision.without_store is not None else "cache" if decision.remembered else "store"
         span.set_attribute("ratelimit.source", source)
 

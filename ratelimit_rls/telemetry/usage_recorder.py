@@ -105,15 +105,15 @@ class DecisionRecord(NamedTuple):
 class UsageEntry:
     """The usage counters for the calls of one planned request."""
 
-    __slots__ = ("_admitted", "_codes", "_generation", "_is_known", "_key", "_slot", "caller", "rule")
+    __slots__ = ("_admitted", "_codes", "_descriptor_plan", "_generation", "_is_known", "_key", "caller", "rule")
 
     def __init__(self, caller: RecordedCaller, template: PlanTemplate) -> None:
         self.caller = caller
-        self._slot = next((slot for slot in template.slots if slot.steps), None)
-        self.rule = _rule_name(self._slot)  # for admissions
+        self._descriptor_plan = next((one for one in template.descriptor_plans if one.steps), None)
+        self.rule = _rule_name(self._descriptor_plan)  # for admissions
         self._key = UsageKey(caller.domain, self.rule, caller.user, caller.endpoint)
         self._is_known = template.domain_known  # the number of known domains is bounded
-        self._admitted = ALLOWED_FREE if self._slot is None else ALLOWED
+        self._admitted = ALLOWED_FREE if self._descriptor_plan is None else ALLOWED
         self._codes: dict[int, int] = {}  # the counter of its calls under that rule
         self._generation: object = None  # of that counter; if outdated, the counter must be looked up again
 
@@ -237,13 +237,13 @@ class UsageRecorder:
     ) -> None:
         rejection = decision.template.refusal
         if rejection is not None:
-            code, status = BLOCKED, decision.statuses[rejection.slot]
+            code, status = BLOCKED, decision.statuses[rejection.descriptor_index]
         else:
             code, status = THROTTLED_HIT if decision.remembered else THROTTLED, _denying_status(decision)
-        if status.slot is usage_entry._slot:
+        if status.descriptor_plan is usage_entry._descriptor_plan:
             rule, codes = usage_entry.rule, self._own_codes(usage_entry)
         else:
-            rule = _rule_name(status.slot)
+            rule = _rule_name(status.descriptor_plan)
             codes = self._codes_of(usage_entry, rule)
         _count(codes, code + bucket)
         if self._denial_budget.admits(now_s) and self._has_room():
@@ -396,8 +396,12 @@ def _denying_status(decision: Decision) -> Status:
     return next((status for status in over if status.step is not None and not status.step.quota_mode), over[0])
 
 
-def _rule_name(slot: DescriptorPlan | None) -> str:
-    return _storable(rule_label(slot.rule), _MAX_RULE_LENGTH) if slot is not None and slot.rule is not None else ""
+def _rule_name(descriptor_plan: DescriptorPlan | None) -> str:
+    return (
+        _storable(rule_label(descriptor_plan.rule), _MAX_RULE_LENGTH)
+        if descriptor_plan is not None and descriptor_plan.rule is not None
+        else ""
+    )
 
 
 def _denial_record(
@@ -410,7 +414,7 @@ def _denial_record(
         return DecisionRecord(
             now_s, log_id, caller, rule, DecisionOutcome.BLOCKED, None, None, rejection.status, None, latency_us, reason
         )
-    deny = status.slot.rule.deny if status.slot.rule is not None else None
+    deny = status.descriptor_plan.rule.deny if status.descriptor_plan.rule is not None else None
     http = 429 if deny is None else deny.status
     current, limit = _used(status)
     return DecisionRecord(

@@ -19,14 +19,14 @@ def describe(decision: Decision) -> str:
     """Return the decision as text, as in the tables of the page."""
     (status,) = decision.statuses
     assert status.reading is not None
-    assert status.slot.rule is not None
+    assert status.descriptor_plan.rule is not None
     if decision.code is Code.OVER_LIMIT:
         text = f"come back in {format_duration_us(status.reading.retry_us)}"
     elif decision.wait_us:
         text = f"held for {format_duration_us(decision.wait_us)}"
     else:
         text = f"as new in {format_duration_us(status.reading.reset_us)}"
-    if status.slot.rule.penalty is not None:
+    if status.descriptor_plan.rule.penalty is not None:
         text += f"; {status.violations} violation{'s' if status.violations != 1 else ''}"
     if status.state is not None:
         text += f"; {status.state.name.lower()}"

@@ -319,12 +319,12 @@ class PlanKey(NamedTuple):
 def _plan_keys(plan: Plan) -> Iterator[PlanKey]:
     keys = iter(plan.keys)
     at = 0
-    for slot in plan.template.slots:
-        for step in slot.steps:
+    for descriptor_plan in plan.template.descriptor_plans:
+        for step in descriptor_plan.steps:
             yield PlanKey(next(keys), step, step.cost)
-        before = tuple(range(at, at + len(slot.steps)))
-        at += len(slot.steps)
-        for watcher in slot.watchers:
-            yield PlanKey(next(keys), watcher, slot.steps[0].cost, slot.steps, before)
+        before = tuple(range(at, at + len(descriptor_plan.steps)))
+        at += len(descriptor_plan.steps)
+        for watcher in descriptor_plan.watchers:
+            yield PlanKey(next(keys), watcher, descriptor_plan.steps[0].cost, descriptor_plan.steps, before)
             before = (*before, at)
             at += 1

@@ -164,8 +164,8 @@ long_step = partial(step, unit=Unit.YEAR)
 
 
 def call(*ops: KeyedOp, quota_passes: bool = False, shadow_mode: bool = False) -> Plan:
-    slots = tuple(DescriptorPlan(None, (one.step,), 1) for one in ops)
-    outline = PlanTemplate("domain", True, tuple(one.step for one in ops), slots, quota_passes, shadow_mode)
+    descriptor_plans = tuple(DescriptorPlan(None, (one.step,), 1) for one in ops)
+    outline = PlanTemplate("domain", True, tuple(one.step for one in ops), descriptor_plans, quota_passes, shadow_mode)
     return Plan(outline, tuple(one.key for one in ops))
 
 
@@ -178,12 +178,12 @@ class MonitoredDescriptor(NamedTuple):
 
 def monitored_call(*descriptors: MonitoredDescriptor) -> Plan:
     """Return a plan; the state keys of a descriptor's monitors derive from its first key."""
-    slots = tuple(
+    descriptor_plans = tuple(
         DescriptorPlan(None, tuple(one.step for one in ops), 1, watchers=watchers) for ops, watchers in descriptors
     )
-    steps = tuple(step for slot in slots for step in slot.steps)
+    steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
     keys: list[bytes] = []
     for ops, watchers in descriptors:
         keys += [one.key for one in ops]
         keys += [b"%s:%s" % (ops[0].key, type(watcher).__name__.encode()) for watcher in watchers]
-    return Plan(PlanTemplate("domain", True, steps, slots, can_wait=True), tuple(keys))
+    return Plan(PlanTemplate("domain", True, steps, descriptor_plans, can_wait=True), tuple(keys))

@@ -32,9 +32,9 @@ def check_response(decision: Decision, now_s: float, draw: Draw = randrange) -> 
         return _denied_response(decision, rejection, now_s)
     denying = denying_statuses(decision)
     status = reported_status(decision, denying)
-    if status is None or status.step is None or status.reading is None or status.slot.rule is None:
+    if status is None or status.step is None or status.reading is None or status.descriptor_plan.rule is None:
         return bytes(LimiterCheckResponse(allowed=True, rule=_exempting_path(decision)).SerializeToString())
-    limit, rule, reading = status.step.limit, status.slot.rule, status.reading
+    limit, rule, reading = status.step.limit, status.descriptor_plan.rule, status.reading
     response = LimiterCheckResponse(
         allowed=not is_denied,
         current_count=used(limit, reading),
@@ -73,8 +73,12 @@ def quota_response(decision: Decision) -> bytes:
 
 def _denied_response(decision: Decision, rejection: Rejection, now_s: float) -> bytes:
     """Encode a denial that no limit caused: the caller is blocked, or its key is invalid."""
-    slots = decision.template.slots
-    rule = slots[rejection.slot].rule if rejection.slot < len(slots) else None
+    descriptor_plans = decision.template.descriptor_plans
+    rule = (
+        descriptor_plans[rejection.descriptor_index].rule
+        if rejection.descriptor_index < len(descriptor_plans)
+        else None
+    )
     response = LimiterCheckResponse(
         reason=rejection.reason,
         http_status=rejection.status,
@@ -88,7 +92,12 @@ def _denied_response(decision: Decision, rejection: Rejection, now_s: float) -> 
 
 def _exempting_path(decision: Decision) -> str:
     return next(
-        (status.slot.rule.path for status in decision.statuses if status.slot.unlimited and status.slot.rule), ""
+        (
+            status.descriptor_plan.rule.path
+            for status in decision.statuses
+            if status.descriptor_plan.unlimited and status.descriptor_plan.rule
+        ),
+        "",
     )
 
 
@@ -100,7 +109,7 @@ def _jitter_s(rule: Rule, draw: Draw) -> int:
 def _enforced_limits(decision: Decision) -> Iterator[tuple[Status, Rule, CounterOp, LimitState]]:
     """Yield all limits except those in shadow mode, which deny nothing."""
     for status in decision.statuses:
-        if status.slot.rule is not None:
-            for step, reading in zip(status.slot.steps, status.readings, strict=True):
+        if status.descriptor_plan.rule is not None:
+            for step, reading in zip(status.descriptor_plan.steps, status.readings, strict=True):
                 if not step.shadow_mode:
-                    yield status, status.slot.rule, step, reading
+                    yield status, status.descriptor_plan.rule, step, reading

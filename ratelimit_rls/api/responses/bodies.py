@@ -56,15 +56,15 @@ def placeholder_values(context: ResponseContext) -> dict[Placeholder, str]:
 
 
 def _json_body(deny: DenyResponse, context: ResponseContext, request_id: str) -> dict[str, Any]:
-    slot = context.status.slot
-    keys = [label.lower().replace("-", "_") for label in context.limit_labels.labels(slot)]
-    limits = zip(keys, slot.steps, context.status.readings, strict=True)
+    descriptor_plan = context.status.descriptor_plan
+    keys = [label.lower().replace("-", "_") for label in context.limit_labels.labels(descriptor_plan)]
+    limits = zip(keys, descriptor_plan.steps, context.status.readings, strict=True)
     body: dict[str, Any] = {
         "error": {
             "code": deny.status,
             "message": f"Rate limit exceeded: {_describe_limit(context)}",
             "details": {
-                "limit_type": keys[slot.steps.index(context.step)],
+                "limit_type": keys[descriptor_plan.steps.index(context.step)],
                 **{f"{key}_used": used(step.limit, reading) for key, step, reading in limits},
                 "reset_at": timestamp(context.reset_at_us),
                 "retry_after": context.retry_after_s,

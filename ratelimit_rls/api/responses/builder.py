@@ -67,9 +67,9 @@ class ResponseBuilder:
     def _context(self, decision: Decision) -> ResponseContext | None:
         denying = denying_statuses(decision)
         status = reported_status(decision, denying)
-        if status is None or status.step is None or status.slot.rule is None:
+        if status is None or status.step is None or status.descriptor_plan.rule is None:
             return None
-        rule = status.slot.rule
+        rule = status.descriptor_plan.rule
         retry_s = 0
         if decision.code is Code.OVER_LIMIT:
             retry_s = retry_after_s(denying)

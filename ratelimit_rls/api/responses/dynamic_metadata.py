@@ -31,14 +31,14 @@ def merge_rule_metadata(decision: Decision) -> dict[str, Any]:
     """Merge the metadata of every rule whose limit allowed the call; earlier descriptors take precedence."""
     merged: dict[str, Any] = {}
     for status in decision.statuses:
-        rule = status.slot.rule
+        rule = status.descriptor_plan.rule
         if status.code is Code.OK and status.step is not None and rule is not None and rule.metadata:
             _merge(merged, rule.metadata)
     return merged
 
 
 def has_metadata(template: PlanTemplate) -> bool:
-    return any(slot.rule is not None and slot.rule.metadata for slot in template.slots)
+    return any(one.rule is not None and one.rule.metadata for one in template.descriptor_plans)
 
 
 def encode_struct(fields: Mapping[str, Any]) -> bytes:

@@ -65,8 +65,8 @@ def _legacy_headers(context: ResponseContext, reset: int) -> HeaderLines:
 
 def _windows(context: ResponseContext) -> Iterator[HeaderLine]:
     status, now_us = context.status, context.decision.now_us
-    labels = context.limit_labels.labels(status.slot)
-    for label, step, reading in zip(labels, status.slot.steps, status.readings, strict=True):
+    labels = context.limit_labels.labels(status.descriptor_plan)
+    for label, step, reading in zip(labels, status.descriptor_plan.steps, status.readings, strict=True):
         current = status.cooldown or reading  # until it ends, no window allows anything
         limit = step.limit.requests_per_unit
         yield f"X-RateLimit-Limit-{label}", str(limit)
@@ -96,7 +96,7 @@ def _enforced_limits(statuses: Iterable[Status]) -> Iterator[tuple[CounterOp, Li
     for status in statuses:
         if not status.readings:  # decided without the store, which a limit in shadow mode or a refund cannot deny
             continue
-        for step, reading in zip(status.slot.steps, status.readings, strict=True):
+        for step, reading in zip(status.descriptor_plan.steps, status.readings, strict=True):
             if not step.shadow_mode:
                 yield step, reading
 

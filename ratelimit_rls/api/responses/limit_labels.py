@@ -23,25 +23,25 @@ class LimitLabels:
 
     def __init__(self, template: PlanTemplate) -> None:
         # No reference to the template itself: this object lives as long as the template, and must not keep it alive.
-        self._domain, self._slots = template.domain, template.slots
+        self._domain, self._descriptor_plans = template.domain, template.descriptor_plans
         self._labels: dict[int, tuple[str, ...]] = {}
 
-    def labels(self, slot: DescriptorPlan) -> tuple[str, ...]:
+    def labels(self, descriptor_plan: DescriptorPlan) -> tuple[str, ...]:
         """Return the window labels of a descriptor's limits, in the order of its steps."""
-        labels = self._labels.get(id(slot))
+        labels = self._labels.get(id(descriptor_plan))
         if labels is None:
-            labels = self._labels[id(slot)] = window_labels([step.limit for step in slot.steps])
+            labels = self._labels[id(descriptor_plan)] = window_labels([step.limit for step in descriptor_plan.steps])
         return labels
 
     @cached_property
     def policies(self) -> PolicyNames:
         steps: list[CounterOp] = []
         limits: list[tuple[str, Limit]] = []
-        for slot in self._slots:
-            for step in slot.steps:
-                if slot.rule is not None and not step.shadow_mode:
+        for descriptor_plan in self._descriptor_plans:
+            for step in descriptor_plan.steps:
+                if descriptor_plan.rule is not None and not step.shadow_mode:
                     steps.append(step)
-                    limits.append((rule_path(self._domain, slot.rule), step.limit))
+                    limits.append((rule_path(self._domain, descriptor_plan.rule), step.limit))
         names = limit_names(limits)
         strings = [ratelimit_fields.string(name) for name in names]
         return PolicyNames(

@@ -22,12 +22,19 @@ def describe_rule(decision: Decision) -> dict[str, Any]:
     denying = denying_statuses(decision)
     status = reported_status(decision, denying)
     if status is None:
-        exempting = next((one.slot.rule for one in decision.statuses if one.slot.unlimited and one.slot.rule), None)
+        exempting = next(
+            (
+                one.descriptor_plan.rule
+                for one in decision.statuses
+                if one.descriptor_plan.unlimited and one.descriptor_plan.rule
+            ),
+            None,
+        )
         return {KEY: {"path": exempting.path, "unlimited": True}} if exempting is not None else {}
     fields = static_rule_fields(decision.template.domain, status)
     if decision.code is Code.OVER_LIMIT:
         fields[RETRY_AFTER] = retry_after_s(denying)
-    if any(isinstance(watcher, Penalty) for watcher in status.slot.watchers):
+    if any(isinstance(watcher, Penalty) for watcher in status.descriptor_plan.watchers):
         fields["violations"] = status.violations
     if status.state is not None:
         fields["state"] = status.state.name.lower()
@@ -37,8 +44,8 @@ def describe_rule(decision: Decision) -> dict[str, Any]:
 def static_rule_fields(domain: str, status: Status) -> dict[str, Any]:
     """Return the fields that do not depend on time: all but `retry_after`, unless the descriptor is watched."""
     fields: dict[str, Any] = {}
-    if status.slot.rule is not None:
-        fields["path"] = rule_path(domain, status.slot.rule)
+    if status.descriptor_plan.rule is not None:
+        fields["path"] = rule_path(domain, status.descriptor_plan.rule)
     if status.step is not None:
         fields["window"] = window(status.step.limit)
         if status.step.limit.name:

@@ -81,6 +81,6 @@ def denying_limits(denying: Iterable[Status]) -> Iterator[tuple[CounterOp, Limit
     """Yield the denying limits with their states; during a cooldown, all limits of the descriptor with the cooldown."""
     for status in denying:
         cooldown = status.cooldown
-        for step, reading in zip(status.slot.steps, status.readings, strict=True):
+        for step, reading in zip(status.descriptor_plan.steps, status.readings, strict=True):
             if not step.shadow_mode and (cooldown is not None or not reading.allowed):
                 yield step, cooldown or reading

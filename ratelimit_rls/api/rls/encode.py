@@ -163,7 +163,7 @@ class RlsEncoder:
         """Return `ResponseBuilder.rule_metadata` as an encoded field of a Struct."""
         denying = denying_statuses(decision)
         status = reported_status(decision, denying)
-        if status is not None and status.slot.watchers:  # the metadata includes their current state
+        if status is not None and status.descriptor_plan.watchers:  # the metadata includes their current state
             return encode_struct(self._builder.rule_metadata(decision))
         step = 0 if status is None else id(status.step)
         if status is None or decision.code is not _OVER_LIMIT:
@@ -180,7 +180,7 @@ class RlsEncoder:
 
 
 def _template(template: PlanTemplate) -> ResponseTemplate:
-    rules = [slot.rule for slot in template.slots if slot.rule is not None and slot.steps]
+    rules = [one.rule for one in template.descriptor_plans if one.rule is not None and one.steps]
     return ResponseTemplate(
         current_limits={id(step): _current_limit(step.limit) for step in template.steps},
         rules_have_metadata=has_metadata(template),

@@ -20,7 +20,7 @@ _LEASE_BYTES = 1600
 
 
 @per_template
-def leased_slots(template: PlanTemplate) -> tuple[int, ...]:
+def leased_descriptors(template: PlanTemplate) -> tuple[int, ...]:
     """Return the indexes of the descriptors that can be served from a lease; most templates have none.
 
     The store decides where a denial need not be final or one quota may replace another. A call that costs more than the
@@ -29,18 +29,25 @@ def leased_slots(template: PlanTemplate) -> tuple[int, ...]:
     decides = template.purpose is Purpose.DECIDE and not template.shadow_mode and not template.quota_passes
     if not decides or any(step.quota_mode for step in template.steps):
         return ()
-    return tuple(number for number, slot in enumerate(template.slots) if _is_leased(slot))[:MAX_LEASED_DESCRIPTORS]
+    return tuple(number for number, one in enumerate(template.descriptor_plans) if _is_leased(one))[
+        :MAX_LEASED_DESCRIPTORS
+    ]
 
 
-def _is_leased(slot: DescriptorPlan) -> bool:
-    if slot.rule is None or slot.rule.hot is None or not slot.steps or slot.watchers:
+def _is_leased(descriptor_plan: DescriptorPlan) -> bool:
+    if (
+        descriptor_plan.rule is None
+        or descriptor_plan.rule.hot is None
+        or not descriptor_plan.steps
+        or descriptor_plan.watchers
+    ):
         return False
     return all(
         step.charge is Charge.ADMITTED
         and not step.shadow_mode
         and not step.max_delay_us
         and 0 < step.cost <= _max_cost(step.limit)
-        for step in slot.steps
+        for step in descriptor_plan.steps
     )
 
 

@@ -25,7 +25,7 @@ from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.store.base import PreparedPlan, Store
 from ratelimit_rls.store.leases.lease import Lease
 from ratelimit_rls.store.leases.lease_pool import MAX_LEASES, LeasePool
-from ratelimit_rls.store.leases.leased_plan import HotPart, LeasedPlan, Remainder, ServedCall, leased_slots
+from ratelimit_rls.store.leases.leased_plan import HotPart, LeasedPlan, Remainder, ServedCall, leased_descriptors
 
 
 class _LeaseRequest(NamedTuple):
@@ -86,22 +86,22 @@ class LeasingStore:
 
     def prepare(self, plan: Plan) -> PreparedPlan:
         whole = self._store.prepare(plan)
-        leased = leased_slots(plan.template)
+        leased = leased_descriptors(plan.template)
         if not leased:
             return whole
-        ranges = key_ranges(plan.template.slots)
+        ranges = key_ranges(plan.template.descriptor_plans)
         hot = tuple(self._hot_part(plan, whole, number, ranges[number], 1 << at) for at, number in enumerate(leased))
         if len({part.lease for part in hot}) < len(hot):
             return whole  # the same counter twice: only the store knows what is left for the second
         return LeasedPlan(whole, hot, partial(self._remainder, plan, leased))
 
     def _hot_part(self, plan: Plan, whole: PreparedPlan, number: int, numbers: range, bit: int) -> HotPart:
-        slot = plan.template.slots[number]
-        assert slot.rule is not None
-        assert slot.rule.hot is not None
-        lease_us = slot.rule.hot.lease_us
+        descriptor_plan = plan.template.descriptor_plans[number]
+        assert descriptor_plan.rule is not None
+        assert descriptor_plan.rule.hot is not None
+        lease_us = descriptor_plan.rule.hot.lease_us
         keys = plan.keys[numbers.start : numbers.stop]
-        limits = tuple(step.limit for step in slot.steps)
+        limits = tuple(step.limit for step in descriptor_plan.steps)
 
         def make() -> Lease:
             is_all = len(keys) == len(plan.keys)
@@ -110,17 +110,17 @@ class LeasingStore:
 
         # When rules change, leases under other limits expire by themselves, and no call is served from them.
         lease = self._pool.get_or_create((keys, limits, lease_us), make)
-        return HotPart(lease, slot.steps[0].cost, numbers, bit)
+        return HotPart(lease, descriptor_plan.steps[0].cost, numbers, bit)
 
     def _remainder(self, plan: Plan, leased: Sequence[int], served: int) -> Remainder | None:
         """Return the plan without those of the leased descriptors whose bits are set."""
-        slots = plan.template.slots
+        descriptor_plans = plan.template.descriptor_plans
         without = {number for at, number in enumerate(leased) if served >> at & 1}
-        left = tuple(number for number, slot in enumerate(slots) if slot.steps and number not in without)
+        left = tuple(number for number, one in enumerate(descriptor_plans) if one.steps and number not in without)
         if not left:
             return None
-        ranges = key_ranges(slots)
-        numbers = tuple(number for slot_number in left for number in ranges[slot_number])
+        ranges = key_ranges(descriptor_plans)
+        numbers = tuple(number for index in left for number in ranges[index])
         keys = tuple(plan.keys[number] for number in numbers)
         return Remainder(self._store.prepare(Plan(select_descriptors(plan.template, left), keys)), numbers)
 

@@ -97,12 +97,12 @@ class ShardedStore(RedisKeyspace):
         super().__init__(main, *([per_second] if per_second else []))
 
     def prepare(self, plan: Plan) -> PreparedPlan:
-        slots = plan.template.slots
-        ranges = key_ranges(slots)
+        descriptor_plans = plan.template.descriptor_plans
+        ranges = key_ranges(descriptor_plans)
         shards = {
-            number: self._shard_of(slot, plan.keys[ranges[number].start])
-            for number, slot in enumerate(slots)
-            if slot.steps
+            number: self._shard_of(descriptor_plan, plan.keys[ranges[number].start])
+            for number, descriptor_plan in enumerate(descriptor_plans)
+            if descriptor_plan.steps
         }
         keys = tuple(map(bulk, plan.keys))
         whole = layout(plan.template)
@@ -111,7 +111,7 @@ class ShardedStore(RedisKeyspace):
             return ShardedPlan(keys, whole, (only,))
         groups: dict[tuple[Shard, bool], list[int]] = {}
         for number, shard in shards.items():
-            groups.setdefault((shard, _refunds_if_admitted(slots[number])), []).append(number)
+            groups.setdefault((shard, _refunds_if_admitted(descriptor_plans[number])), []).append(number)
         parts = []
         for (shard, comes_last), members in groups.items():
             numbers = tuple(number for member in members for number in ranges[member])
@@ -120,11 +120,11 @@ class ShardedStore(RedisKeyspace):
             parts.append(ShardPart(shard, numbers, template, own, comes_last))
         return ShardedPlan(keys, whole, tuple(parts))
 
-    def _shard_of(self, slot: DescriptorPlan, key: bytes) -> Shard:
+    def _shard_of(self, descriptor_plan: DescriptorPlan, key: bytes) -> Shard:
         """Return the shard of a descriptor. Only one with per-second limits alone goes to the second Redis, since all
         limits of a descriptor share a shard."""
         realm = MAIN
-        if len(self.realms) > 1 and all(step.limit.unit is Unit.SECOND for step in slot.steps):
+        if len(self.realms) > 1 and all(step.limit.unit is Unit.SECOND for step in descriptor_plan.steps):
             realm = PER_SECOND
         return Shard(realm, self.realms[realm].shard(key))
 
@@ -213,9 +213,9 @@ class ShardedStore(RedisKeyspace):
         return merged
 
 
-def _refunds_if_admitted(slot: DescriptorPlan) -> bool:
+def _refunds_if_admitted(descriptor_plan: DescriptorPlan) -> bool:
     """Return True for a refund that depends on the verdict. Under `always` it does not."""
-    return slot.steps[0].cost < 0 and slot.steps[0].charge is Charge.ADMITTED
+    return descriptor_plan.steps[0].cost < 0 and descriptor_plan.steps[0].charge is Charge.ADMITTED
 
 
 def _passes_so_far(plan: ShardedPlan, results: Sequence[StoreResult | StoreError | None]) -> bool:
@@ -231,7 +231,7 @@ def _passes_so_far(plan: ShardedPlan, results: Sequence[StoreResult | StoreError
 
 
 def _is_denied(plan: ShardedPlan, readings: Sequence[LimitState]) -> bool:
-    return is_denied(plan.layout.slots, readings, bool(plan.layout.flags & CALL_QUOTA_PASSES))
+    return is_denied(plan.layout.descriptor_plans, readings, bool(plan.layout.flags & CALL_QUOTA_PASSES))
 
 
 def _merge(

@@ -88,12 +88,12 @@ async def replica(servers: RedisServers) -> AsyncIterator[Replica]:
 
 def plan_of(*limits: tuple[bytes, Limit, bool], cost: int = 1, lease_us: int = LEASE_US) -> Plan:
     """Return a call with a descriptor for each of these keys, hot or not."""
-    slots = []
+    descriptor_plans = []
     for _, limit, hot in limits:
         rule = Rule("path", (limit,), charge=Charge.ADMITTED, hot=LeasePolicy(lease_us) if hot else None)
-        slots.append(DescriptorPlan(rule, (CounterOp(limit, cost, Charge.ADMITTED),), cost))
-    steps = tuple(step for slot in slots for step in slot.steps)
-    return Plan(PlanTemplate("domain", True, steps, tuple(slots)), tuple(key for key, _, _ in limits))
+        descriptor_plans.append(DescriptorPlan(rule, (CounterOp(limit, cost, Charge.ADMITTED),), cost))
+    steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
+    return Plan(PlanTemplate("domain", True, steps, tuple(descriptor_plans)), tuple(key for key, _, _ in limits))
 
 
 def look(plan: Plan) -> Plan:

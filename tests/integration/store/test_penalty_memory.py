@@ -48,8 +48,8 @@ def _used_bytes(server: RedisServer) -> int:
     # A table that is being resized exists twice for a short time.
     wait_until(lambda: b"rehashing" not in server.cli("DEBUG", "HTSTATS", 0), "its tables are as large as they will be")
     tables = server.cli("DEBUG", "HTSTATS", 0)
-    slots, elements = (sum(map(int, re.findall(rb"%s: (\d+)" % word, tables))) for word in (b"size", b"elements"))
-    return int(server.cli("INFO", "memory")["used_memory"]) - POINTER_BYTES * (slots - elements)
+    buckets, elements = (sum(map(int, re.findall(rb"%s: (\d+)" % word, tables))) for word in (b"size", b"elements"))
+    return int(server.cli("INFO", "memory")["used_memory"]) - POINTER_BYTES * (buckets - elements)
 
 
 def _tell(name: str, bytes_each: float) -> None:

@@ -204,7 +204,7 @@ def test_deny_without_store_reports_the_first_limit() -> None:
     rules = f"domain: d\ndescriptors: [{{key: user, limits: {limits}}}]"
     (status,) = _denied(["user"], rules).statuses
 
-    assert status.step is status.slot.steps[0]
+    assert status.step is status.descriptor_plan.steps[0]
     assert [reading.retry_us for reading in status.readings] == [1_000_000] * 2
 
 

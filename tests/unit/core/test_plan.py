@@ -71,13 +71,13 @@ def _template(*descriptors: Descriptor | str, policy: Policy | None = None) -> P
     return _plan(*descriptors, policy=policy).template
 
 
-def test_plan_has_one_step_per_limit_and_one_slot_per_descriptor() -> None:
+def test_plan_has_one_step_per_limit_and_one_part_per_descriptor() -> None:
     template, keys, _ = _plan("unnamed", "exempt", "user")
 
     assert keys == (b"rl:{d/unnamed=v}:fixed_window:86400", b"rl:{d/user=v}:fixed_window:60")
     assert [step.limit.requests_per_unit for step in template.steps] == [1, 5]
-    assert [slot.steps for slot in template.slots] == [template.steps[:1], (), template.steps[1:]]
-    assert [slot.metric_path for slot in template.slots] == ["d.unnamed", "", "d.user"]
+    assert [one.steps for one in template.descriptor_plans] == [template.steps[:1], (), template.steps[1:]]
+    assert [descriptor_plan.metric_path for descriptor_plan in template.descriptor_plans] == ["d.unnamed", "", "d.user"]
     assert template.domain_known
 
 
@@ -88,14 +88,14 @@ def test_replaced_limit_is_not_counted_in_any_order() -> None:
         (step,) = template.steps
         assert step.limit.name == "premium"
         assert keys == (b"rl:{d/premium=v}:fixed_window:60",)
-        assert [slot.steps for slot in template.slots] == [() if key == "user" else (step,) for key in order]
+        assert [one.steps for one in template.descriptor_plans] == [() if key == "user" else (step,) for key in order]
 
 
 def test_unlimited_rule_replaces_and_needs_no_store() -> None:
     template = _template("free", "user")
 
     assert template.steps == ()
-    assert [slot.unlimited for slot in template.slots] == [True, False]
+    assert [descriptor_plan.unlimited for descriptor_plan in template.descriptor_plans] == [True, False]
 
 
 def test_limits_that_replace_each_other_are_both_dropped() -> None:
@@ -132,7 +132,7 @@ def test_refund_has_negative_cost() -> None:
     template = _template(_descriptor("user", hits=3, is_refund=True))
 
     assert template.steps[0].cost == -3
-    assert template.slots[0].hits == 3
+    assert template.descriptor_plans[0].hits == 3
 
 
 def test_step_has_modes_of_its_rule() -> None:
@@ -197,9 +197,9 @@ OTHER_KINDS = {
 
 def test_descriptors_without_a_rule_share_one_plan() -> None:
     """A request with hundreds of them must not cost hundreds of objects, which the garbage collector traverses."""
-    first, second = (_plan("other", "another").template.slots for _ in range(2))
-    assert len({id(slot) for slot in (*first, *second)}) == 1
-    (heavier,) = _plan(_descriptor("other", hits=7)).template.slots
+    first, second = (_plan("other", "another").template.descriptor_plans for _ in range(2))
+    assert len({id(descriptor_plan) for descriptor_plan in (*first, *second)}) == 1
+    (heavier,) = _plan(_descriptor("other", hits=7)).template.descriptor_plans
     assert (heavier.rule, heavier.steps, heavier.hits) == (None, (), 7)
 
 
@@ -233,7 +233,7 @@ MANY_KINDS = {
 def test_memory_of_planner_and_cached_plans_is_bounded(kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MAX_TEMPLATE_CACHE_BYTES", 2**20)
     planner = Planner(TREE, Policy())
-    remembered = per_template(lambda template: bytes(100 * len(template.slots)))
+    remembered = per_template(lambda template: bytes(100 * len(template.descriptor_plans)))
     tracemalloc.start()
     try:
         for one in range(number):
@@ -299,8 +299,8 @@ def test_watcher_keys_follow_limit_keys() -> None:
         b"rl:{d/client=v}:warning",
         b"rl:{d/plain=v}:fixed_window:60",
     )
-    assert [len(slot.steps) for slot in template.slots] == [2, 1]
-    assert template.slots[0].watchers == (Penalty(3_600_000_000, 2, (1, 3)), WarnAt(800))
+    assert [len(descriptor_plan.steps) for descriptor_plan in template.descriptor_plans] == [2, 1]
+    assert template.descriptor_plans[0].watchers == (Penalty(3_600_000_000, 2, (1, 3)), WarnAt(800))
 
 
 def test_only_buckets_can_be_delayed() -> None:
@@ -315,7 +315,7 @@ def test_only_buckets_can_be_delayed() -> None:
 )
 def test_no_delay_or_penalty_if_denials_are_not_enforced(policy: Policy) -> None:
     assert not _watched("queue", policy=policy).template.can_wait
-    assert _watched("client", policy=policy).template.slots[0].watchers == (WarnAt(800),)
+    assert _watched("client", policy=policy).template.descriptor_plans[0].watchers == (WarnAt(800),)
 
 
 def test_look_costs_nothing_and_report_is_always_charged() -> None:
@@ -324,7 +324,7 @@ def test_look_costs_nothing_and_report_is_always_charged() -> None:
     (report,) = _watched("plain", purpose=Purpose.REPORT).template.steps
     assert (report.cost, report.charge) == (1, Charge.ALWAYS)
     reported = _watched("client", "queue", purpose=Purpose.REPORT).template
-    assert reported.slots[0].watchers == (WarnAt(800),)
+    assert reported.descriptor_plans[0].watchers == (WarnAt(800),)
     assert not reported.can_wait
 
 

@@ -445,8 +445,8 @@ class TestRefunds:
 
     async def test_a_returned_lease_ends_the_denial(self, harness: Harness) -> None:
         plan = call(step(limit=1))
-        leased = replace(plan.template.slots[0], rule=Rule("domain.k", (), hot=LeasePolicy(100_000)))
-        plan = plan._replace(template=replace(plan.template, slots=(leased,)))
+        leased = replace(plan.template.descriptor_plans[0], rule=Rule("domain.k", (), hot=LeasePolicy(100_000)))
+        plan = plan._replace(template=replace(plan.template, descriptor_plans=(leased,)))
         admitted = await harness.ask(plan)
         await harness.refused(plan)
         await harness.answered(harness.denials.prepare(plan).refund(1, admitted.now_us))

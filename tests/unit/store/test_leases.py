@@ -89,7 +89,13 @@ class World(EmbeddedStore):
     def left(self, plan: Plan) -> list[int]:
         """Return what is left of each limit, without counting."""
         looks = Plan(
-            template_of(*[[step_of(one.limit, 0) for one in slot.steps] for slot in plan.template.slots]), plan.keys
+            template_of(
+                *[
+                    [step_of(one.limit, 0) for one in descriptor_plan.steps]
+                    for descriptor_plan in plan.template.descriptor_plans
+                ]
+            ),
+            plan.keys,
         )
         (answer,) = self.decide([self.prepare(looks)])
         assert isinstance(answer, StoreResult)
@@ -106,14 +112,16 @@ def step_of(limit: Limit, cost: int = 1) -> CounterOp:
 
 
 def template_of(*descriptors: Sequence[CounterOp], hot: Sequence[bool] = (), **more: Any) -> PlanTemplate:
-    slots = []
+    descriptor_plans = []
     for number, steps in enumerate(descriptors):
         limits = tuple(step.limit for step in steps)
         lease = LeasePolicy(LEASE_US) if number < len(hot) and hot[number] else None
-        slots.append(
+        descriptor_plans.append(
             DescriptorPlan(Rule("path", limits, charge=Charge.ADMITTED, hot=lease), tuple(steps), steps[0].cost)
         )
-    return PlanTemplate("domain", True, tuple(step for steps in descriptors for step in steps), tuple(slots), **more)
+    return PlanTemplate(
+        "domain", True, tuple(step for steps in descriptors for step in steps), tuple(descriptor_plans), **more
+    )
 
 
 def limit_of(
@@ -159,7 +167,7 @@ async def ask(world: World, leases: LeasingStore, *prepared: PreparedPlan) -> tu
         assert isinstance(answer, StoreResult), answer
         assert len(answer.readings) == len(one.keys)
         if not answer.refused:
-            hits = one.layout.slots[0].hits
+            hits = one.layout.descriptor_plans[0].hits
             admitted.append(Admitted(arrived_us if at_once else answer.now_us, hits))
     return answers, admitted  # type: ignore[return-value]
 
@@ -400,7 +408,7 @@ async def test_no_hit_is_lost_or_counted_twice_with_mixed_calls() -> None:
         for plan, answer in zip(chosen, await leases.spend([leases.prepare(plan) for plan in chosen]), strict=True):
             assert isinstance(answer, StoreResult)
             for key in plan.keys if not answer.refused else ():
-                admitted[key] += plan.template.slots[0].hits
+                admitted[key] += plan.template.descriptor_plans[0].hits
 
     processes = [leases_on(world) for _ in range(2)]
     for _ in range(3):

@@ -49,11 +49,11 @@ OK, OVER = LimitState(3, 0, 1), LimitState(0, 5, 1)
 
 def template_of(*rules: Rule | None, limits: int = 1, harness: bool = False) -> PlanTemplate:
     watchers = (WarnAt(800),) if harness else ()
-    slots = tuple(
+    descriptor_plans = tuple(
         DescriptorPlan(rule, (STEP,) * limits, 1, "d.k", watchers=watchers) if rule else DescriptorPlan(None, (), 1)
         for rule in rules
     )
-    return PlanTemplate("edge", True, tuple(step for slot in slots for step in slot.steps), slots)
+    return PlanTemplate("edge", True, tuple(step for one in descriptor_plans for step in one.steps), descriptor_plans)
 
 
 PLAIN = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 3, 5))

@@ -41,7 +41,7 @@ class Met(NamedTuple):
     rule: Rule
     readings: Sequence[LimitState]
 
-    def slot(self) -> DescriptorPlan:
+    def descriptor_plan(self) -> DescriptorPlan:
         modes = {"shadow_mode": self.rule.shadow_mode, "quota_mode": self.rule.quota_mode}
         steps = tuple(CounterOp(limit, 1, Charge.ADMITTED, **modes) for limit in self.rule.limits)
         watchers: tuple[Watcher | None, ...] = (self.rule.penalty, self.rule.warn_at)
@@ -61,9 +61,9 @@ def rule(*limits: Limit, path: str = "edge.user", headers: Sequence[HeaderFamily
 
 def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decision:
     """Return the decision that lua/decide.lua would make."""
-    slots = tuple(one.slot() for one in met)
-    steps = tuple(step for slot in slots for step in slot.steps)
-    outline = PlanTemplate("edge", True, steps, slots, shadow_mode=shadow_mode)
+    descriptor_plans = tuple(one.descriptor_plan() for one in met)
+    steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
+    outline = PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode)
     readings = tuple(reading for one in met for reading in one.readings)
     return decide(outline, StoreResult(_is_refused(met), now_us, readings) if steps else None)
 

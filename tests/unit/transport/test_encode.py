@@ -70,8 +70,8 @@ def decisions(draw: st.DrawFn) -> Decision:
         said = draw(st.none() | metadata)
         if draw(st.booleans()):
             met = draw(st.none() | st.just(Rule("a.b", (), metadata=said)))
-            slot = DescriptorPlan(met, (), 1, unlimited=draw(st.booleans()))
-            statuses.append(Status(Code.OK, None, draw(uint32), 0, slot))
+            descriptor_plan = DescriptorPlan(met, (), 1, unlimited=draw(st.booleans()))
+            statuses.append(Status(Code.OK, None, draw(uint32), 0, descriptor_plan))
             continue
         limit, watched = draw(limits), draw(watchers)
         step = CounterOp(limit, 1, Charge.ALWAYS, shadow_mode=False, quota_mode=draw(st.booleans()))
@@ -84,13 +84,15 @@ def decisions(draw: st.DrawFn) -> Decision:
             style=draw(styles),
             deny=draw(denies),
         )
-        slot = DescriptorPlan(rule, (step,), 1, watchers=watched)  # type: ignore[arg-type]
+        descriptor_plan = DescriptorPlan(rule, (step,), 1, watchers=watched)  # type: ignore[arg-type]
         steps.append(step)
         reading = LimitState(draw(uint32), draw(st.integers(-1, 2**40)), draw(st.integers(0, 2**60)))
-        status = Status(draw(codes), step, draw(uint32), draw(st.integers(0, 2**40)), slot, reading, (reading,))
+        status = Status(
+            draw(codes), step, draw(uint32), draw(st.integers(0, 2**40)), descriptor_plan, reading, (reading,)
+        )
         state = draw(st.sampled_from(WarningState)) if rule.warn_at else None
         statuses.append(status._replace(state=state, violations=draw(st.integers(0, 1000))))
-    outline = PlanTemplate("a", True, tuple(steps), tuple(status.slot for status in statuses))
+    outline = PlanTemplate("a", True, tuple(steps), tuple(status.descriptor_plan for status in statuses))
     refuses = any(status.code is Code.OVER_LIMIT for status in statuses)
     return Decision(draw(codes) if refuses else Code.OK, tuple(statuses), outline, now_us=draw(st.integers(0, 2**51)))
 

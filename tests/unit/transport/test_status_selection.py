@@ -42,7 +42,7 @@ def decision(*statuses: tuple[Code, int | None, bool], metadata: tuple[dict[str,
             continue
         steps.append(CounterOp(LIMIT, 1, Charge.ALWAYS, False, quota))
         built.append(Status(code, steps[-1], remaining, 0, DescriptorPlan(rule, (steps[-1],), 1)))
-    template = PlanTemplate("a", True, tuple(steps), tuple(status.slot for status in built))
+    template = PlanTemplate("a", True, tuple(steps), tuple(status.descriptor_plan for status in built))
     return Decision(Code.OK, tuple(built), template)
 
 

@@ -67,14 +67,14 @@ class DescriptorStatus(ResponseBody):
 
     @classmethod
     def build(cls, descriptor: Descriptor, status: Status) -> Self:
-        slot = status.slot
+        descriptor_plan = status.descriptor_plan
         readings = status.readings or ((status.reading,) if status.reading else ())
         return cls(
             entries=to_entries(descriptor),
             code=code_name(status.code),
-            rule=slot.rule.path if slot.rule else None,
-            unlimited=slot.unlimited,
-            limits=[LimitStatus.build(*pair) for pair in zip(slot.steps, readings, strict=False)],
+            rule=descriptor_plan.rule.path if descriptor_plan.rule else None,
+            unlimited=descriptor_plan.unlimited,
+            limits=[LimitStatus.build(*pair) for pair in zip(descriptor_plan.steps, readings, strict=False)],
             violations=status.violations,
             cooldown_s=status.cooldown.retry_us / _US if status.cooldown else 0,
             state=status.state.name.lower() if status.state is not None else None,
