@@ -77,7 +77,7 @@ def explain(backend: AdminBackend, request: Request) -> ExplainedRequest:
     """
     tree = active_tree(backend)
     request, rejection, _ = resolve_known_caller(backend, request)
-    rejection = rejection or backend.limiter.plan(request).template.refusal
+    rejection = rejection or backend.limiter.plan(request).template.rejection
     plan = plan_unblocked(backend, as_refund(request))
     keys = iter(plan.keys)
     explained = []
@@ -114,8 +114,8 @@ def resolve_known_caller(backend: AdminBackend, request: Request) -> ResolvedReq
     Raises BadRequest if a credential is invalid: there is no caller then.
     """
     known = resolve_request(request, active_tree(backend), backend.verifier, backend.clock())
-    if known.refusal is not None and known.refusal.reason == "unauthorized":
-        raise BadRequest(known.refusal.message, field=f"descriptors[{known.refusal.descriptor_index}]")
+    if known.rejection is not None and known.rejection.reason == "unauthorized":
+        raise BadRequest(known.rejection.message, field=f"descriptors[{known.rejection.descriptor_index}]")
     return known
 
 

@@ -157,7 +157,7 @@ async def simulate(
         except BadRequest as error:
             raise BadRequest(str(error), field=f"requests[{number}]") from None
         result = store.decide_single(store.prepare_single(plan)) if plan.keys else None
-        is_over = plan.template.refusal is not None or (
+        is_over = plan.template.rejection is not None or (
             result is not None and decide(plan.template, result).code is Code.OVER_LIMIT
         )
         results[number] = _OVER_LIMIT if is_over else _OK

@@ -112,7 +112,7 @@ def _planned_descriptors(plan: Plan, entitlements: Sequence[Entitlement]) -> lis
         _PlannedDescriptor(
             descriptor_plan,
             next(looked_up, None) if descriptor_plan.rule and descriptor_plan.rule.limits_of else None,
-            plan.template.refusal is not None,
+            plan.template.rejection is not None,
             [next(keys).decode() for _ in descriptor_plan.steps],
             [(watcher, next(keys).decode()) for watcher in descriptor_plan.watchers],
         )

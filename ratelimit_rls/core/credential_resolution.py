@@ -67,7 +67,7 @@ def authenticate(
 
 class ResolvedRequest(NamedTuple):
     request: Request  # without credentials
-    refusal: Rejection | None = None
+    rejection: Rejection | None = None
     had_credentials: bool = False
 
 

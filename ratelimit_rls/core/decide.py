@@ -39,8 +39,8 @@ STORE_RETRY_US = SECOND_US
 def decide(template: PlanTemplate, answer: StoreResult | None) -> Decision:
     """Return the decision of a call. `answer` is None exactly when the template has no steps."""
     if answer is None:
-        if template.refusal is not None:
-            return _decide_rejected(template, template.refusal)
+        if template.rejection is not None:
+            return _decide_rejected(template, template.rejection)
         return Decision(Code.OK, tuple([_unlimited_status(one) for one in template.descriptor_plans]), template)
     statuses = []
     at = 0

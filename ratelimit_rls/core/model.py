@@ -308,7 +308,7 @@ class PlanTemplate:
     purpose: Purpose = Purpose.DECIDE
     can_wait: bool = False  # the response may have to be delayed
     on_store_failure: OnStoreFailure = OnStoreFailure.ERROR
-    refusal: Rejection | None = None  # if set, there are no steps
+    rejection: Rejection | None = None  # if set, there are no steps
     # Data derived from this template, keyed by the function that derives it. A copy of the template starts empty.
     derived: dict[object, Any] = field(default_factory=dict, repr=False, init=False)
 

@@ -283,7 +283,7 @@ def rejected_template(
         shadow_mode=shadow_mode,
         own_bytes=_estimate_bytes(descriptor_plans),
         purpose=request.purpose,
-        refusal=rejection,
+        rejection=rejection,
     )
 
 

@@ -24,7 +24,7 @@ MAX_VARIANTS = 10_000
 class AppliedLimits(NamedTuple):
     matches: tuple[Match, ...]
     entitlements: tuple[Entitlement, ...]  # the entitlements used; empty: no rule has `limits_of`
-    refusal: Rejection | None = None
+    rejection: Rejection | None = None
     is_own: bool = False  # some limits belong to one subject, so few requests share them
 
 

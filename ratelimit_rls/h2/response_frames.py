@@ -65,7 +65,7 @@ def trailers(code: int, message: str, metadata: Metadata = ()) -> bytes:
 
 @lru_cache(256)
 def _message(message: str) -> bytes:
-    """The same few refusals, mostly; to encode one takes longer than all the rest of a block."""
+    """Return the encoded field. Most are the same few rejections; encoding takes longer than the rest of a block."""
     return literal(b"grpc-message", quote(message, _PRINTABLE).encode())
 
 

@@ -41,7 +41,7 @@ class DenialLog:
                     return
 
     def _write(self, decision: Decision, ids: TraceIds | None) -> None:
-        rejection = decision.template.refusal
+        rejection = decision.template.rejection
         if rejection is not None:  # independent of the limits
             fields: dict[str, str | int] = {"reason": rejection.reason}
         else:

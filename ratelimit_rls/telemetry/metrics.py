@@ -193,9 +193,9 @@ class Metrics:
     ) -> LimitCounters | PassCounter:
         domain = self._bounded(template.domain) if template.domain_known else OTHER
         rule = descriptor_plan.rule
-        if template.refusal is not None:
+        if template.rejection is not None:
             name = self._bounded(rule.path) if rule else ""
-            return self.passes.setdefault((domain, name, template.refusal.reason), PassCounter())
+            return self.passes.setdefault((domain, name, template.rejection.reason), PassCounter())
         if not descriptor_plan.steps:
             outcome = "no_rule" if rule is None else "unlimited" if descriptor_plan.unlimited else "replaced"
             return self.passes.setdefault((domain, self._bounded(rule.path) if rule else "", outcome), PassCounter())

@@ -153,8 +153,8 @@ class TracedBatch:
             return
         span.set_attribute("ratelimit.limited", decision.code is Code.OVER_LIMIT)
         refusing = next((status for status in decision.statuses if status.code is Code.OVER_LIMIT), None)
-        if decision.template.refusal is not None:
-            span.set_attribute("ratelimit.reason", decision.template.refusal.reason)
+        if decision.template.rejection is not None:
+            span.set_attribute("ratelimit.reason", decision.template.rejection.reason)
         elif refusing is not None:
             span.set_attribute("ratelimit.rule", rule_label(refusing.descriptor_plan.rule))
         source = "fallback" if decision.without_store is not None else "cache" if decision.remembered else "store"

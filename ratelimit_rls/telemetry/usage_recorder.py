@@ -235,7 +235,7 @@ class UsageRecorder:
     def _record_denied(
         self, usage_entry: UsageEntry, decision: Decision, now_s: float, latency_us: int, bucket: int
     ) -> None:
-        rejection = decision.template.refusal
+        rejection = decision.template.rejection
         if rejection is not None:
             code, status = BLOCKED, decision.statuses[rejection.descriptor_index]
         else:
@@ -408,7 +408,7 @@ def _denial_record(
     now_s: float, log_id: int, caller: RecordedCaller, rule: str, decision: Decision, status: Status, latency_us: int
 ) -> DecisionRecord:
     """`status` is the one that determined the decision."""
-    rejection = decision.template.refusal
+    rejection = decision.template.rejection
     if rejection is not None:
         reason = rejection.reason
         return DecisionRecord(

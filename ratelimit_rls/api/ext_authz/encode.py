@@ -84,8 +84,8 @@ class AuthzEncoder:
         self._has_metadata = per_template(has_metadata)
 
     def encode(self, decision: Decision, context: CheckContext) -> bytes:
-        if decision.template.refusal is not None and decision.code is Code.OVER_LIMIT:
-            return _denial(decision.template.refusal, context)
+        if decision.template.rejection is not None and decision.code is Code.OVER_LIMIT:
+            return _denial(decision.template.rejection, context)
         headers, body, status = self._builder.build(decision, context.request_id)
         if decision.code is Code.OVER_LIMIT:
             parts = [_http_status(status)]

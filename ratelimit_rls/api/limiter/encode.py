@@ -27,7 +27,7 @@ def check_response(decision: Decision, now_s: float, draw: Draw = randrange) -> 
     ResponseBuilder.
     """
     is_denied = decision.code is Code.OVER_LIMIT
-    rejection = decision.template.refusal
+    rejection = decision.template.rejection
     if is_denied and rejection is not None:
         return _denied_response(decision, rejection, now_s)
     denying = denying_statuses(decision)
@@ -57,7 +57,7 @@ def quota_response(decision: Decision) -> bytes:
         raise StoreUnavailable("the store did not respond, so the remaining quota is unknown")
     response = QuotaResponse(allowed=decision.code is not Code.OVER_LIMIT)
     if not response.allowed:
-        rejection = decision.template.refusal
+        rejection = decision.template.rejection
         response.reason = rejection.reason if rejection is not None else OVER_LIMIT
     for status, rule, step, reading in _enforced_limits(decision):
         current = status.cooldown or reading  # until it ends, no limit allows anything

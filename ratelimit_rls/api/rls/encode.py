@@ -104,8 +104,8 @@ class RlsEncoder:
 
     def encode(self, decision: Decision, response_template: ResponseTemplate) -> bytes:
         code = decision.code
-        if code is _OVER_LIMIT and decision.template.refusal is not None:
-            return self._encode_denial(decision, decision.template.refusal, response_template)
+        if code is _OVER_LIMIT and decision.template.rejection is not None:
+            return self._encode_denial(decision, decision.template.rejection, response_template)
         parts = [_CODE[code]]
         for status in decision.statuses:
             body = _status(status, response_template.current_limits)

@@ -72,7 +72,9 @@ def test_an_overridden_limit_is_logged_without_request_values(clock: Clock) -> N
 
 
 def test_a_rejected_caller_is_logged_with_the_reason_and_no_rule(clock: Clock) -> None:
-    away = PlanTemplate("edge", True, (), (DescriptorPlan(None, (), 0),), refusal=Rejection("unauthorized", "no", 401))
+    away = PlanTemplate(
+        "edge", True, (), (DescriptorPlan(None, (), 0),), rejection=Rejection("unauthorized", "no", 401)
+    )
     log = DenialLog(5, clock)
     with structlog.testing.capture_logs() as lines:
         assert log.has_lines_left

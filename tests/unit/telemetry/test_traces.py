@@ -185,7 +185,7 @@ def test_a_denial_has_the_rule_and_is_not_an_error() -> None:
 def test_a_rejected_caller_has_the_reason_and_no_rule() -> None:
     setup = Setup()
     batch = setup.batch(W3C)
-    batch.decided(0, decide(replace(OUTLINE, steps=(), refusal=Rejection("blocked", "no", 403)), None))
+    batch.decided(0, decide(replace(OUTLINE, steps=(), rejection=Rejection("blocked", "no", 403)), None))
     batch.ended(0)
     (span,) = setup.spans()
     found = attributes(span)

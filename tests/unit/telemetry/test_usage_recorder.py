@@ -62,10 +62,10 @@ def clock() -> Clock:
 
 
 def outline_of(
-    *descriptor_plans: DescriptorPlan, shadow_mode: bool = False, refusal: Rejection | None = None
+    *descriptor_plans: DescriptorPlan, shadow_mode: bool = False, rejection: Rejection | None = None
 ) -> PlanTemplate:
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
-    return PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode, refusal=refusal)
+    return PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode, rejection=rejection)
 
 
 def decided(template: PlanTemplate, *readings: LimitState, refused: bool = False, remembered: bool = False) -> Decision:
@@ -175,7 +175,7 @@ def test_a_denial_is_recorded_with_its_decision(clock: Clock) -> None:
 
 def test_blocked_callers_are_distinguished_from_limited_ones(clock: Clock) -> None:
     recorder = new(clock)
-    template = outline_of(NONE, BY_USER, refusal=Rejection("blocked", "no more", 403, descriptor_index=1))
+    template = outline_of(NONE, BY_USER, rejection=Rejection("blocked", "no more", 403, descriptor_index=1))
     entry = recorder.usage_entry(request_of(user="alice"), template)
     recorder.note([entry], [decide(template, None)], 0.001)
     recorder.record_denial(entry, "unauthorized", 401)

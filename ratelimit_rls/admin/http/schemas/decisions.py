@@ -101,7 +101,7 @@ class Decision(ResponseBody):
 
     @classmethod
     def build(cls, descriptors: Sequence[Descriptor], decision: model.Decision) -> Self:
-        rejection = decision.template.refusal
+        rejection = decision.template.rejection
         return cls(
             code=code_name(decision.code),
             descriptors=[DescriptorStatus.build(*pair) for pair in zip(descriptors, decision.statuses, strict=True)],
