@@ -26,12 +26,12 @@ from ratelimit_rls.tls import key_updates
 from ratelimit_rls.transport import sockets
 from ratelimit_rls.transport.grpc import (
     backlog,
+    call_proxy,
     health_check,
     protocol,
     reset_limit,
     standard_services,
     tls,
-    unary_proxy,
 )
 from ratelimit_rls.transport.http import json_bounds, limits, loop_share, parser
 
@@ -86,14 +86,14 @@ FIXED: dict[str, list[int | str]] = {
         seconds(sockets.KEEPALIVE_INTERVAL_S),
         sockets.KEEPALIVE_PROBES,
     ],
-    "proxied calls a second of a peer": [unary_proxy.MAX_PROXIED_CALLS_PER_SECOND_OF_PEER],
+    "proxied calls a second of a peer": [call_proxy.MAX_PROXIED_CALLS_PER_SECOND_OF_PEER],
     "proxied calls under way of a connection, of a peer and of the process": [
-        unary_proxy.MAX_PROXIED_CALLS_OF_CONNECTION,
-        unary_proxy.MAX_PROXIED_CALLS_OF_PEER,
-        unary_proxy.MAX_PROXIED_CALLS,
+        call_proxy.MAX_PROXIED_CALLS_OF_CONNECTION,
+        call_proxy.MAX_PROXIED_CALLS_OF_PEER,
+        call_proxy.MAX_PROXIED_CALLS,
     ],
     "`ResetLimit` under way": [reset_limit.MAX_CONCURRENT_CALLS],
-    "all messages of a proxied call": [size(unary_proxy.MAX_PROXIED_CALL_BYTES)],
+    "all messages of a proxied call": [size(call_proxy.MAX_PROXIED_CALL_BYTES)],
     "messages of a proxied call, and of reflection": [
         standard_services.MAX_MESSAGES[RESET_LIMIT],
         standard_services.MAX_REFLECTION_MESSAGES,

@@ -41,13 +41,13 @@ from ratelimit_rls.transport.grpc.backlog import (
     Backlog,
     fits_iteration,
 )
+from ratelimit_rls.transport.grpc.call_proxy import SERVER_OPTIONS, CallProxy, ProxiedCall
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK, MAX_CHECK_BYTES, HealthCheck
 from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
 from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
 from ratelimit_rls.transport.grpc.standard_services import MAX_MESSAGES, StandardService, StandardServices
 from ratelimit_rls.transport.grpc.tls import TlsListener
-from ratelimit_rls.transport.grpc.unary_proxy import SERVER_OPTIONS, CallProxy, ProxiedCall
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.peers import ConnectionLimits, peer_group
 from ratelimit_rls.transport.sockets import BACKLOG, listening_socket

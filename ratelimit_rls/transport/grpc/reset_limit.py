@@ -32,7 +32,7 @@ from ratelimit_rls.errors import (
 from ratelimit_rls.pipeline.limiter import RateLimiter
 from ratelimit_rls.pipeline.request_id import request_id_from_metadata
 from ratelimit_rls.protos.messages import RESET_LIMIT, ResetRequest, ResetResponse
-from ratelimit_rls.transport.grpc.unary_proxy import PEER_METADATA
+from ratelimit_rls.transport.grpc.call_proxy import PEER_METADATA
 from ratelimit_rls.transport.peers import UNIX
 
 if TYPE_CHECKING:

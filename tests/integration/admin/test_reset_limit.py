@@ -19,8 +19,8 @@ from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Repository
 from ratelimit_rls.identity.key_format import new_secret
 from ratelimit_rls.protos.messages import RESET_LIMIT, ResetRequest, ResetResponse
+from ratelimit_rls.transport.grpc.call_proxy import PEER_METADATA
 from ratelimit_rls.transport.grpc.reset_limit import ResetLimit
-from ratelimit_rls.transport.grpc.unary_proxy import PEER_METADATA
 from tests.integration.admin.admin_client import BOOTSTRAP_TOKEN, KEY_SECRET, AdminApi, Client, LosesCommits
 from tests.support.ports import free_port
 

@@ -29,7 +29,7 @@ from ratelimit_rls.h2.hpack import literal
 from ratelimit_rls.protos.messages import RESET_LIMIT, SHOULD_RATE_LIMIT
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.call_budget import CallBudget
-from ratelimit_rls.transport.grpc import backlog, http2_server, standard_services, unary_proxy
+from ratelimit_rls.transport.grpc import backlog, call_proxy, http2_server, standard_services
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK
 from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from tests.integration.transport.conftest import Client, Service, eventually, message
@@ -303,7 +303,7 @@ class TestTooManyStreams:
 async def test_unknown_services_are_rejected_and_proxied_calls_budgeted(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unary_proxy, "MAX_PROXIED_CALLS_PER_SECOND_OF_PEER", 5)
+    monkeypatch.setattr(call_proxy, "MAX_PROXIED_CALLS_PER_SECOND_OF_PEER", 5)
     async with aio.insecure_channel(await service.listen()) as channel:
         with pytest.raises(aio.AioRpcError) as refusal:
             await channel.unary_unary("/another.Service/Method")(b"", timeout=10)  # type: ignore[arg-type]
@@ -358,7 +358,7 @@ async def test_internal_server_accepts_all_metadata_that_we_accept(service: Serv
 
 async def test_health_watches_are_limited_per_connection_and_peer_but_not_checks(service: Service) -> None:
     address = await service.listen()
-    of_connection, of_peer = unary_proxy.MAX_PROXIED_CALLS_OF_CONNECTION, unary_proxy.MAX_PROXIED_CALLS_OF_PEER
+    of_connection, of_peer = call_proxy.MAX_PROXIED_CALLS_OF_CONNECTION, call_proxy.MAX_PROXIED_CALLS_OF_PEER
     refused = 0
     async with AsyncExitStack() as stack:
         for _ in range(of_peer // of_connection):

@@ -40,6 +40,7 @@ from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.telemetry.metrics import Metrics
+from ratelimit_rls.transport.grpc.call_proxy import PEER_METADATA
 from ratelimit_rls.transport.grpc.reset_limit import (
     MAX_CONCURRENT_CALLS,
     AdminCall,
@@ -47,7 +48,6 @@ from ratelimit_rls.transport.grpc.reset_limit import (
     _admin_call,
     _token,
 )
-from ratelimit_rls.transport.grpc.unary_proxy import PEER_METADATA
 from tests.support.pipelines import new_pipeline, responses
 
 NOW_S = 1_800_000_000

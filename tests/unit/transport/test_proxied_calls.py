@@ -14,7 +14,7 @@ from ratelimit_rls.h2.call_headers import STREAMING, CallHeaders
 from ratelimit_rls.h2.status import RpcError, StatusCode
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.telemetry.traces import Metadata
-from ratelimit_rls.transport.grpc.unary_proxy import (
+from ratelimit_rls.transport.grpc.call_proxy import (
     COPIES,
     MAX_PROXIED_CALL_BYTES,
     MAX_TIMEOUT_S,
