@@ -156,7 +156,7 @@ async def simulate(
             plan = planner.plan(request)
         except BadRequest as error:
             raise BadRequest(str(error), field=f"requests[{number}]") from None
-        result = store.decide_single(store.prepare_single(plan)) if plan.keys else None
+        result = store.spend_single(store.prepare_single(plan)) if plan.keys else None
         is_over = plan.template.rejection is not None or (
             result is not None and decide(plan.template, result).code is Code.OVER_LIMIT
         )

@@ -91,7 +91,7 @@ class Fallback:
         if self._store is not None and template.on_store_failure is OnStoreFailure.LOCAL:
             self._store.prepare(Plan(self._share(template), ()))
 
-    def decide(self, calls: Sequence[UndecidedCall]) -> list[Decision | StoreError]:
+    def apply(self, calls: Sequence[UndecidedCall]) -> list[Decision | StoreError]:
         """Return the decision for each call, in order; its error, if its rules say `error`."""
         service = self._metrics.service
         decisions: list[Decision | StoreError] = []
@@ -123,7 +123,7 @@ class Fallback:
         assert self._store is not None
         shares = [self._share(call.template) for call in calls]
         plans = [self._plan(share, call) for share, call in zip(shares, calls, strict=True)]
-        for call, share, result in zip(calls, shares, self._store.decide(plans), strict=True):
+        for call, share, result in zip(calls, shares, self._store.spend_now(plans), strict=True):
             assert isinstance(result, StoreResult), "the embedded store never fails"
             # The response reports the configured limit; metrics count against the share, to which the result refers.
             yield decide(call.template, result)._replace(
@@ -143,7 +143,7 @@ class Fallback:
             return
         plan = self._store.prepare(Plan(self._share(decision.template), keys))
         local_refund = self._store.refund_of(plan, charged._replace(template=self._divide(charged.template)))
-        self._store.decide([cast("EncodedPlan[Any]", local_refund)])
+        self._store.spend_now([cast("EncodedPlan[Any]", local_refund)])
 
     def _divide(self, template: PlanTemplate) -> PlanTemplate:
         descriptor_plans = tuple(self._divide_descriptor(one) for one in template.descriptor_plans)

@@ -188,7 +188,7 @@ class RateLimiter:
                 undecided[index] = UndecidedCall(template, self._storage_keys(prepared), result, wait_left_us(index))
             decisions.append(result)
         if undecided:
-            for index, decision in zip(undecided, self._fallback.decide([*undecided.values()]), strict=True):
+            for index, decision in zip(undecided, self._fallback.apply([*undecided.values()]), strict=True):
                 decisions[index] = decision
         return decisions
 
@@ -199,7 +199,7 @@ class RateLimiter:
             for call, error in calls
             if call.prepared is not None
         ]
-        results = iter(self._fallback.decide(undecided))
+        results = iter(self._fallback.apply(undecided))
         return [next(results) if call.prepared is not None else decide(call.template, None) for call, _ in calls]
 
     async def check(

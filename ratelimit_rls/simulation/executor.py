@@ -41,7 +41,7 @@ class InProcessExecutor:
         self._verdicts: deque[Verdicts] = deque()
 
     def send(self, lines: Sequence[Line]) -> None:
-        self._verdicts.append(self._rule_set.decide(lines))
+        self._verdicts.append(self._rule_set.replay(lines))
 
     def receive(self) -> Verdicts:
         return self._verdicts.popleft()
@@ -108,7 +108,7 @@ def _serve(make: Callable[[], RuleSet], pipe: Connection, theirs: Connection) ->
     rule_set = make()
     try:
         while (lines := pipe.recv()) is not _END:
-            pipe.send(rule_set.decide(lines))
+            pipe.send(rule_set.replay(lines))
         pipe.send(rule_set.finish())
     except (EOFError, BrokenPipeError):
         return

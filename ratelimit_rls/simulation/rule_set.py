@@ -70,11 +70,11 @@ class RuleSet:
         self._cache: dict[Values, _PreparedCall | None] = {}
         self._cache_bytes = 0
 
-    def decide(self, lines: Sequence[Line]) -> Verdicts:
-        """Decide the lines, each a call of its own. Lines are in time order."""
+    def replay(self, lines: Sequence[Line]) -> Verdicts:
+        """Return the verdict on each line, a call of its own. Lines are in time order."""
         verdicts = bytearray()
         bad: list[tuple[int, str]] = []
-        cache, prepare, decide_one = self._cache, self._prepare, self._decide_one
+        cache, prepare, replay_line = self._cache, self._prepare, self._replay_line
         for at_us, number, values in lines:
             try:
                 call = cache[values] if values in cache else prepare(values)
@@ -83,17 +83,17 @@ class RuleSet:
                 if len(bad) < MAX_BAD_LINES_SHOWN:
                     bad.append((number, str(error)))
                 continue
-            verdicts.append(Verdict.NO_REQUEST if call is None else decide_one(call, at_us))
+            verdicts.append(Verdict.NO_REQUEST if call is None else replay_line(call, at_us))
         self._tally.flush()
         return Verdicts(bytes(verdicts), tuple(bad))
 
     def finish(self) -> RuleSetResult:
         return RuleSetResult(self.name, self._tally, self._store.size().evicted)
 
-    def _decide_one(self, call: _PreparedCall, at_us: int) -> Verdict:
+    def _replay_line(self, call: _PreparedCall, at_us: int) -> Verdict:
         template, single = call
         self._clock.advance_to(at_us)
-        result = self._store.decide_single(single) if single is not None else None
+        result = self._store.spend_single(single) if single is not None else None
         if result is None:
             self._tally.add(template, at_us, False)
             return Verdict.ADMITTED

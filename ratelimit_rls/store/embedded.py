@@ -147,9 +147,10 @@ class EmbeddedStore:
         return key
 
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
-        return self.decide(cast("Sequence[EncodedPlan[_Arg]]", batch))
+        return self.spend_now(cast("Sequence[EncodedPlan[_Arg]]", batch))
 
-    def decide(self, batch: Sequence[EncodedPlan[_Arg]]) -> list[StoreResult | StoreError]:
+    def spend_now(self, batch: Sequence[EncodedPlan[_Arg]]) -> list[StoreResult | StoreError]:
+        """Spend a batch like `spend`, without being awaited."""
         results: list[StoreResult | StoreError] = []
         now_us = self._clock()
         for run in split_runs(batch):
@@ -160,16 +161,16 @@ class EmbeddedStore:
         return results
 
     def prepare_single(self, plan: Plan) -> SinglePlan:
-        """Encode a plan for `decide_single`: worth its memory if the plan is decided repeatedly, each time alone."""
+        """Encode a plan for `spend_single`: worth its memory if the plan is spent repeatedly, each time alone."""
         layout, calls, specs = _single_call(plan.template)
         keys = plan.keys
         arguments = (calls, len(keys), *keys, *specs) if specs and len(set(keys)) == len(keys) else ()
         return SinglePlan(EncodedPlan(keys, layout), arguments)
 
-    def decide_single(self, alone: SinglePlan) -> StoreResult | None:
-        """Decide one plan. None means admitted by every limit: most calls are, and details would double the cost."""
+    def spend_single(self, alone: SinglePlan) -> StoreResult | None:
+        """Spend one plan. None means admitted by every limit: most calls are, and details would double the cost."""
         if not alone.arguments:
-            (result,) = self.decide([alone.plan])
+            (result,) = self.spend_now([alone.plan])
             assert isinstance(result, StoreResult)
             return result
         reply = self._run(self._clock(), *alone.arguments)

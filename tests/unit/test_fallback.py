@@ -73,7 +73,7 @@ class Setup:
     ) -> Decision | StoreError:
         plan = self.plan(*keys, value=value, hits=hits)
         counters = self.metrics.counters(plan.template)
-        (decision,) = self.fallback.decide([UndecidedCall(plan.template, plan.keys, error, wait_us)])
+        (decision,) = self.fallback.apply([UndecidedCall(plan.template, plan.keys, error, wait_us)])
         if isinstance(decision, Decision):
             self.metrics.record(decision, counters)
         return decision

@@ -196,7 +196,7 @@ class Cluster:
     def shard(self, key: bytes) -> int:
         return key_slot(key)
 
-    async def decide(self, work: Sequence[ShardRun]) -> list[Any]:
+    async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
         replies: list[Any] = [None] * len(work)
         pending = [_PendingRun(number, None) for number in range(len(work))]
         loop = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class Cluster:
                     await node.connection.wait_for_first_attempt(
                         self._options.timeout_s
                     )  # a node that was just discovered
-                replies = await node.decide([work[runs[at].number].run for at in members], asking=asking)
+                replies = await node.run_script([work[runs[at].number].run for at in members], asking=asking)
             except StoreError as exc:
                 replies = [exc] * len(members)
             for at, reply in zip(members, replies, strict=True):

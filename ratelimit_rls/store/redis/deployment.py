@@ -48,8 +48,11 @@ class Deployment(Protocol):
         """Return the shard of a key. Keys of one shard can be decided in one run."""
         ...
 
-    async def decide(self, work: Sequence[ShardRun]) -> list[Any]:
-        """Return a reply or a StoreError for each run. Nothing is sent twice unless a server did not run it."""
+    async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
+        """Run the script for each run, and return its reply or a StoreError.
+
+        Nothing is sent twice unless a server did not run it.
+        """
         ...
 
     async def execute_each(self, name: bytes, keys: Sequence[bytes]) -> list[Any]:
@@ -123,9 +126,9 @@ class SingleNode:
     def shard(self, key: bytes) -> int:
         return 0
 
-    async def decide(self, work: Sequence[ShardRun]) -> list[Any]:
+    async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
         try:
-            replies = await self._node.decide([run for _, run in work])
+            replies = await self._node.run_script([run for _, run in work])
         except StoreUnavailable as exc:
             return [exc] * len(work)
         return [as_store_error(self._node.connection.name, reply, error_hint) for reply in replies]

@@ -76,8 +76,10 @@ class ScriptNode:
             if isinstance(reply, ReplyError):
                 raise StoreUnavailable(f"Redis at {self.connection.name} is not usable: {reply}{error_hint(reply)}")
 
-    async def decide(self, runs: Sequence[Run], *, asking: bool = False) -> list[Any]:
-        """Return a reply, a ReplyError or a StoreError for each run. Raises StoreUnavailable without a connection.
+    async def run_script(self, runs: Sequence[Run], *, asking: bool = False) -> list[Any]:
+        """Run the script for each run, and return its reply, a ReplyError or a StoreError.
+
+        Raises StoreUnavailable without a connection.
 
         `asking`: the slot is being moved to this node, which accepts only commands after ASKING.
         """

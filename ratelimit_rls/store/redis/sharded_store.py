@@ -149,7 +149,7 @@ class ShardedStore(RedisKeyspace):
 
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
         plans = cast("Sequence[ShardedPlan]", batch)
-        results = await self._decide([part for plan in plans for part in plan.parts if not part.decided_last])
+        results = await self._spend_parts([part for plan in plans for part in plan.parts if not part.decided_last])
         if len(results) < sum(len(plan.parts) for plan in plans):
             results = await self._decide_last(plans, results)
         answered = iter(results)
@@ -173,18 +173,18 @@ class ShardedStore(RedisKeyspace):
                 if part.decided_last
             ]
             merged += own
-        later = iter(await self._decide(last))
+        later = iter(await self._spend_parts(last))
         return [next(later) if result is None else result for result in merged]
 
     async def _refund_denied(self, refunds: Sequence[ShardPart]) -> None:
         if not refunds:
             return
-        for part, result in zip(refunds, await self._decide(refunds), strict=True):
+        for part, result in zip(refunds, await self._spend_parts(refunds), strict=True):
             if isinstance(result, StoreError):
                 key = bulk_value(part.plan.keys[0])
                 _log.warning("denied_call_refund_failed", key=key.decode(errors="replace"), error=str(result))
 
-    async def _decide(self, parts: Sequence[ShardPart]) -> list[StoreResult | StoreError]:
+    async def _spend_parts(self, parts: Sequence[ShardPart]) -> list[StoreResult | StoreError]:
         """Return the result of each part, in order; all shards are asked in parallel."""
         by_shard: dict[Shard, list[int]] = {}
         for number, part in enumerate(parts):
@@ -196,7 +196,7 @@ class ShardedStore(RedisKeyspace):
                 work[realm].append(ShardRun(shard, run))
             numbers[realm] += members
         replies = await asyncio.gather(
-            *(deployment.decide(own) for deployment, own in zip(self.realms, work, strict=True) if own)
+            *(deployment.run_script(own) for deployment, own in zip(self.realms, work, strict=True) if own)
         )
         merged: list[Any] = [None] * len(parts)
         replied = iter(replies)

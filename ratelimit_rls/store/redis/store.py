@@ -45,7 +45,7 @@ class RedisStore(RedisKeyspace):
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
         plans = cast("Sequence[EncodedPlan[bytes]]", batch)
         runs = list(split_runs(plans))
-        replies = await self._server.decide([ShardRun(0, run) for run in runs])
+        replies = await self._server.run_script([ShardRun(0, run) for run in runs])
         self.publish_freed(plans)
         results: list[StoreResult | StoreError] = []
         for run, reply in zip(runs, replies, strict=True):

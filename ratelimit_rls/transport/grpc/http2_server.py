@@ -402,7 +402,7 @@ class Http2Server:
             self._dispatch_from_backlog()
             return
         for method in called:
-            self._decide(method, method.queue)
+            self._start_pipeline(method, method.queue)
             method.queue.clear()
 
     def _respond_to_health_checks(self) -> None:
@@ -421,11 +421,11 @@ class Http2Server:
                 connection.reject(stream_id, _BACKLOG_FULL, now_s)
             method.queue.clear()
         for method, calls in self._backlog.take(BACKLOG_ITERATION_WEIGHT).items():
-            self._decide(method, calls)
+            self._start_pipeline(method, calls)
         if self._backlog.count:
             self.on_calls_queued()
 
-    def _decide(self, method: _Method, calls: Sequence[QueuedCall]) -> None:
+    def _start_pipeline(self, method: _Method, calls: Sequence[QueuedCall]) -> None:
         """Run the pipeline of a method on a batch of calls: to its end if it cannot suspend, otherwise in a task."""
         batch = _Batch(self, calls, has_request_ids=self._has_request_ids, wants_metadata=method.wants_metadata)
         self.in_progress += len(calls)

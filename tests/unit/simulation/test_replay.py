@@ -168,12 +168,12 @@ def test_value_that_is_not_unicode_is_a_bad_line(in_subprocess: bool) -> None:
 def test_request_cache_is_bounded_without_changing_results(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = traffic(2_000)
     whole = RuleSet("rules", tree(), MAPPING)
-    verdicts = whole.decide(lines)
+    verdicts = whole.replay(lines)
     monkeypatch.setattr(rule_set_module, "MAX_CACHE_BYTES", 5_000)
 
     small = RuleSet("rules", tree(), MAPPING)
 
-    assert small.decide(lines) == verdicts
+    assert small.replay(lines) == verdicts
     assert len(small._cache) < 10 < len(whole._cache)
 
 

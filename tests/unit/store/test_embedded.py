@@ -19,7 +19,7 @@ class ClockedStore:
         self.store = EmbeddedStore(budget_bytes, clock=lambda: self.now_us)
 
     def ask(self, plan: Plan) -> StoreResult:
-        (answer,) = self.store.decide([self.store.prepare(plan)])
+        (answer,) = self.store.spend_now([self.store.prepare(plan)])
         assert isinstance(answer, StoreResult)
         return answer
 
@@ -106,7 +106,7 @@ def test_a_run_larger_than_the_budget_is_decided_and_evicted() -> None:
     windows = [call(step(f"window {i}", unit=Unit.SECOND)) for i in range(40)]
 
     for batch in (windows, windows, logs, logs + refunds):
-        answers = kept.store.decide([kept.store.prepare(plan) for plan in batch])
+        answers = kept.store.spend_now([kept.store.prepare(plan) for plan in batch])
         assert all(isinstance(answer, StoreResult) for answer in answers)
     kept.now_us += 10 * MINUTE_US
     kept.ask(call(step("later", unit=Unit.SECOND)))

@@ -79,7 +79,7 @@ class World(EmbeddedStore):
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
         self.trips += 1
         await sleep_us(self._trip_us())
-        answers = self.decide(batch) if self.fails is None else [self.fails] * len(batch)  # type: ignore[arg-type]
+        answers = self.spend_now(batch) if self.fails is None else [self.fails] * len(batch)  # type: ignore[arg-type]
         await sleep_us(self._trip_us())
         return answers  # type: ignore[return-value]
 
@@ -97,7 +97,7 @@ class World(EmbeddedStore):
             ),
             plan.keys,
         )
-        (answer,) = self.decide([self.prepare(looks)])
+        (answer,) = self.spend_now([self.prepare(looks)])
         assert isinstance(answer, StoreResult)
         return [reading.left for reading in answer.readings]
 

@@ -26,7 +26,7 @@ def test_arbitrary_costs_from_clients_are_never_mixed_up() -> None:
     store = EmbeddedStore(clock=lambda: START_US)
     for cost in range(2 * MAX_SPECS + 50):
         plan = call(step(f"{cost}", 2**31, cost=cost))
-        (answer,) = store.decide([store.prepare(plan)])
+        (answer,) = store.spend_now([store.prepare(plan)])
         assert isinstance(answer, StoreResult)
         assert answer.readings[0].left == 2**31 - cost
 
@@ -40,10 +40,10 @@ def test_single_results_equal_batch_results() -> None:
     for _ in range(3_000):
         now_us += drawn.choice((0, 1_000, 300_000, 5_000_000))
         plan: Plan = drawn.choice(PLANS)
-        (expected,) = batches.decide([batches.prepare(plan)])
+        (expected,) = batches.spend_now([batches.prepare(plan)])
         assert isinstance(expected, StoreResult)
 
-        answer = alone.decide_single(alone.prepare_single(plan))
+        answer = alone.spend_single(alone.prepare_single(plan))
 
         if answer is None:
             assert not expected.refused
