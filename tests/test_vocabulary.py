@@ -22,6 +22,19 @@ RIDDLES = re.compile(r"(What|Of|How|Whether|Whoever|Who|Likewise|In place of)\b"
 RETIRED_NAMES = re.compile(r"\b_?(MOST|LONGEST|LARGEST|SHORTEST|SMALLEST|LEAST)_[A-Z0-9_]+\b")
 RETIRED_COMPONENTS = re.compile(r"(Shown|Told|Made|Asked|Forgotten|Healthy|Heavy)")
 
+RETIRED_IDENTIFIERS = re.compile(
+    r"asked|doors?|everybody|gone|held|lots?|met|mine|nobody|ours|said|shown|somebody|spoken|tells?|theirs|told|unasked"
+    r"|whoever|whose"
+)
+"""Words that are not part of a name: names say what is requested, displayed, reported, buffered, delayed or matched."""
+
+ALLOWED_IDENTIFIERS = {
+    "MET": "the member is named like its value, which `explain` prints",
+    "rls_max_held_calls": "a public setting",
+    "tell": "a method of Python's file objects",
+}
+"""Names with a retired word, and why they stay."""
+
 IN_CODE = {
     "batch": "Batch",
     "codec": "Codec",
@@ -93,6 +106,46 @@ def test_pages_use_no_retired_word() -> None:
 def test_docstrings_say_what_the_object_is_or_does() -> None:
     found = [(name_of(path), line, text) for path in MODULES for line, text in docstrings(path) if RIDDLES.match(text)]
     assert [f"{name}:{line}: {text[:60]}" for name, line, text in found] == []
+
+
+def identifiers(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of every name of a variable, attribute, argument, function, class or import."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.keyword(arg=str(name)) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                yield node.lineno, name
+            case ast.alias(name=name, asname=alias):
+                yield node.lineno, alias or name.rpartition(".")[2]
+
+
+def words(identifier: str) -> set[str]:
+    """Return the words of a name in snake_case, CamelCase or capitals."""
+    return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().split("_"))
+
+
+def test_identifiers_use_no_retired_word() -> None:
+    found = {
+        f"{name_of(path)}:{line}: {name}"
+        for path in MODULES
+        for line, name in identifiers(path)
+        if name not in ALLOWED_IDENTIFIERS and any(map(RETIRED_IDENTIFIERS.fullmatch, words(name)))
+    }
+    assert sorted(found) == []
+
+
+def test_allowed_identifiers_are_in_use() -> None:
+    used = {name for path in MODULES for _, name in identifiers(path)}
+    assert [name for name in ALLOWED_IDENTIFIERS if name not in used] == []
+
+
+def test_words_of_an_identifier() -> None:
+    assert words("_held_bytes") == {"", "held", "bytes"}
+    assert words("MAX_LINES_SHOWN") == {"max", "lines", "shown"}
+    assert words("ToldOnce") == {"told", "once"}
 
 
 def test_bounds_are_named_max_and_min() -> None:

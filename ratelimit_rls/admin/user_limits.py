@@ -93,6 +93,6 @@ def _matching_rules(tree: Tree, user_id: str) -> Iterator[tuple[str, Rule]]:
                 nodes.append(child)
                 rule = child.rule
                 if rule is not None and rule.limits_of is Subject.USER:
-                    met, _ = find_child(node, Entry(child.key, user_id))
-                    if met is child:
+                    matched, _ = find_child(node, Entry(child.key, user_id))
+                    if matched is child:
                         yield domain, rule

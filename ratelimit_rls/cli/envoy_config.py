@@ -242,8 +242,8 @@ def _ext_authz_resources(
     from ratelimit_rls.envoy_config.descriptors import max_wait_us
     from ratelimit_rls.envoy_config.resources import ext_authz_resources
 
-    tell_domain = len(tree.mappings) > 1
-    if tell_domain and form == "envoy-gateway":
+    send_domain = len(tree.mappings) > 1
+    if send_domain and form == "envoy-gateway":
         raise SettingsError(
             "several domains have 'ext_authz', and a patch cannot set the domain of every virtual host; "
             "pass the rules of one domain only, and set RLS_EXT_AUTHZ_DOMAIN in the service"
@@ -252,7 +252,7 @@ def _ext_authz_resources(
     waits_us = {root.key: max_wait_us(root) for root in roots}
     own_cluster, named = not options.authority, _filter_name(form)
     return ext_authz_resources(
-        mappings, tree.identities, waits_us, options, send_domain=tell_domain, with_cluster=own_cluster, **named
+        mappings, tree.identities, waits_us, options, send_domain=send_domain, with_cluster=own_cluster, **named
     )
 
 

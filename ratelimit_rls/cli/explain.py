@@ -138,20 +138,20 @@ def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str
         for first, attempt in ((attempt is level.attempts[0], attempt) for attempt in level.attempts)
     ]
     width = max((len(name) for name, _ in rows), default=0)
-    tried_width = max((len(_format_attempt(attempt)) for _, attempt in rows), default=0)
+    attempt_width = max((len(_format_attempt(attempt)) for _, attempt in rows), default=0)
     for name, attempt in rows:
-        yield f"{name:<{width}}  {_format_attempt(attempt):<{tried_width}}  {_outcome(attempt)}"
+        yield f"{name:<{width}}  {_format_attempt(attempt):<{attempt_width}}  {_outcome(attempt)}"
     for level in explanation.levels:
-        if level.met is not None:
-            yield from (escape_unprintable(f"in place of {place}") for place in level.met.overrode)
+        if level.matched is not None:
+            yield from (escape_unprintable(f"in place of {place}") for place in level.matched.overrode)
     yield escape_unprintable(explanation.conclusion)
     rule = planned.descriptor_plan.rule
     if planned.entitlement is not None:
         yield escape_unprintable(_format_entitlement(planned.entitlement))
     if planned.is_denied:
-        is_theirs = planned.entitlement is not None and planned.entitlement.block is not None
-        whose = "" if is_theirs else " by another descriptor of this request"
-        yield click.style(f"blocked{whose}: nothing passes, and nothing is counted", fg="red")
+        is_own_block = planned.entitlement is not None and planned.entitlement.block is not None
+        cause = "" if is_own_block else " by another descriptor of this request"
+        yield click.style(f"blocked{cause}: nothing passes, and nothing is counted", fg="red")
         return
     if rule is not None and rule.limits:
         yield f"limit {format_rule(rule)}"

@@ -192,14 +192,14 @@ def _progress(traffic: Traffic, began: float) -> tuple[Callable[[int], None], Ca
     """Return functions to show and to clear the progress line on stderr; both do nothing unless it is a terminal."""
     if not sys.stderr.isatty():
         return lambda calls: None, lambda: None
-    shown_at = began
+    displayed_at = began
 
     def show(calls: int) -> None:
-        nonlocal shown_at
+        nonlocal displayed_at
         now = time.monotonic()
-        if now - shown_at < PROGRESS_INTERVAL_S:
+        if now - displayed_at < PROGRESS_INTERVAL_S:
             return
-        shown_at = now
+        displayed_at = now
         rate, part = calls / (now - began), traffic.part_read
         left = f", {part:.0%}, {(now - began) * (1 - part) / part:.0f} s left" if part else ""
         click.echo(f"\r{calls:,} requests, {rate:,.0f} a second{left}\x1b[K", nl=False, err=True)

@@ -51,7 +51,7 @@ def _rule_set(report: dict[str, Any], calls: int) -> Iterator[str]:
         yield f"{number:,} {plural(number, 'counter')} dropped for lack of memory: some denials may be missing"
     columns = [
         _COUNT_COLUMNS,
-        *(one for one in _OPTIONAL_COLUMNS if any(rule[one.shown_if] for rule in report["per_rule"])),
+        *(one for one in _OPTIONAL_COLUMNS if any(rule[one.displayed_if] for rule in report["per_rule"])),
         _TIME_COLUMNS,
     ]
     rows = [(rule["rule"], *(cell for column in columns for cell in column.cells(rule))) for rule in report["per_rule"]]
@@ -62,7 +62,7 @@ def _rule_set(report: dict[str, Any], calls: int) -> Iterator[str]:
 class _Columns(NamedTuple):
     names: Row
     cells: Callable[[dict[str, Any]], Row]
-    shown_if: str = ""  # show the columns only if this value is set for some rule
+    displayed_if: str = ""  # show the columns only if this value is set for some rule
 
 
 _COUNT_COLUMNS = _Columns(

@@ -77,8 +77,8 @@ def test(
         _write_junit(junit, results)
     coverage = None
     if with_coverage or fail_under is not None:
-        met = [rule for _, outcomes in results for outcome in outcomes for rule in outcome.met]
-        coverage = measure([suite for suite, _ in results], [path for path in paths if path.is_dir()], met)
+        matched = [rule for _, outcomes in results for outcome in outcomes for rule in outcome.matched_rules]
+        coverage = measure([suite for suite, _ in results], [path for path in paths if path.is_dir()], matched)
     click.echo(
         json.dumps(_json(results, coverage), indent=2) if form == "json" else "\n".join(_summary(results, coverage))
     )
@@ -125,8 +125,8 @@ def _summary(results: Results, coverage: Coverage | None) -> Iterator[str]:
     if coverage is not None:
         for rule in coverage.missed:
             yield f"never met: {rule.path}  {format_rule(rule)}  {rule.position or ''}".rstrip()
-        met = coverage.rules - len(coverage.missed)
-        yield f"coverage {coverage.percent:.1f} %: {met} of {format_count(coverage.rules, 'rule')}"
+        matched = coverage.rules - len(coverage.missed)
+        yield f"coverage {coverage.percent:.1f} %: {matched} of {format_count(coverage.rules, 'rule')}"
     files = sum(bool(outcomes) for _, outcomes in results)
     verdict = click.style(f"{len(failed)} failed", fg="red") if failed else "ok"
     yield f"{format_count(files, 'file')}, {format_count(tests, 'test')}: {verdict}"
@@ -154,9 +154,9 @@ def _highlight(these: tuple[str, ...], those: tuple[str, ...], color: str) -> st
 
 def _last_responses(difference: Difference, domain: str) -> Iterator[str]:
     """Yield the decision of the step's last call for each descriptor, with its rule."""
-    if not difference.told:
+    if not difference.statuses:
         yield f"    domain {domain} · no descriptor comes of this request, so no limit applies"
-    for descriptor, status in difference.told:
+    for descriptor, status in difference.statuses:
         rule = status.descriptor_plan.rule
         hits = f" hits {status.descriptor_plan.hits}" if status.descriptor_plan.hits != 1 else ""
         yield f"    domain {domain} · descriptor ({format_descriptor(descriptor)}){hits}"
@@ -182,7 +182,7 @@ def _write_junit(path: Path, results: Results) -> None:
 
 def _json(results: Results, coverage: Coverage | None) -> dict[str, Any]:
     outcomes = [outcome for _, outcomes in results for outcome in outcomes]
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "files": sum(bool(outcomes) for _, outcomes in results),
         "tests": len(outcomes),
         "failed": sum(not outcome.passed for outcome in outcomes),
@@ -190,8 +190,8 @@ def _json(results: Results, coverage: Coverage | None) -> dict[str, Any]:
     }
     if coverage is not None:
         missed = [{"rule": rule.path, "position": str(rule.position or "")} for rule in coverage.missed]
-        told["coverage"] = {"rules": coverage.rules, "percent": coverage.percent, "missed": missed}
-    return told
+        report["coverage"] = {"rules": coverage.rules, "percent": coverage.percent, "missed": missed}
+    return report
 
 
 def _result(suite: Suite, outcome: CaseResult) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _result(suite: Suite, outcome: CaseResult) -> dict[str, Any]:
                 "position": str(difference.step.position),
                 "expected": list(difference.expected),
                 "got": list(difference.got),
-                "told": [_status(descriptor, status) for descriptor, status in difference.told],
+                "told": [_status(descriptor, status) for descriptor, status in difference.statuses],
             }
             for difference in outcome.differences
         ],

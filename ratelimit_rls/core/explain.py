@@ -49,7 +49,7 @@ class MatchLevel:
     attempts: tuple[Attempt, ...]
 
     @property
-    def met(self) -> Attempt | None:
+    def matched(self) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.outcome is AttemptOutcome.MET), None)
 
 

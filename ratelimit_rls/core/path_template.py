@@ -66,11 +66,11 @@ class PathTemplate:
 
     def covers(self, other: PathTemplate) -> bool:
         """Return whether every path that matches `other` also matches this template."""
-        mine, theirs = self.segments, other.segments
-        if len(theirs) < len(mine) or (not self.is_open and (other.is_open or len(theirs) > len(mine))):
+        own, others = self.segments, other.segments
+        if len(others) < len(own) or (not self.is_open and (other.is_open or len(others) > len(own))):
             return False
         # `{name}` does not match an empty segment.
-        pairs = zip(mine, theirs, strict=False)
+        pairs = zip(own, others, strict=False)
         return all(one == another or (one is None and another != "") for one, another in pairs)
 
 

@@ -104,10 +104,10 @@ def _path_match(key: str, templates: tuple[PathTemplate, ...], number: int) -> R
 
     An action has a single value, so it must exclude earlier templates that match the same paths.
     """
-    mine = templates[number]
-    earlier = [template for template in templates[:number] if _overlap(template, mine)]
-    headers = [_path_matcher(mine, invert=False), *(_path_matcher(template, invert=True) for template in earlier)]
-    return RateLimitActionHeaderValueMatch(descriptor_key=key, descriptor_value=mine.text, headers=headers)
+    own = templates[number]
+    earlier = [template for template in templates[:number] if _overlap(template, own)]
+    headers = [_path_matcher(own, invert=False), *(_path_matcher(template, invert=True) for template in earlier)]
+    return RateLimitActionHeaderValueMatch(descriptor_key=key, descriptor_value=own.text, headers=headers)
 
 
 def _path_matcher(template: PathTemplate, *, invert: bool) -> HeaderMatcher:

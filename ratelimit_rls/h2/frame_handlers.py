@@ -192,9 +192,9 @@ class FrameHandlers(Streams):
         if isinstance(stream, CallHeaders):
             stream = self._streams[stream_id] = UnaryRequest(stream)
         assert not isinstance(stream, str)
-        held_bytes = stream.buffered_bytes
+        before_bytes = stream.buffered_bytes
         error = stream.receive_data(data, self._config.max_message_bytes)
-        self._unfinished_bytes += stream.buffered_bytes - held_bytes
+        self._unfinished_bytes += stream.buffered_bytes - before_bytes
         if error is None and self._unfinished_bytes > MAX_UNFINISHED_BYTES:
             error = RpcError(StatusCode.RESOURCE_EXHAUSTED, "this connection has too many bytes of unfinished messages")
         if error is not None:

@@ -229,10 +229,10 @@ class Streams(Hooks):
     def _report_buffered(self) -> None:
         """Report the number of buffered bytes, if it changed."""
         blocks = self._header_blocks
-        held_bytes = self._unfinished_bytes + len(self._buffer) + self._outbound.buffered_bytes
-        held_bytes += blocks.cache_bytes + blocks.unfinished_bytes
-        if held_bytes != self.buffered_bytes and not self._is_closed:
-            more_bytes, self.buffered_bytes = held_bytes - self.buffered_bytes, held_bytes
+        total_bytes = self._unfinished_bytes + len(self._buffer) + self._outbound.buffered_bytes
+        total_bytes += blocks.cache_bytes + blocks.unfinished_bytes
+        if total_bytes != self.buffered_bytes and not self._is_closed:
+            more_bytes, self.buffered_bytes = total_bytes - self.buffered_bytes, total_bytes
             self.on_buffered(more_bytes)
 
 

@@ -46,7 +46,7 @@ class CacheBudget:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.held_bytes = 0
+        self.charged_bytes = 0
         self.caches: list[RequestCache[Any]] = []
         self._templates: dict[int, int] = {}  # number of entries by id(template), for templates that use memory
 
@@ -55,19 +55,19 @@ class CacheBudget:
         entries = self._templates.get(id(template), 0)
         self._templates[id(template)] = entries + 1
         if not entries:
-            self.held_bytes += template.own_bytes
+            self.charged_bytes += template.own_bytes
 
     def release_plan_template(self, template: PlanTemplate) -> None:
         entries = self._templates.pop(id(template)) - 1
         if entries:
             self._templates[id(template)] = entries
         else:
-            self.held_bytes -= template.own_bytes
+            self.charged_bytes -= template.own_bytes
 
     def evict_over_budget(self, likely: RequestCache[Any]) -> None:
         """Evict from the largest cache. `likely` is if it has more than half of all bytes; else all are compared."""
-        while self.held_bytes > self.max_bytes:
-            largest = likely if 2 * likely.held_bytes > self.held_bytes else max(self.caches, key=_held_bytes)
+        while self.charged_bytes > self.max_bytes:
+            largest = likely if 2 * likely.charged_bytes > self.charged_bytes else max(self.caches, key=_charged_bytes)
             if not len(largest):
                 return
             largest.evict()
@@ -78,7 +78,7 @@ class RequestCache(Generic[W]):
 
     def __init__(self, budget: CacheBudget) -> None:
         self._budget = budget
-        self.held_bytes = 0
+        self.charged_bytes = 0
         budget.caches.append(self)
         self._known: dict[bytes, CachedRequest[W]] = {}
         self._messages: list[bytes] = []  # the same keys, accessible by index
@@ -101,8 +101,8 @@ class RequestCache(Generic[W]):
         template = cached.call.template
         if template.own_bytes:
             self._budget.retain_plan_template(template)
-        self._hold(entry_bytes(message, cached))
-        if self._budget.held_bytes > self._budget.max_bytes:
+        self._charge(entry_bytes(message, cached))
+        if self._budget.charged_bytes > self._budget.max_bytes:
             self._budget.evict_over_budget(self)
 
     def evict(self) -> None:
@@ -126,15 +126,15 @@ class RequestCache(Generic[W]):
         template = cached.call.template
         if template.own_bytes:
             self._budget.release_plan_template(template)
-        self._hold(-entry_bytes(message, cached))
+        self._charge(-entry_bytes(message, cached))
 
-    def _hold(self, more_bytes: int) -> None:
-        self.held_bytes += more_bytes
-        self._budget.held_bytes += more_bytes
+    def _charge(self, more_bytes: int) -> None:
+        self.charged_bytes += more_bytes
+        self._budget.charged_bytes += more_bytes
 
 
-def _held_bytes(cache: RequestCache[Any]) -> int:
-    return cache.held_bytes
+def _charged_bytes(cache: RequestCache[Any]) -> int:
+    return cache.charged_bytes
 
 
 def entry_bytes(message: bytes, cached: CachedRequest[Any]) -> int:

@@ -73,17 +73,17 @@ class ThrottleQueue:
         self._timer_s = 0.0
         self._pending_refunds: list[Callable[[], Awaitable[None]]] = []
         self._refund_task: asyncio.Task[None] | None = None
-        self._held_total = 0
+        self._delayed_total = 0
         self._left_total = 0
         self._room_full_total = 0
 
     @property
-    def held(self) -> int:
+    def delayed(self) -> int:
         return len(self._queue_of)
 
     def gauges(self) -> Iterator[tuple[str, int]]:
-        yield "ratelimit.throttle.held", self.held
-        yield "ratelimit.throttle.held_total", self._held_total
+        yield "ratelimit.throttle.held", self.delayed
+        yield "ratelimit.throttle.held_total", self._delayed_total
         yield "ratelimit.throttle.left_total", self._left_total
         yield "ratelimit.throttle.room_full_total", self._room_full_total
 
@@ -115,7 +115,7 @@ class ThrottleQueue:
         queue = self._queues.get(delayed.queue)
         if queue is not None and queue.slots[-1] > now_s + delayed.latest_s:
             queue = None  # order is not worth a missed deadline: use a queue of its own
-        self._held_total += 1
+        self._delayed_total += 1
         if queue is None:
             name = delayed.queue if delayed.queue not in self._queues else object()
             queue = self._queues[name] = _Queue(name)
@@ -148,7 +148,7 @@ class ThrottleQueue:
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no response is delayed, at most this long."""
-        await wait_until_zero(lambda: self.held, timeout_s)
+        await wait_until_zero(lambda: self.delayed, timeout_s)
 
     async def close(self) -> None:
         """Refund the slots of all remaining calls; they get no response."""

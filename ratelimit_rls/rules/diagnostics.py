@@ -83,8 +83,8 @@ def unusable_scalar(text: str) -> str:
 
 def wrong_type(line: int, tag: str, text: str | None, go_type: str, wanted: str) -> str:
     """Format the message for a value of the wrong type. `text` is None for a mapping or a list."""
-    shown = "" if text is None else f" `{text if len(text.encode()) <= 10 else text[:7] + '...'}`"
-    return not_yaml(f"unmarshal errors: line {line}: cannot unmarshal {tag}{shown} into {go_type}; {wanted}")
+    displayed = "" if text is None else f" `{text if len(text.encode()) <= 10 else text[:7] + '...'}`"
+    return not_yaml(f"unmarshal errors: line {line}: cannot unmarshal {tag}{displayed} into {go_type}; {wanted}")
 
 
 def bad_metadata(reason: str) -> str:
@@ -347,9 +347,9 @@ def penalty_too_long(penalty: Penalty) -> str:
     )
 
 
-def bad_warn_at(shown: str) -> str:
+def bad_warn_at(value: str) -> str:
     return (
-        f"warn_at: {shown} is not a fraction of the limit; it is a number above 0.1 and below 1, "
+        f"warn_at: {value} is not a fraction of the limit; it is a number above 0.1 and below 1, "
         "with at most three decimals and without quotes, e.g. 0.8"
     )
 
@@ -424,8 +424,8 @@ def format_beside_body() -> str:
     return "'format' and 'body' in one deny; a denial has one body: keep one of them"
 
 
-def not_a_template(what: str, shown: str) -> str:
-    return f"{what}: {shown} is not text; write a text, with placeholders such as ${{retry_after}}"
+def not_a_template(what: str, value: str) -> str:
+    return f"{what}: {value} is not text; write a text, with placeholders such as ${{retry_after}}"
 
 
 def bad_template(what: str, reason: str) -> str:
@@ -444,16 +444,16 @@ def bad_content_type(text: str) -> str:
     return f"content_type: '{cut(text)}' is not a media type; e.g. text/html; charset=utf-8"
 
 
-def bad_status(shown: str) -> str:
-    return f"status: {shown} is not a denial; it is a whole number from 400 to 599, without quotes (429 if not written)"
+def bad_status(value: str) -> str:
+    return f"status: {value} is not a denial; it is a whole number from 400 to 599, without quotes (429 if not written)"
 
 
-def headers_not_a_mapping(shown: str) -> str:
-    return f"headers: {shown} is not a mapping of names to texts; e.g. {{x-support: 'see https://example.com/limits'}}"
+def headers_not_a_mapping(value: str) -> str:
+    return f"headers: {value} is not a mapping of names to texts; e.g. {{x-support: 'see https://example.com/limits'}}"
 
 
-def bad_header_name(shown: str) -> str:
-    return f"headers: '{shown}' is not the name of a header; a name is letters, digits, dashes and the like"
+def bad_header_name(value: str) -> str:
+    return f"headers: '{value}' is not the name of a header; a name is letters, digits, dashes and the like"
 
 
 def reserved_header(name: str) -> str:

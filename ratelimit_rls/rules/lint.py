@@ -125,8 +125,8 @@ def _misses_rules_of(narrow: Node, wide: Node) -> bool:
     if wide.rule is not None and narrow.rule is None:
         return True
     for child in wide.children():
-        met = find_child(narrow, Entry(child.key, child.value))[0] if child.value else narrow.by_key.get(child.key)
-        if met is None or _misses_rules_of(met, child):
+        matched = find_child(narrow, Entry(child.key, child.value))[0] if child.value else narrow.by_key.get(child.key)
+        if matched is None or _misses_rules_of(matched, child):
             return True
     return False
 

@@ -78,7 +78,7 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
     is_limited = bool(written or limits_of)
     if action is not Action.ALLOW and (not is_limited or (document.enabled and not document.enabled.value)):
         return None
-    is_ours = penalty or hot or limits_of or document.limits is not None or any(one.uses_new_key for one in written)
+    is_extended = penalty or hot or limits_of or document.limits is not None or any(one.uses_new_key for one in written)
     if action is Action.ALLOW:
         limits = ()
     if action is Action.THROTTLE:
@@ -87,7 +87,7 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
         path=path,
         limits=limits,
         replaces=frozenset([replaced.value for limit in written for replaced in limit.replaces]),
-        charge=charge or inherited.charge or (Charge.ADMITTED if is_ours else inherited.default_charge),
+        charge=charge or inherited.charge or (Charge.ADMITTED if is_extended else inherited.default_charge),
         shadow_mode=is_on(document.shadow_mode) or action is Action.LOG_ONLY,
         quota_mode=is_on(document.quota_mode),
         detailed_metric=is_on(document.detailed_metric),

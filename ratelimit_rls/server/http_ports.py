@@ -29,7 +29,7 @@ class HttpPorts:
         """Read the configuration shared by all ports. Raises SettingsError if the token file is unusable."""
         self._settings = settings
         self._abuse = abuse
-        self._held = BufferBudget()
+        self._buffer_budget = BufferBudget()
         self._share = LoopShare()
         self._limits = HttpLimits(
             max_connections=settings.rls_http_max_connections,
@@ -80,7 +80,12 @@ class HttpPorts:
 
     def _server(self, app: ASGIApp) -> HttpServer:
         return HttpServer(
-            app, limits=self._limits, abuse=self._abuse, buffer_budget=self._held, share=self._share, tls=self._tls
+            app,
+            limits=self._limits,
+            abuse=self._abuse,
+            buffer_budget=self._buffer_budget,
+            share=self._share,
+            tls=self._tls,
         )
 
 

@@ -60,22 +60,22 @@ def _format_error(detail: ErrorDetails, value: object) -> str:
         return f"{name} is not a setting"
     if value == "":
         return f"{name} is set but empty; set a value or unset it"
-    shown = f"{name}={value!r}" if _is_public(field) else name
+    displayed = f"{name}={value!r}" if _is_public(field) else name
     match detail["type"]:
         case "value_error":
-            return f"{shown} {context['error']}"
+            return f"{displayed} {context['error']}"
         case "greater_than_equal":
-            return f"{shown} is too small; it must be ≥ {context['ge']}"
+            return f"{displayed} is too small; it must be ≥ {context['ge']}"
         case "greater_than":
-            return f"{shown} is too small; it must be > {context['gt']}"
+            return f"{displayed} is too small; it must be > {context['gt']}"
         case "less_than_equal":
-            return f"{shown} is too large; it must be ≤ {context['le']}"
+            return f"{displayed} is too large; it must be ≤ {context['le']}"
         case "literal_error":
-            return f"{shown} is not a valid choice; use {context['expected']}"
+            return f"{displayed} is not a valid choice; use {context['expected']}"
         case "string_pattern_mismatch":
-            return f"{shown} is not a header name; use letters, digits and dashes"
+            return f"{displayed} is not a header name; use letters, digits and dashes"
         case _:
-            return f"{shown} cannot be used: {detail['msg']}"
+            return f"{displayed} cannot be used: {detail['msg']}"
 
 
 def _is_public(field: str) -> bool:

@@ -23,7 +23,7 @@ class Coverage:
         return 100 * (self.rules - len(self.missed)) / self.rules if self.rules else 100.0
 
 
-def measure(suites: Iterable[Suite], directories: Sequence[Path], met: Iterable[Rule]) -> Coverage:
+def measure(suites: Iterable[Suite], directories: Sequence[Path], matched: Iterable[Rule]) -> Coverage:
     """Return the coverage over all rules of the test files and all rules in `directories`.
 
     Rules in `directories` count even if no test names their file.
@@ -36,7 +36,7 @@ def measure(suites: Iterable[Suite], directories: Sequence[Path], met: Iterable[
     for source in RulesFiles(directories).read() if directories else ():
         if Path(source.name).resolve() not in named:
             known.update((_identity(rule), rule) for rule in compile_documents([source]).tree.rules())
-    seen = {_identity(rule) for rule in met}
+    seen = {_identity(rule) for rule in matched}
     missed = sorted((identity, rule) for identity, rule in known.items() if identity not in seen)
     return Coverage(len(known), tuple(rule for _, rule in missed))
 

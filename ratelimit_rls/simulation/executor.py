@@ -62,10 +62,10 @@ class SubprocessExecutor:
 
     def __init__(self, make: Callable[[], RuleSet]) -> None:
         fork = get_context("fork")
-        self._pipe, theirs = fork.Pipe()
-        self._process = fork.Process(target=_serve, args=(make, theirs, self._pipe), daemon=True)
+        self._pipe, child_end = fork.Pipe()
+        self._process = fork.Process(target=_serve, args=(make, child_end, self._pipe), daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
 
     def send(self, lines: Sequence[Line]) -> None:
         self._send(lines)
@@ -101,8 +101,8 @@ class SubprocessExecutor:
         return RateLimitRlsError(f"a simulation process ended unexpectedly, with exit code {self._process.exitcode}")
 
 
-def _serve(make: Callable[[], RuleSet], pipe: Connection, theirs: Connection) -> None:
-    theirs.close()  # so that the pipe closes when the parent ends
+def _serve(make: Callable[[], RuleSet], pipe: Connection, parent_end: Connection) -> None:
+    parent_end.close()  # so that the pipe closes when the parent ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the others
     gc.disable()  # no cycles are created here, and collections would take a tenth of the time
     rule_set = make()

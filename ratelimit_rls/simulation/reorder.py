@@ -21,9 +21,9 @@ CHUNK_LINES = 2_000
 
 
 class ReorderBuffer:
-    def __init__(self, lines: Iterable[Line], held: int = BUFFERED_LINES, chunk: int = CHUNK_LINES) -> None:
+    def __init__(self, lines: Iterable[Line], min_buffered: int = BUFFERED_LINES, chunk: int = CHUNK_LINES) -> None:
         self._lines = lines
-        self._held = held
+        self._min_buffered = min_buffered
         self._chunk = chunk
         self._now_us = 0
         self.late = 0
@@ -31,16 +31,16 @@ class ReorderBuffer:
 
     def __iter__(self) -> Iterator[list[Line]]:
         lines = iter(self._lines)
-        held: list[Line] = []
+        buffered: list[Line] = []
         while more := list(islice(lines, self._chunk)):
-            held += more
-            held.sort()
-            free = len(held) - self._held
+            buffered += more
+            buffered.sort()
+            free = len(buffered) - self._min_buffered
             if free > 0:
-                yield self._in_time(held[:free])
-                del held[:free]
-        for start in range(0, len(held), self._chunk):
-            yield self._in_time(held[start : start + self._chunk])
+                yield self._in_time(buffered[:free])
+                del buffered[:free]
+        for start in range(0, len(buffered), self._chunk):
+            yield self._in_time(buffered[start : start + self._chunk])
 
     def _in_time(self, lines: list[Line]) -> list[Line]:
         """Raise timestamps to that of the last line yielded. The lines are sorted, so late ones come first."""

@@ -75,9 +75,9 @@ class Replay:
 
     def _take(self, verdicts: Sequence[Verdicts]) -> None:
         first = verdicts[0]
-        bad, unasked = first.codes.count(Verdict.BAD), first.codes.count(Verdict.NO_REQUEST)
-        self.calls += len(first.codes) - bad - unasked
-        self.without_descriptor += unasked
+        bad, without_request = first.codes.count(Verdict.BAD), first.codes.count(Verdict.NO_REQUEST)
+        self.calls += len(first.codes) - bad - without_request
+        self.without_descriptor += without_request
         self._bad.add_all(bad, first.first_bad)  # equal for all rule sets: bad lines do not depend on rules
         if len(verdicts) == 2 and first.codes != verdicts[1].codes:
             for one, other in zip(first.codes, verdicts[1].codes, strict=True):

@@ -20,7 +20,7 @@ from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.simulation.clock import VirtualClock
 from ratelimit_rls.simulation.field_mapping import BadLine, FieldMapping, Values
 from ratelimit_rls.simulation.tally import Tally
-from ratelimit_rls.simulation.traffic import MAX_BAD_LINES_SHOWN, Line
+from ratelimit_rls.simulation.traffic import MAX_REPORTED_BAD_LINES, Line
 from ratelimit_rls.store.embedded import EmbeddedStore, SinglePlan
 
 MAX_CACHE_BYTES = 64 * 2**20
@@ -80,7 +80,7 @@ class RuleSet:
                 call = cache[values] if values in cache else prepare(values)
             except BadLine as error:
                 verdicts.append(Verdict.BAD)
-                if len(bad) < MAX_BAD_LINES_SHOWN:
+                if len(bad) < MAX_REPORTED_BAD_LINES:
                     bad.append((number, str(error)))
                 continue
             verdicts.append(Verdict.NO_REQUEST if call is None else replay_line(call, at_us))

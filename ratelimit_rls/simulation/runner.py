@@ -31,14 +31,14 @@ class Difference:
     step: CaseStep
     expected: tuple[str, ...]
     got: tuple[str, ...]
-    told: tuple[tuple[Descriptor, Status], ...]  # all descriptors of the call, with their statuses
+    statuses: tuple[tuple[Descriptor, Status], ...]  # all descriptors of the call, with their statuses
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     case: Case
     differences: tuple[Difference, ...]
-    met: tuple[Rule, ...]  # all rules matched by one of the steps
+    matched_rules: tuple[Rule, ...]  # all rules matched by one of the steps
 
     @property
     def passed(self) -> bool:
@@ -88,9 +88,9 @@ async def run_case(tree: Tree, case: Case, store: Store, set_clock: Callable[[in
             raise decision
         before = results[number].passes if number in results else 0
         results[number] = _StepResult(before + (decision.code is not Code.OVER_LIMIT), decision)
-    met = {id(rule): rule for one in results.values() for rule in _rules_met(one.last)}
+    matched = {id(rule): rule for one in results.values() for rule in _matched_rules(one.last)}
     differences = [found for number, step in enumerate(case.steps) for found in compare(step, *results[number])]
-    return CaseResult(case, tuple(differences), tuple(met.values()))
+    return CaseResult(case, tuple(differences), tuple(matched.values()))
 
 
 def _schedule(case: Case, limiter: RateLimiter) -> Iterator[_ScheduledCall]:
@@ -100,7 +100,7 @@ def _schedule(case: Case, limiter: RateLimiter) -> Iterator[_ScheduledCall]:
             yield _ScheduledCall(step.at_us + i * step.every_us, number, call)
 
 
-def _rules_met(decision: Decision) -> Iterator[Rule]:
+def _matched_rules(decision: Decision) -> Iterator[Rule]:
     yield from (status.descriptor_plan.rule for status in decision.statuses if status.descriptor_plan.rule is not None)
 
 
@@ -144,8 +144,8 @@ def _fields(wanted: Expected, status: Status) -> Iterator[tuple[str, str]]:
     if wanted.rule is not None:
         rule = status.descriptor_plan.rule
         names = (rule.path, *(limit.name for limit in rule.limits)) if rule is not None else ("",)
-        met = wanted.rule if wanted.rule in names else names[0]
-        yield f"rule {wanted.rule or 'none'}", f"rule {met or 'none'}"
+        name = wanted.rule if wanted.rule in names else names[0]
+        yield f"rule {wanted.rule or 'none'}", f"rule {name or 'none'}"
 
 
 def _named(state: WarningState | None) -> str:

@@ -200,8 +200,8 @@ def _statuses(
 
 def _describe(descriptors: tuple[Descriptor, ...]) -> str:
     """Describe the descriptors that a request results in, which the test does not show."""
-    shown = (", ".join(f"{key}={value}" for key, value in descriptor.entries) for descriptor in descriptors)
-    return "; ".join(shown) or "this request has none"
+    descriptions = (", ".join(f"{key}={value}" for key, value in descriptor.entries) for descriptor in descriptors)
+    return "; ".join(descriptions) or "this request has none"
 
 
 def _status(node: YamlNode, found: Findings) -> Expected:

@@ -22,7 +22,7 @@ from ratelimit_rls.simulation.field_mapping import BadLine, FieldMapping, Values
 MAX_LINE_BYTES = 64 * 1024
 """Longer lines are bad: Envoy's own limit for headers is 60 KiB."""
 
-MAX_BAD_LINES_SHOWN = 5
+MAX_REPORTED_BAD_LINES = 5
 
 _decode = json.JSONDecoder().decode
 
@@ -53,7 +53,7 @@ class BadLines:
             line, reason = first[0]
             raise RulesError([Problem(self.file, line, 1, reason)])
         self.count += count
-        self.first += first[: MAX_BAD_LINES_SHOWN - len(self.first)]
+        self.first += first[: MAX_REPORTED_BAD_LINES - len(self.first)]
 
 
 class LogTraffic:

@@ -134,7 +134,7 @@ class DenialCache:
         self._all_freed_epoch = 0
         self._freed_epochs = [0] * _EPOCH_BUCKETS
         self._answered = 0
-        self._forgotten = 0
+        self._invalidated = 0
         self._evicted = 0
 
     def prepare(self, plan: Plan) -> PreparedPlan:
@@ -261,7 +261,7 @@ class DenialCache:
         """Drop all denials: the rules have changed, or it is unknown which counters were refunded."""
         self._epoch += 1
         self._all_freed_epoch = self._epoch
-        self._forgotten += len(self._entries)
+        self._invalidated += len(self._entries)
         self._entries.clear()
         self._entry_list.clear()
         self._denied_by.clear()
@@ -278,7 +278,7 @@ class DenialCache:
         yield "ratelimit.denials.remembered", len(self._entries)
         yield "ratelimit.denials.bytes", self._size_bytes
         yield "ratelimit.denials.answered", self._answered
-        yield "ratelimit.denials.forgotten", self._forgotten
+        yield "ratelimit.denials.forgotten", self._invalidated
         yield "ratelimit.denials.evicted", self._evicted
 
     def decode_key(self, key: Hashable) -> bytes:
@@ -319,7 +319,7 @@ class DenialCache:
         for key in keys:
             for entry in list(self._denied_by.get(key, ())):
                 self._drop(entry)
-                self._forgotten += 1
+                self._invalidated += 1
 
     def _random_entry(self) -> _DenialEntry:
         return self._entry_list[int(random() * len(self._entry_list))]

@@ -187,7 +187,7 @@ class HotKeys:
         recent = self._recent()
         denied = recent.refused
         rows = []
-        for key, weight in (denied | recent.asked).items():
+        for key, weight in (denied | recent.used).items():
             denials = denied.get(key, 0)
             times = max(weight, denials)  # a counter used too rarely to be kept was used at least this often
             rule = recent.descriptor_plan(key).rule
@@ -200,7 +200,7 @@ class HotKeys:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         recent = self._recent()
-        yield HOTTEST, round(max(recent.asked.values(), default=0) / recent.seconds)
+        yield HOTTEST, round(max(recent.used.values(), default=0) / recent.seconds)
         yield OVER_THRESHOLD, len(recent.worth_a_lease(self._warn_per_second))
 
     def _recent(self) -> _Recent:
@@ -252,14 +252,14 @@ class _Summary:
 
 
 class _Generation:
-    __slots__ = ("asked", "begun_s", "calls", "draws", "heaviest", "refused", "remembered")
+    __slots__ = ("begun_s", "calls", "draws", "heaviest", "refused", "remembered", "used")
 
     def __init__(self, begun_s: float) -> None:
         self.begun_s = begun_s
         self.draws = 0
         self.heaviest = 0  # weight of a sample
         self.calls = 0  # estimated, as everything below
-        self.asked = _Summary()
+        self.used = _Summary()
         self.refused = _Summary()
         self.remembered = _Summary()  # denials from the cache, for which the store was not asked
 
@@ -277,7 +277,7 @@ class _Generation:
             if descriptor_plan.steps:
                 key = keys[at]
                 at += len(descriptor_plan.steps) + len(descriptor_plan.watchers)
-                self.asked.add(key, weight, descriptor_plan)
+                self.used.add(key, weight, descriptor_plan)
                 if decided is not None and decided.statuses[number].code is Code.OVER_LIMIT:
                     self.refused.add(key, weight, descriptor_plan)
                     if decided.remembered:
@@ -296,17 +296,17 @@ class _Recent:
         return sum(generation.calls for generation in self._generations)
 
     @property
-    def asked(self) -> Counter[Hashable]:
-        return _sum_weights(generation.asked for generation in self._generations)
+    def used(self) -> Counter[Hashable]:
+        return _sum_weights(generation.used for generation in self._generations)
 
     @property
     def refused(self) -> Counter[Hashable]:
         return _sum_weights(generation.refused for generation in self._generations)
 
     def descriptor_plan(self, key: Hashable) -> DescriptorPlan:
-        """Return the descriptor of a key that occurs in `asked` or `refused`, under the newest rules."""
+        """Return the descriptor of a key that occurs in `used` or `refused`, under the newest rules."""
         found = (
-            summary.descriptor_plan(key) for one in reversed(self._generations) for summary in (one.asked, one.refused)
+            summary.descriptor_plan(key) for one in reversed(self._generations) for summary in (one.used, one.refused)
         )
         return next(descriptor_plan for descriptor_plan in found if descriptor_plan is not None)
 
@@ -317,8 +317,8 @@ class _Recent:
         heaviest = max(generation.heaviest for generation in self._generations)
         threshold = max(per_second * self.seconds, (MIN_DRAWS - 1) * heaviest)
         remembered = _sum_weights(generation.remembered for generation in self._generations)
-        used = {key: weight - remembered[key] for key, weight in self.asked.items()}
-        hot = {key: weight for key, weight in used.items() if weight > threshold and not self._leased(key)}
+        beyond_cache = {key: weight - remembered[key] for key, weight in self.used.items()}
+        hot = {key: weight for key, weight in beyond_cache.items() if weight > threshold and not self._leased(key)}
         return [(key, hot[key] / self.seconds) for key in sorted(hot, key=hot.__getitem__, reverse=True)]
 
     def _leased(self, key: Hashable) -> bool:

@@ -120,7 +120,7 @@ class _Families:
 
 def _merge_values(kind: InstrumentKind, one: Value, other: Value) -> Value:
     if isinstance(one, Distribution) and isinstance(other, Distribution):
-        counts = tuple(mine + theirs for mine, theirs in zip(one.counts, other.counts, strict=True))
+        counts = tuple(first + second for first, second in zip(one.counts, other.counts, strict=True))
         return Distribution(counts, one.sum_s + other.sum_s)
     assert not isinstance(one, Distribution)
     assert not isinstance(other, Distribution)

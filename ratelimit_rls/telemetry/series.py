@@ -71,7 +71,7 @@ def _merge_values(instrument: Instrument, one: Value, other: Value) -> Value:
     if isinstance(one, Distribution) or isinstance(other, Distribution):
         assert isinstance(one, Distribution)
         assert isinstance(other, Distribution)
-        counts = tuple(mine + theirs for mine, theirs in zip(one.counts, other.counts, strict=True))
+        counts = tuple(first + second for first, second in zip(one.counts, other.counts, strict=True))
         return Distribution(counts, one.sum_s + other.sum_s)
     match instrument.merge_rule:
         case MergeRule.SUM:

@@ -102,10 +102,10 @@ class _Rule:
         """Return the groups by number; None if the name does not match."""
         if self.glob:
             captured = []
-            for mine, theirs in zip(self.glob, parts, strict=True):
-                if mine == "*":
-                    captured.append(theirs)
-                elif mine != theirs:
+            for wanted, part in zip(self.glob, parts, strict=True):
+                if wanted == "*":
+                    captured.append(part)
+                elif wanted != part:
                     return None
             return {str(number): text for number, text in enumerate(captured, 1)}
         found = self.regex.search(name)

@@ -75,9 +75,9 @@ class UsageCounts:
         self.codes: dict[int, int] = {}
 
     def add(self, other: UsageCounts) -> None:
-        mine = self.codes
+        own = self.codes
         for code, count in other.codes.items():
-            mine[code] = mine.get(code, 0) + count
+            own[code] = own.get(code, 0) + count
 
     def clear(self) -> None:
         """Clear and free the memory: entries that are not used for long may still reference it."""

@@ -425,8 +425,8 @@ def _denial_record(
 def _admission_record(
     now_s: float, log_id: int, usage_entry: UsageEntry, decision: Decision, latency_us: int
 ) -> DecisionRecord:
-    spoken = next((status for status in decision.statuses if status.step is not None), None)
-    current, limit = _used(spoken) if spoken is not None else (None, None)
+    limited = next((status for status in decision.statuses if status.step is not None), None)
+    current, limit = _used(limited) if limited is not None else (None, None)
     return DecisionRecord(
         now_s,
         log_id,

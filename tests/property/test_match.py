@@ -88,11 +88,11 @@ def test_explain_agrees_with_match(rules: list[dict[str, Any]], entries: list[En
     explanation = explain(tree, "d", descriptor)
 
     assert explanation.match == match_descriptor(tree.domains["d"], descriptor)
-    assert all(level.met for level in explanation.levels[:-1])
+    assert all(level.matched for level in explanation.levels[:-1])
     if explanation.match.rule is not None:
-        met = explanation.levels[-1].met
-        assert met is not None
-        assert met.position == explanation.match.rule.position
+        matched = explanation.levels[-1].matched
+        assert matched is not None
+        assert matched.position == explanation.match.rule.position
         assert [level.entry for level in explanation.levels] == entries
 
 

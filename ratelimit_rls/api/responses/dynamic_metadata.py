@@ -64,11 +64,11 @@ def _limit(limit: LimitOverride) -> str:
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
     for key, value in more.items():
-        mine = into.get(key)
+        present = into.get(key)
         if key not in into:
             into[key] = dict(value) if isinstance(value, Mapping) else value
-        elif isinstance(mine, Mapping) and isinstance(value, Mapping):
-            deeper = dict(mine)
+        elif isinstance(present, Mapping) and isinstance(value, Mapping):
+            deeper = dict(present)
             _merge(deeper, value)
             into[key] = deeper
 

@@ -376,8 +376,8 @@ class _SqliteArchiver(_Archiver):
             async with self._database.begin(background=True) as connection:
                 deleted = (await connection.execute(delete(table).where(_rowid.in_(some)))).rowcount
         async with self._database.begin(background=True) as connection:
-            gone = archives.update().where(*_archives_of(unit), archives.c.part == part).values(is_dropped=1)
-            await connection.execute(gone)
+            dropped = archives.update().where(*_archives_of(unit), archives.c.part == part).values(is_dropped=1)
+            await connection.execute(dropped)
         await self._shrink_file()
 
     async def _shrink_file(self) -> None:

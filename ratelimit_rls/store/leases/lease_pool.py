@@ -74,8 +74,8 @@ class LeasePool:
             return
         self._lru[lease] = None
         if len(self._lru) > self._max_leases:
-            forgotten, _ = self._lru.popitem(last=False)
-            self.queue_refunds(forgotten.release())
+            evicted, _ = self._lru.popitem(last=False)
+            self.queue_refunds(evicted.release())
 
     def track(self, lease: Lease) -> None:
         """Schedule the refund of a lease that has been granted hits."""

@@ -51,9 +51,9 @@ class RedisKeyspace:
 
     async def forget(self, keys: Sequence[bytes]) -> list[bytes]:
         """Delete the states under these keys, and return the keys that had one."""
-        forgotten = await self._keys_matching(b"UNLINK", keys)
+        deleted = await self._keys_matching(b"UNLINK", keys)
         await self._publish(keys)
-        return forgotten
+        return deleted
 
     async def _keys_matching(self, command: bytes, keys: Sequence[bytes]) -> list[bytes]:
         """Return the keys for which the command found a state."""

@@ -302,12 +302,12 @@ class Http2Server:
             largest = group
         elif most <= self._connection_limits.count(group) + 1:
             largest = ""
-        theirs = [one for one in self._connections if not largest or one.peer_group == largest]
-        idle = [one for one in theirs if one.is_idle and (largest or not one.idle_order[0])]
+        members = [one for one in self._connections if not largest or one.peer_group == largest]
+        idle = [one for one in members if one.is_idle and (largest or not one.idle_order[0])]
         if idle:
             evicted = min(idle, key=lambda one: one.idle_order)
         elif largest:
-            by_silence = sorted(theirs, key=lambda one: one.idle_order)
+            by_silence = sorted(members, key=lambda one: one.idle_order)
             unfinished = next((one for one in by_silence if one.waits_for_client), None)
             if unfinished is None:
                 return False
@@ -341,17 +341,17 @@ class Http2Server:
         groups: dict[str, list[GrpcProtocol]] = {}
         for connection in self._connections:
             groups.setdefault(connection.peer_group, []).append(connection)
-        for theirs in groups.values():
-            theirs.sort(key=lambda connection: connection.buffered_bytes)
-        heap = [(-sum(one.buffered_bytes for one in theirs), group) for group, theirs in groups.items()]
+        for members in groups.values():
+            members.sort(key=lambda connection: connection.buffered_bytes)
+        heap = [(-sum(one.buffered_bytes for one in members), group) for group, members in groups.items()]
         heapify(heap)
         while heap and self._buffered_bytes > self._limits.max_unfinished_bytes * ROOM_SHARE:
-            held_bytes, group = heap[0]
+            negative_bytes, group = heap[0]
             largest = groups[group].pop()
-            held_bytes += largest.buffered_bytes
+            negative_bytes += largest.buffered_bytes
             largest.disconnect(Abuse.UNFINISHED_BYTES, "the server buffers too much, and this peer has the most")
             if groups[group]:
-                heapreplace(heap, (held_bytes, group))
+                heapreplace(heap, (negative_bytes, group))
             else:
                 heappop(heap)
 

@@ -147,8 +147,8 @@ class ResetLimit:
         if target.rejection is not None:
             raise BadRequest(f"{target.rejection.message}: use its public id instead")
         request = as_refund(target.subject_request(loaded.tree))
-        forgotten = await administration.reset(actor, request, self._limiter.plan(request).keys)
-        return bytes(ResetResponse(counters=forgotten).SerializeToString())
+        deleted = await administration.reset(actor, request, self._limiter.plan(request).keys)
+        return bytes(ResetResponse(counters=deleted).SerializeToString())
 
 
 def _database_error_message(error: DatabaseError) -> str:

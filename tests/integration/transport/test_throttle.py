@@ -62,9 +62,9 @@ async def delay_one(
     client: Client, service: Service, request: bytes = SLOW, timeout_s: float | None = None
 ) -> aio.UnaryUnaryCall[bytes, bytes]:
     """Start a call that the server delays."""
-    before = service.throttle_queue.held
+    before = service.throttle_queue.delayed
     call = client.raw(request, timeout=timeout_s)
-    await eventually(lambda: service.throttle_queue.held == before + 1 or call.done())
+    await eventually(lambda: service.throttle_queue.delayed == before + 1 or call.done())
     assert not call.done()
     return call
 
@@ -113,7 +113,7 @@ async def test_slot_of_a_cancelled_call_goes_to_the_next(client: Client, service
         assert await code(client.raw(SLOW)) == OVER_LIMIT
         delayed.cancel()
         await eventually(lambda: service.servers[0].in_flight == 0)
-        assert service.throttle_queue.held == 0
+        assert service.throttle_queue.delayed == 0
     assert stat(service, "left_total") == 3
 
 
@@ -169,7 +169,7 @@ async def test_full_queue_denies_only_calls_that_would_wait(client: Client, serv
     assert await code(client.raw(message({"user": "y"}))) == OK
     assert (stat(service, "held"), stat(service, "room_full_total")) == (MAX_HELD, 2)
     delayed.pop().cancel()
-    await eventually(lambda: service.throttle_queue.held == MAX_HELD - 1)
+    await eventually(lambda: service.throttle_queue.delayed == MAX_HELD - 1)
     delayed.append(await delay_one(client, service, LONG))
     for call in delayed:
         call.cancel()
@@ -177,9 +177,9 @@ async def test_full_queue_denies_only_calls_that_would_wait(client: Client, serv
 
 async def test_stop_waits_for_delayed_calls(client: Client, service: Service) -> None:
     calls = [asyncio.create_task(code(client.raw(message({"brisk": "x"}), timeout=10))) for _ in range(15)]
-    await eventually(lambda: service.servers[0].in_flight > 5 and service.throttle_queue.held > 5)
+    await eventually(lambda: service.servers[0].in_flight > 5 and service.throttle_queue.delayed > 5)
     await service.servers[0].drain(10)
-    assert service.servers[0].in_flight == service.throttle_queue.held == 0
+    assert service.servers[0].in_flight == service.throttle_queue.delayed == 0
     assert await asyncio.gather(*calls) == [OK] * 15
 
 
@@ -229,12 +229,12 @@ async def test_json_calls_are_delayed_and_cancelled(service: Service) -> None:
     try:
         assert await status() == b"200"
         _, writer = await connect()
-        await eventually(lambda: service.throttle_queue.held == 1)
+        await eventually(lambda: service.throttle_queue.delayed == 1)
         assert await status() == b"429"
         writer.close()
-        await eventually(lambda: service.throttle_queue.held == 0 and stat(service, "left_total") == 1)
+        await eventually(lambda: service.throttle_queue.delayed == 0 and stat(service, "left_total") == 1)
         _, writer = await connect()
-        await eventually(lambda: service.throttle_queue.held == 1)
+        await eventually(lambda: service.throttle_queue.delayed == 1)
         writer.close()
     finally:
         await server.stop()
@@ -269,12 +269,12 @@ async def test_delayed_json_call_at_stop_gets_503_and_releases_its_slot(
     assert await code(client.raw(SLOW)) == OK
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    await eventually(lambda: service.throttle_queue.held == 1)
+    await eventually(lambda: service.throttle_queue.delayed == 1)
     await server.stop()
     answered = await reader.read()
     writer.close()
     assert answered.startswith(b"HTTP/1.1 503 ")
     assert answered.endswith(b"\r\n\r\nthe server is stopping and cannot answer this call; try again\n")
     assert not any(record.exc_info for record in caplog.records)
-    await eventually(lambda: stat(service, "left_total") == 1 and service.throttle_queue.held == 0)
+    await eventually(lambda: stat(service, "left_total") == 1 and service.throttle_queue.delayed == 0)
     (await delay_one(client, service)).cancel()

@@ -55,8 +55,8 @@ def test_unknown_value_differs_from_unknown_key() -> None:
     (level,) = _explain(("path", "/v2/x")).levels
 
     assert _summary(level.attempts[0]) == (MatchKind.EXACT, "/v2/x", AttemptOutcome.DIFFERENT, "-")
-    assert level.met is not None
-    assert _summary(level.met) == (MatchKind.WILDCARD, "/v2/*", AttemptOutcome.MET, "api.yaml:8:5")
+    assert level.matched is not None
+    assert _summary(level.matched) == (MatchKind.WILDCARD, "/v2/*", AttemptOutcome.MET, "api.yaml:8:5")
 
 
 def test_patterns_that_would_match_too_are_not_tried() -> None:

@@ -238,4 +238,4 @@ async def test_documented_ext_authz_behaves_as_described(tmp_path: Path) -> None
     (outcome,) = await run_suite(read_suite(tmp_path / "edge.test.yaml"))
 
     assert outcome.differences == ()
-    assert len(outcome.met) == 4
+    assert len(outcome.matched_rules) == 4

@@ -126,7 +126,7 @@ def test_overridden_positions_are_recorded() -> None:
         "database:a:3:15 takes precedence"
     )
     explanation = explain(compiled.tree, "edge", Descriptor((Entry("user", "alice"),)))
-    matched = explanation.levels[0].met
+    matched = explanation.levels[0].matched
     assert matched is not None
     assert (str(matched.position), list(map(str, matched.overrode))) == ("database:a:3:15", ["f.yaml:3:15"])
 
@@ -135,8 +135,8 @@ def test_rule_position_is_its_own_not_its_parent_source() -> None:
     rules = [stored("a", f"{{{PLAN}, descriptors: [{{{USER}, {limit(1)}}}]}}")]
     compiled = check_rules(rules, [file(f"{{{PLAN}, {limit(2)}}}")])
     explanation = explain(compiled.tree, "edge", Descriptor((Entry("plan", "free"),)))
-    assert explanation.levels[0].met is not None
-    assert str(explanation.levels[0].met.position) == "f.yaml:3:15"
+    assert explanation.levels[0].matched is not None
+    assert str(explanation.levels[0].matched.position) == "f.yaml:3:15"
 
 
 @pytest.mark.parametrize(

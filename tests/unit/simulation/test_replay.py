@@ -27,7 +27,7 @@ from ratelimit_rls.simulation.field_mapping import FieldMapping
 from ratelimit_rls.simulation.replay import Replay
 from ratelimit_rls.simulation.rule_set import RuleSet
 from ratelimit_rls.simulation.svg import Panel, draw
-from ratelimit_rls.simulation.traffic import MAX_BAD_LINES_SHOWN, BadLines, Line
+from ratelimit_rls.simulation.traffic import MAX_REPORTED_BAD_LINES, BadLines, Line
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from tests.support.pipelines import new_pipeline
@@ -158,7 +158,7 @@ def test_value_that_is_not_unicode_is_a_bad_line(in_subprocess: bool) -> None:
     bad = BadLines("log")
     replay = replayed(lines, RULES, RULES, bad=bad, in_subprocess=in_subprocess)
     assert (replay.calls, bad.count) == (0, 20)
-    assert bad.first == [(number, "a value is not Unicode text") for number in range(5, 5 + MAX_BAD_LINES_SHOWN)]
+    assert bad.first == [(number, "a value is not Unicode text") for number in range(5, 5 + MAX_REPORTED_BAD_LINES)]
 
     with pytest.raises(RulesError, match="log:5:1"):
         replayed(lines, RULES, bad=BadLines("log", strict=True), in_subprocess=in_subprocess)

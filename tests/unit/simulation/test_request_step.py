@@ -143,7 +143,7 @@ async def test_request_step_runs_like_a_descriptor_step(tmp_path: Path) -> None:
     (outcome,) = await run_suite(read_suite(file))
 
     assert outcome.differences == ()
-    assert {rule.path for rule in outcome.met} == {"edge.remote_address", "edge.api", "edge.authority"}
+    assert {rule.path for rule in outcome.matched_rules} == {"edge.remote_address", "edge.api", "edge.authority"}
 
 
 def test_request_without_descriptors_explains_the_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

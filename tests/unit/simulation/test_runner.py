@@ -66,7 +66,7 @@ async def test_difference_lists_everything_expected_and_received(tmp_path: Path)
     )
     assert second.expected == ("ok", "[0] ok", "[1] rule edge.path")
     assert second.got == ("over_limit", "[0] over_limit", "[1] rule none")
-    assert [descriptor.entries for descriptor, _ in second.told] == [(("user", "a"),), (("path", "/"),)]
+    assert [descriptor.entries for descriptor, _ in second.statuses] == [(("user", "a"),), (("path", "/"),)]
 
 
 async def test_retry_after_never_is_reported(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ async def test_coverage_lists_unmatched_rules_by_position(tmp_path: Path) -> Non
     outcome = await run_steps(tmp_path, "{descriptor: {user: a}, expect: ok}")
     suite = read_suite(tmp_path / "a.test.yaml")
 
-    part = measure([suite], [], outcome.met)
+    part = measure([suite], [], outcome.matched_rules)
     assert (part.rules, part.percent) == (4, 25.0)
     missed = [str(rule.position).rpartition("/")[2] for rule in part.missed]
     assert missed == ["rules.yaml:5:5", "rules.yaml:8:5", "rules.yaml:11:5"]
 
     (tmp_path / "untested.yaml").write_text(RULES.replace("edge", "other"))
-    whole = measure([suite], [tmp_path], outcome.met)
+    whole = measure([suite], [tmp_path], outcome.matched_rules)
     assert (whole.rules, len(whole.missed)) == (8, 7)
 
 

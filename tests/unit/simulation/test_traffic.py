@@ -135,7 +135,7 @@ def test_profile_spaces_requests_evenly_by_phase() -> None:
 def test_lines_are_reordered_within_the_buffer() -> None:
     lines = [(at, number, ()) for number, at in enumerate([5, 3, 4, 9, 8, 1, 10])]
 
-    in_order = ReorderBuffer(lines, held=2, chunk=1)
+    in_order = ReorderBuffer(lines, min_buffered=2, chunk=1)
 
     put = [(at_us, number) for out in in_order for at_us, number, _ in out]
     assert put == [(3, 1), (4, 2), (5, 0), (5, 5), (8, 4), (9, 3), (10, 6)]
@@ -144,7 +144,7 @@ def test_lines_are_reordered_within_the_buffer() -> None:
 
 def test_lines_of_equal_time_keep_their_order() -> None:
     lines = [(7, number, ()) for number in range(5)]
-    assert [line for out in ReorderBuffer(lines, held=3, chunk=2) for line in out] == lines
+    assert [line for out in ReorderBuffer(lines, min_buffered=3, chunk=2) for line in out] == lines
 
 
 def test_buckets_widen_without_losing_counts() -> None:

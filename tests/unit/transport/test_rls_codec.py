@@ -138,16 +138,16 @@ def test_own_data_of_a_request_is_charged_to_the_cache(limiter: Limiter) -> None
     cache: RequestCache[ResponseTemplate] = RequestCache(budget)
     grown = []
     for message in (ask("a"), ask("b", hits=70_000), ask("c", hits=70_000), ask("d")):
-        before = budget.held_bytes
+        before = budget.charged_bytes
         cache.put(message, known(limiter, message))
-        grown.append(budget.held_bytes - before)
+        grown.append(budget.charged_bytes - before)
     light, heavy, same, again = grown
     assert heavy - light > 1_000
     assert abs(same - light) < 20
     assert again == light
     for _ in range(4):
         cache.evict()
-    assert (cache.held_bytes, budget.held_bytes) == (0, 0)
+    assert (cache.charged_bytes, budget.charged_bytes) == (0, 0)
 
 
 def test_caches_that_share_a_template_charge_it_once_whichever_drops_it_last(limiter: Limiter) -> None:
@@ -158,11 +158,11 @@ def test_caches_that_share_a_template_charge_it_once_whichever_drops_it_last(lim
         message = ask(user, hits=70_000)
         cache.put(message, known(limiter, message))
     one.clear()
-    assert one.held_bytes == 0
-    assert budget.held_bytes > other.held_bytes  # the template is still in use
+    assert one.charged_bytes == 0
+    assert budget.charged_bytes > other.charged_bytes  # the template is still in use
     budget.max_bytes = 0
     budget.evict_over_budget(one)
-    assert (len(other), other.held_bytes, budget.held_bytes) == (0, 0, 0)
+    assert (len(other), other.charged_bytes, budget.charged_bytes) == (0, 0, 0)
 
 
 def test_cache_still_hits_on_a_cyclic_scan_larger_than_the_cache(limiter: Limiter) -> None:
@@ -208,7 +208,7 @@ def test_caches_share_one_budget(limiter: Limiter) -> None:
         second.put(message, entry)
     assert (len(first), len(second)) == (30, 30)
     first.clear()
-    assert budget.held_bytes == second.held_bytes == 30 * entry_bytes(messages[0], entries[0])
+    assert budget.charged_bytes == second.charged_bytes == 30 * entry_bytes(messages[0], entries[0])
 
 
 def test_huge_messages_are_not_cached(limiter: Limiter) -> None:

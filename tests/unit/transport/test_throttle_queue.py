@@ -92,7 +92,7 @@ async def test_responses_are_sent_at_their_slots(harness: Harness) -> None:
     assert harness.answered == []
     harness.at(100)
     assert harness.answered == [(10, "c0"), (20, "c1"), (30, "c2")]
-    assert (harness.throttle_queue.held, harness.live, harness.given_back) == (0, [], [])
+    assert (harness.throttle_queue.delayed, harness.live, harness.given_back) == (0, [], [])
 
 
 async def test_one_timer_serves_all_calls(harness: Harness) -> None:
@@ -212,7 +212,7 @@ async def test_cancel_after_the_response_has_no_effect(harness: Harness) -> None
 async def test_declined_response_refunds_its_slot(harness: Harness) -> None:
     harness.throttle_queue.decline(harness.delayed("a", 10))
     await settled()
-    assert (harness.given_back, harness.throttle_queue.held) == (["a"], 0)
+    assert (harness.given_back, harness.throttle_queue.delayed) == (["a"], 0)
 
 
 async def test_capacity_includes_reserved_places(harness: Harness) -> None:
@@ -271,7 +271,7 @@ async def test_close_refunds_delayed_calls(harness: Harness) -> None:
         harness.hold(f"c{number}", 10 * (number + 1), queue=f"q{number % 2}")
     await harness.throttle_queue.close()
     assert sorted(harness.given_back) == [f"c{number}" for number in range(5)]
-    assert (harness.throttle_queue.held, harness.live) == (0, [])
+    assert (harness.throttle_queue.delayed, harness.live) == (0, [])
     harness.at(1000)
     assert harness.answered == []
 

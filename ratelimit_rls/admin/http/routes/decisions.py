@@ -61,8 +61,8 @@ async def reset_counters(backend: Backend, change: Change, body: ResetRequest) -
         await record_reset(unit, backend.counters, found)
 
     async def work() -> ChangeResult:
-        forgotten = await reset(backend.counters, found, dry_run=change.dry_run)
-        return ChangeResult(ResetResult(counters=[key.decode() for key in forgotten], looked_for=len(found.keys)))
+        deleted = await reset(backend.counters, found, dry_run=change.dry_run)
+        return ChangeResult(ResetResult(counters=[key.decode() for key in deleted], looked_for=len(found.keys)))
 
     return await change.run_recorded(record, work)
 

@@ -51,13 +51,13 @@ def upgrade() -> None:
     new_orgs = _new_names(_names(connection, users.c.org))
     for old, new in new_tiers.items():
         _move_row(connection, tiers.c.name, old, new, [users.c.tier, keys.c.tier])
-        _tell(connection, "tier", "name", old, new)
+        _record_change(connection, "tier", "name", old, new)
     for old, new in new_users.items():
         _move_row(connection, users.c.user_id, old, new, [keys.c.user_id])
-        _tell(connection, "user", "user_id", old, new)
+        _record_change(connection, "user", "user_id", old, new)
     for old, new in new_orgs.items():
         _replace(connection, users.c.org, old, new)
-        _tell(connection, "org", "org", old, new)
+        _record_change(connection, "org", "org", old, new)
     if new_tiers:
         _rename_in_rules(connection, new_tiers)
     if new_tiers or new_users or new_orgs:
@@ -134,7 +134,7 @@ def _rename_in_rules(connection: sa.Connection, tiers: dict[str, str]) -> None:
             connection.execute(sa.update(_RULES).where(_RULES.c.rule_id == rule_id).values(user_tiers=renamed))
 
 
-def _tell(connection: sa.Connection, kind: str, field: str, old: str, new: str) -> None:
+def _record_change(connection: sa.Connection, kind: str, field: str, old: str, new: str) -> None:
     row = {
         "at": _now(),
         "actor": "database upgrade",
