@@ -9,12 +9,12 @@ Cost       O(1)
 ]]
 local fixed_window = {}
 
-local function place_fixed(now, spec, mine)
+local function place_fixed(now, spec, state_index)
   local window = spec.window
   if not window then
-    return place_in_calendar(now, spec.bounds, mine)
+    return place_in_calendar(now, spec.bounds, state_index)
   end
-  local index, into, age = place(now, window, mine)
+  local index, into, age = place(now, window, state_index)
   return index, into, age, window
 end
 
@@ -39,9 +39,9 @@ function fixed_window.spend(state, spec, now, cost)
     end
   end
 
-  local mine = state and state % 65536
-  local index, into, age, length = place_fixed(now, spec, mine)
-  local count = age == 0 and (state - mine) / 65536 or 0
+  local state_index = state and state % 65536
+  local index, into, age, length = place_fixed(now, spec, state_index)
+  local count = age == 0 and (state - state_index) / 65536 or 0
   local reset = length - into
 
   if cost < 0 then -- a refund is never denied, and never exceeds an unused window
@@ -77,12 +77,12 @@ function fixed_window.give_back(state, spec, now, hits, charged_at)
 end
 
 function fixed_window.write(key, state, before, spec, now, jitter_ms)
-  local mine = state % 65536
-  if before and before % 65536 == mine then
+  local state_index = state % 65536
+  if before and before % 65536 == state_index then
     redis.call("SET", key, state, "KEEPTTL")
     return
   end
-  local _, into, _, window = place_fixed(now, spec, mine)
+  local _, into, _, window = place_fixed(now, spec, state_index)
   redis.call("SET", key, state, "PX", ttl_ms(window - into, jitter_ms))
 end
 

@@ -90,18 +90,18 @@ local function violated(state, spec, now, retry)
   return after
 end
 
--- fared: results of the descriptor's own limits (decide.lua).
-function penalty.settle(state, spec, now, fared)
+-- outcome: that of the descriptor's own limits (decide.lua).
+function penalty.settle(state, spec, now, outcome)
   local _, violations, retry, reset = penalty.spend(state, spec, now, spec.cost)
   if spec.cost <= 0 or retry > 0 then
     return state, violations, retry, reset
   end
   local in_cooldown = state and now < state.until_us
-  if fared.retry > 0 and fared.holds and not in_cooldown then
-    local after = violated(state, spec, now, fared.retry)
+  if outcome.retry > 0 and outcome.holds and not in_cooldown then
+    local after = violated(state, spec, now, outcome.retry)
     return after, #after, after.holds and after.until_us - now or 0, until_forgotten(after, spec, now)
   end
-  if in_cooldown and fared.admitted then
+  if in_cooldown and outcome.admitted then
     local after = { until_us = 0, holds = false, unpack(state) }
     return after, violations, 0, until_forgotten(after, spec, now)
   end

@@ -22,19 +22,19 @@ function warning.spend(state)
   return state, 0, 0, 0
 end
 
--- fared: results of the descriptor's own limits (decide.lua).
-function warning.settle(state, spec, now, fared)
+-- outcome: that of the descriptor's own limits (decide.lua).
+function warning.settle(state, spec, now, outcome)
   -- Usage only decreases between calls, so its minimum since the last call was just before this one.
-  local warned = fared.usage > spec.limit or (state ~= nil and state > now and fared.lowest >= spec.burst)
-  local told = fared.refused and 2 or warned and 1 or 0
+  local warned = outcome.usage > spec.limit or (state ~= nil and state > now and outcome.lowest >= spec.burst)
+  local level = outcome.denied and 2 or warned and 1 or 0
   if not warned then
-    return nil, told, 0, 0
+    return nil, level, 0, 0
   end
   -- The state is not needed once all limits are reset. Twice that time, so that not every call has to write.
-  if not state or state < now + fared.reset then
-    state = now + 2 * fared.reset
+  if not state or state < now + outcome.reset then
+    state = now + 2 * outcome.reset
   end
-  return state, told, 0, 0
+  return state, level, 0, 0
 end
 
 function warning.write(key, state, _, _, now, jitter_ms)
