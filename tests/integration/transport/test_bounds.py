@@ -195,9 +195,12 @@ async def test_caches_are_cleared_before_a_connection_is_closed(service: Service
 
 async def test_closed_connection_releases_its_place(service: Service) -> None:
     address = await service.listen(limits=ServerLimits(max_connections=1))
+    http2 = service.servers[0]._http2
+    assert http2 is not None
     for _ in range(5):
         async with aio.insecure_channel(address) as channel:
             await Client(channel).ask({"staff": "x"})
+        await eventually(lambda: not http2._connections)  # the server learns of it a moment later
 
 
 async def test_connection_that_buffers_most_is_closed(service: Service) -> None:

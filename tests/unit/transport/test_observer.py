@@ -50,7 +50,7 @@ def harness() -> Harness:
     return Harness()
 
 
-def test_each_call_is_counted_once_and_its_span_ended(harness: Harness) -> None:
+async def test_each_call_is_counted_once_and_its_span_ended(harness: Harness) -> None:
     batch = RecordedBatch([b""] * 5)
     traced = harness.observer.begin(batch)
     harness.observer.responded(batch, [(1, FAILED), (4, b"late")], traced)
@@ -66,7 +66,7 @@ def test_each_call_is_counted_once_and_its_span_ended(harness: Harness) -> None:
     ]
 
 
-def test_all_responses_of_a_batch_are_counted_and_their_spans_ended(harness: Harness) -> None:
+async def test_all_responses_of_a_batch_are_counted_and_their_spans_ended(harness: Harness) -> None:
     batch = RecordedBatch([b""] * 3)
     traced = harness.observer.begin(batch)
     harness.observer.responded_all(batch, [b"one", FAILED, HELD], traced)
@@ -74,7 +74,7 @@ def test_all_responses_of_a_batch_are_counted_and_their_spans_ended(harness: Har
     assert harness.statuses() == [SpanStatus.UNSET, SpanStatus.ERROR, SpanStatus.UNSET]
 
 
-def test_delay_is_included_in_the_call_time(harness: Harness) -> None:
+async def test_delay_is_included_in_the_call_time(harness: Harness) -> None:
     batch = RecordedBatch([b""])
     harness.observer.responded_all(batch, [HELD], harness.observer.begin(batch))
     assert 60 <= harness.metrics.calls[METHOD].by_status["OK"].value.sum_s < 61
