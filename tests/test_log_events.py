@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "ratelimit_rls"
@@ -35,7 +36,9 @@ def log_calls(path: Path) -> Iterator[ast.Call]:
                 yield node
 
 
-CALLS = [(path, call) for path in MODULES if name_of(path) not in STANDARD_LIBRARY for call in log_calls(path)]
+@cache
+def all_log_calls() -> list[tuple[Path, ast.Call]]:
+    return [(path, call) for path in MODULES if name_of(path) not in STANDARD_LIBRARY for call in log_calls(path)]
 
 
 def test_only_adapters_of_libraries_use_the_standard_library() -> None:
@@ -43,12 +46,12 @@ def test_only_adapters_of_libraries_use_the_standard_library() -> None:
 
 
 def test_every_event_is_a_stable_identifier() -> None:
-    assert len(CALLS) > 50
-    events = [(name_of(path), call.lineno, ast.unparse(call.args[0])) for path, call in CALLS]
+    assert len(all_log_calls()) > 50
+    events = [(name_of(path), call.lineno, ast.unparse(call.args[0])) for path, call in all_log_calls()]
     assert [event for event in events if not re.fullmatch(r"'[a-z][a-z0-9]*(_[a-z0-9]+)*'", event[2])] == []
-    assert [(name_of(path), call.lineno) for path, call in CALLS if len(call.args) != 1] == []
+    assert [(name_of(path), call.lineno) for path, call in all_log_calls() if len(call.args) != 1] == []
 
 
 def test_a_cause_has_the_key_error() -> None:
-    keys = [(name_of(path), call.lineno, key.arg) for path, call in CALLS for key in call.keywords]
+    keys = [(name_of(path), call.lineno, key.arg) for path, call in all_log_calls() for key in call.keywords]
     assert [key for key in keys if key[2] in OTHER_NAMES_OF_A_CAUSE] == []

@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from ratelimit_rls.admin.http.app import documented_app
@@ -61,16 +62,18 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of every docstring, those of constants included."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        for child in ast.iter_child_nodes(node):
-            if (
-                isinstance(child, ast.Expr)
-                and isinstance(child.value, ast.Constant)
-                and isinstance(child.value.value, str)
-            ):
-                yield child.lineno, child.value.value
+@cache
+def docstrings_and_classes() -> tuple[list[tuple[Path, int, str]], dict[str, list[str]]]:
+    """Return path, line and text of every docstring, those of constants included, and the modules of every class."""
+    docstrings, classes = [], defaultdict(list)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    docstrings.append((path, node.lineno, text))
+                case ast.ClassDef():
+                    classes[node.name].append(name_of(path))
+    return docstrings, classes
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -104,7 +107,8 @@ def test_pages_use_no_retired_word() -> None:
 
 
 def test_docstrings_say_what_the_object_is_or_does() -> None:
-    found = [(name_of(path), line, text) for path in MODULES for line, text in docstrings(path) if RIDDLES.match(text)]
+    docstrings, _ = docstrings_and_classes()
+    found = [(name_of(path), line, text) for path, line, text in docstrings if RIDDLES.match(text)]
     assert [f"{name}:{line}: {text[:60]}" for name, line, text in found] == []
 
 
@@ -159,11 +163,7 @@ def test_openapi_components_are_plain_nouns() -> None:
 
 
 def test_glossary_and_code_share_their_terms() -> None:
-    classes = defaultdict(list)
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                classes[node.name].append(name_of(path))
+    _, classes = docstrings_and_classes()
     terms = set(re.findall(r"^\| ([a-z][^|]*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE))
     listed = {term.strip() for row in terms for term in row.split(",")}
     assert [term for term in IN_CODE if term not in listed] == []
