@@ -147,7 +147,7 @@ def test_full_backlog_takes_room_from_the_connections_with_the_most(backlog: Bac
 def test_memory_is_bounded_whatever_the_number_of_connections(backlog: Backlog[str]) -> None:
     connections = [Connection() for _ in range(300)]
     for one in connections:
-        backlog.add(METHOD, calls(one, 1000, bytes(100)))
+        backlog.add(METHOD, calls(one, 200, bytes(1700)))
     kept = [one.queued_bytes for one in connections]
     assert sum(kept) <= MAX_BACKLOG_BYTES
     assert min(kept) >= MAX_BACKLOG_BYTES // 2 // len(connections)
