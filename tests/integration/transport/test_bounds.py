@@ -393,7 +393,8 @@ async def test_health_checks_of_a_busy_service_are_answered(service: Service, mo
         assert await check_health(address) == SERVING
 
 
-async def test_unfinished_proxied_calls_are_reset(service: Service) -> None:
+async def test_unfinished_proxied_calls_are_reset(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2_server, "TIMEOUT_CHECK_INTERVAL_S", 0.05)
     address = await service.listen(limits=ServerLimits(timeouts=Timeouts(message_s=0.2)))
     heads = [frame(HEADERS, END_HEADERS, one, block(path)) for one, path in ((1, WATCH), (3, REFLECTION))]
     async with raw(address) as client:

@@ -144,6 +144,7 @@ class Port:
 async def port() -> AsyncIterator[Port]:
     port = Port()
     yield port
+    port.may_answer.set()  # otherwise stopping waits for the slow calls
     for client in port.clients:
         client.writer.close()
     for server in port.servers:
