@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
+from structlog.dev import ConsoleRenderer, plain_traceback
 
 from tests.support.databases import _upgraded_database, _upgraded_file, database_url, postgres_server, upgraded_url
 from tests.support.servers import RedisServer, redis_binaries
@@ -22,6 +23,10 @@ __all__ = ["_upgraded_database", "_upgraded_file", "database_url", "postgres_ser
 # which takes as long as many hundred tests. Its plugins are imported before this module: child processes keep theirs.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Tests run without the logging of the service. The default of structlog formats tracebacks with rich, if that is
+# installed, and with all local variables: half a second for each.
+ConsoleRenderer.get_active().exception_formatter = plain_traceback
 
 # Not judged by wall time, which is that of a busy machine, too.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
