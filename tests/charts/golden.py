@@ -21,7 +21,7 @@ _FILES_OF_THE_CHART = {
 
 def text(case: str) -> str:
     documents = []
-    for source, found in helm.sources(helm.rendered()[case]).items():
+    for source, found in helm.sources(helm.rendered(case)).items():
         mark = _FILES_OF_THE_CHART.get(source)
         documents += [f"{document.partition(mark)[0]}\n" if mark else document for document in found]
     return "---\n" + "---\n".join(documents)

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,16 +47,13 @@ def refusal(*arguments: str | Path) -> str:
 
 
 @cache
-def rendered() -> dict[str, str]:
-    """Render every case, once."""
-    with ThreadPoolExecutor(2) as pool:
-        texts = pool.map(lambda case: template("-f", CHART / "ci" / f"{case}-values.yaml"), cases())
-        return dict(zip(cases(), texts, strict=True))
+def rendered(case: str) -> str:
+    return template("-f", CHART / "ci" / f"{case}-values.yaml")
 
 
 @cache
 def manifests(case: str) -> Sequence[Manifest]:
-    return tuple(parsed(rendered()[case]))
+    return tuple(parsed(rendered(case)))
 
 
 # libyaml if available: the cases have thousands of lines.
