@@ -33,6 +33,11 @@ HOURLY = [{"unit": "hour", "requests_per_unit": 7}]
 Change = Callable[[UnitOfWork], Awaitable[Any]]
 
 
+async def _add_tiers(change: UnitOfWork) -> None:
+    await change.add_tier(Tier("gold", LIMITS))
+    await change.add_tier(Tier("free", LIMITS))
+
+
 class Place:
     """A database with two tiers, and the commands on it."""
 
@@ -40,8 +45,7 @@ class Place:
         self.url = url
         self._directory = directory
         self._capsys = capsys
-        self.change(lambda change: change.add_tier(Tier("gold", LIMITS)))
-        self.change(lambda change: change.add_tier(Tier("free", LIMITS)))
+        self.change(_add_tiers)
 
     def run(self, *message: str | Path, expect: int = ExitCode.DONE) -> tuple[str, str]:
         """Run a command; return its stdout and stderr."""
