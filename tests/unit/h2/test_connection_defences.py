@@ -121,9 +121,9 @@ class TestFloods:
         assert client.server.abuse[Reason.UNKNOWN_FRAME_FLOOD] == 1
 
     def test_flood_of_new_header_blocks_closes_connection(self, client: Client) -> None:
-        many = [(f"x-{number}", "v") for number in range(90)]
+        many = client.plain_block([(f"x-{number}", "v") for number in range(90)])
         while client.error is None:
-            client.send(frame(HEADERS, END_HEADERS | END_STREAM, client.next_id, client.plain_block(many)))
+            client.send(frame(HEADERS, END_HEADERS | END_STREAM, client.next_id, many))
             client.next_id += 2
         assert client.error == ErrorCode.ENHANCE_YOUR_CALM
         assert client.next_id < 10_000
