@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 from signal import SIGHUP
 
+import pytest
+
 from tests.support.servers import RedisServer
 from tests.support.service_process import UNRESTRICTIVE_RULES, ServiceProcess
+
+pytestmark = pytest.mark.slow
 
 
 def events(service: ServiceProcess) -> list[tuple[str, str]]:
