@@ -649,7 +649,7 @@ def heads_reset_late(_: Random) -> Sent:
 
 
 def calls_at_once(_: Random) -> Sent:
-    """As many calls as one connection may have open, in one piece."""
+    """Calls in one piece, as many as one connection may have open."""
     yield opening() + call(1)
     yield 0.5
     yield b"".join(map(call, range(3, 2003, 2)))

@@ -13,9 +13,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from heapq import heapify, heappop, heapreplace
 from math import inf
-from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -43,32 +41,20 @@ from ratelimit_rls.transport.grpc.backlog import (
 )
 from ratelimit_rls.transport.grpc.call_proxy import SERVER_OPTIONS, CallProxy, ProxiedCall
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK, MAX_CHECK_BYTES, HealthCheck
+from ratelimit_rls.transport.grpc.open_connections import OpenConnections
 from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
 from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
 from ratelimit_rls.transport.grpc.standard_services import MAX_MESSAGES, StandardService, StandardServices
 from ratelimit_rls.transport.grpc.tls import TlsListener
 from ratelimit_rls.transport.health import Health
-from ratelimit_rls.transport.peers import ConnectionLimits, peer_group
 from ratelimit_rls.transport.sockets import BACKLOG, listening_socket
 
 CLOSE_GRACE_S = 0.1
 """Time for clients to react to GOAWAY, and then to receive the last responses."""
 
-TIMEOUT_CHECK_INTERVAL_S = 1.0
-EVICTION_INTERVAL_S = 0.02
-
-MIN_STREAMS = 16
-"""Streams that every connection may have, regardless of the total of the process."""
-
-EXPIRE_S = 0.002
-"""CPU time of an iteration for resetting streams above the limit."""
-
-ROOM_SHARE = 0.9
-"""Share of the limit on buffered bytes that is left after connections were closed to make room."""
-
-SMALLER_SHARE = 0.75
-"""A share of streams that shrinks by less than this factor is not announced."""
+CHECK_INTERVAL_S = 1.0
+"""Interval at which the connections are checked for timeouts and for their number of streams."""
 
 _BACKLOG_FULL = RpcError(
     StatusCode.RESOURCE_EXHAUSTED, "too many calls are queued; try again later", Abuse.BACKLOG_FULL
@@ -187,16 +173,11 @@ class Http2Server:
     ) -> None:
         """Create a server that is not listening yet. Raises SettingsError if the TLS files cannot be used."""
         limits = limits or ServerLimits()
-        self._limits = limits
-        self._connection_limits = ConnectionLimits(limits.max_connections, limits.max_connections_per_peer)
         self._call_budget = call_budget or CallBudget(0, 0)
-        self._buffered_bytes = 0
-        self._evicted_s = 0.0
-        self._timeout_timer: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
         self.slow_lane: SlowLane  # once started
         self.bulk_lane: SlowLane  # once started
         self.abuse = abuse
-        self._max_concurrent_streams = max_concurrent_streams
         self.max_age_s = inf if max_connection_age_s is None else max_connection_age_s
         self.max_age_grace_s = inf if max_connection_age_grace_s is None else max_connection_age_grace_s
         self._methods = {method: _Method(pipeline) for method, pipeline in pipelines.items()}
@@ -218,8 +199,7 @@ class Http2Server:
         self._fallback = aio.server(options=SERVER_OPTIONS)
         self._fallback_target = f"unix:{directory / 'fallback.sock'}"
         self._proxy = CallProxy(self._fallback_target)
-        self._connections: set[GrpcProtocol] = set()
-        self._expiring: list[tuple[GrpcProtocol, int]] = []
+        self._connections = OpenConnections(limits, self.config, abuse)
         self._is_dispatch_scheduled = False
         self._backlog: Backlog[_Method] = Backlog()
         self.in_progress = 0  # calls that are being decided
@@ -241,7 +221,7 @@ class Http2Server:
         loop = asyncio.get_running_loop()
         self.slow_lane = SlowLane(loop.call_soon)
         self.bulk_lane = SlowLane(loop.call_soon, lambda: self._backlog.count > MAX_READ_AHEAD)
-        self._timeout_timer = loop.call_later(TIMEOUT_CHECK_INTERVAL_S, self._check_connections)
+        self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check_connections)
         if self._tls is not None:
             self._tls.start(listening, lambda: GrpcProtocol(self))
         else:
@@ -253,8 +233,8 @@ class Http2Server:
         await wait_until_zero(lambda: self.in_flight, timeout_s)
 
     async def close(self) -> None:
-        if self._timeout_timer is not None:
-            self._timeout_timer.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         if self._listening is not None:
             self._listening.close()
         if self._tls is not None:
@@ -277,83 +257,13 @@ class Http2Server:
     # ── called by connections ──
 
     def admit(self, connection: GrpcProtocol) -> Abuse | None:
-        rejection = self._connection_limits.admit(connection.peer)
-        if rejection is not None and self._evict_idle(connection.peer, rejection):
-            rejection = self._connection_limits.admit(connection.peer)
-        if rejection is None:
-            self._connections.add(connection)
-        return rejection
-
-    def _evict_idle(self, address: str, rejection: Abuse) -> bool:
-        """Close a connection that waits for its client to admit a new one, so that these cannot lock out others.
-
-        Evicts from the peer with the most connections, if the new one's peer has fewer: an idle connection, or else the
-        one that has been silent for longest of those whose calls are all unfinished. If no peer has more, evicts an
-        idle connection that never made a call. Happens at most every EVICTION_INTERVAL_S, because it scans all
-        connections. Return whether a connection was evicted.
-        """
-        now_s = monotonic()
-        if now_s - self._evicted_s < EVICTION_INTERVAL_S:
-            return False
-        self._evicted_s = now_s
-        group = peer_group(address)
-        largest, most = self._connection_limits.largest
-        if rejection is Abuse.TOO_MANY_CONNECTIONS_OF_PEER:
-            largest = group
-        elif most <= self._connection_limits.count(group) + 1:
-            largest = ""
-        members = [one for one in self._connections if not largest or one.peer_group == largest]
-        idle = [one for one in members if one.is_idle and (largest or not one.idle_order[0])]
-        if idle:
-            evicted = min(idle, key=lambda one: one.idle_order)
-        elif largest:
-            by_silence = sorted(members, key=lambda one: one.idle_order)
-            unfinished = next((one for one in by_silence if one.waits_for_client), None)
-            if unfinished is None:
-                return False
-            evicted = unfinished
-        else:
-            return False
-        self.abuse.record(rejection, evicted.peer)
-        evicted.close_idle()
-        return True
+        return self._connections.admit(connection)
 
     def on_connection_lost(self, connection: GrpcProtocol) -> None:
-        self._connections.discard(connection)
-        self._connection_limits.release(connection.peer)
+        self._connections.remove(connection)
 
     def on_buffered(self, more_bytes: int) -> None:
-        """Free buffers above the limit: first the header caches, then those of the peers that buffer most."""
-        self._buffered_bytes += more_bytes
-        if more_bytes <= 0 or self._buffered_bytes <= self._limits.max_unfinished_bytes:
-            return
-        for connection in self._connections:
-            connection.clear_header_cache()  # free caches before closing a connection
-        if self._buffered_bytes > self._limits.max_unfinished_bytes:
-            self._close_largest()
-
-    def _close_largest(self) -> None:
-        """Close the largest connection of the peer that buffers most, and so on until there is room.
-
-        Not the largest of all connections: many that buffer a little each would have another client's closed. Frees a
-        tenth of the limit at once, because this scans all connections.
-        """
-        groups: dict[str, list[GrpcProtocol]] = {}
-        for connection in self._connections:
-            groups.setdefault(connection.peer_group, []).append(connection)
-        for members in groups.values():
-            members.sort(key=lambda connection: connection.buffered_bytes)
-        heap = [(-sum(one.buffered_bytes for one in members), group) for group, members in groups.items()]
-        heapify(heap)
-        while heap and self._buffered_bytes > self._limits.max_unfinished_bytes * ROOM_SHARE:
-            negative_bytes, group = heap[0]
-            largest = groups[group].pop()
-            negative_bytes += largest.buffered_bytes
-            largest.disconnect(Abuse.UNFINISHED_BYTES, "the server buffers too much, and this peer has the most")
-            if groups[group]:
-                heapreplace(heap, (negative_bytes, group))
-            else:
-                heappop(heap)
+        self._connections.on_buffered(more_bytes)
 
     def proxy(self, connection: GrpcProtocol, stream_id: int, headers: CallHeaders) -> ProxiedCall | RpcError:
         max_messages = MAX_MESSAGES.get(headers.path)
@@ -452,69 +362,8 @@ class Http2Server:
         queue[:] = admitted
 
     def _check_connections(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timeout_timer = loop.call_later(TIMEOUT_CHECK_INTERVAL_S, self._check_connections)
-        now_s = monotonic()
-        for connection in list(self._connections):
-            try:
-                connection.check_timeouts(now_s)
-            except Exception:  # concerns this connection alone
-                _log.exception("connection_check_failed")
-                connection.abort()
-        self._share_streams()
-
-    def _share_streams(self) -> None:
-        """Keep the streams of the process within their limit.
-
-        Resets streams that wait for their clients first, on the connections with the most of them. While there are
-        still too many, limits each connection to an equal share, and announces it.
-        """
-        if self._expiring:
-            return
-        count = sum([connection.open_streams for connection in self._connections])
-        if count > self._limits.max_streams:
-            count -= self._expire_streams(count - self._limits.max_streams)
-        if count > self._limits.max_streams:
-            share = max(MIN_STREAMS, self._limits.max_streams // len(self._connections))
-            if self.config.max_streams == self._max_concurrent_streams:
-                self.abuse.record(Abuse.TOO_MANY_STREAMS, "all")
-            if share <= self.config.max_streams * SMALLER_SHARE:
-                self._allow_streams(share)
-        elif count < self._limits.max_streams // 2 and self.config.max_streams < self._max_concurrent_streams:
-            self._allow_streams(self._max_concurrent_streams)
-
-    def _expire_streams(self, too_many: int) -> int:
-        """Begin to reset so many streams that wait for their clients, and return how many there are, at most.
-
-        Connections keep an equal number of them, as far as they have them; the oldest of a connection go.
-        """
-        waiting = sorted([(one.unfinished_streams, one) for one in self._connections], key=itemgetter(0))
-        room = sum([count for count, _ in waiting]) - too_many
-        expired = 0
-        for number, (count, connection) in enumerate(waiting):
-            kept = min(count, max(room // (len(waiting) - number), 1))
-            room -= kept
-            if kept < count:
-                expired += count - kept
-                self._expiring.append((connection, count - kept))
-        self._go_on_expiring()
-        return expired
-
-    def _go_on_expiring(self) -> None:
-        """Reset streams for at most EXPIRE_S, and continue in the next iteration."""
-        until_s = monotonic() + EXPIRE_S
-        while self._expiring and monotonic() < until_s:
-            connection, count = self._expiring.pop()
-            connection.expire(count, Abuse.TOO_MANY_STREAMS)
-        if self._expiring:
-            asyncio.get_running_loop().call_soon(self._go_on_expiring)
-
-    def _allow_streams(self, max_streams: int) -> None:
-        """Set the stream limit of every connection, and announce it."""
-        before, self.config.max_streams = self.config.max_streams, max_streams
-        now_s = monotonic()
-        for connection in self._connections:
-            connection.announce_streams(before, now_s)
+        self._check_timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_connections)
+        self._connections.check()
 
     def _respond_delayed(self, key: _CallKey, response: bytes) -> None:
         self._delayed -= 1

@@ -29,7 +29,7 @@ from ratelimit_rls.h2.hpack import literal
 from ratelimit_rls.protos.messages import RESET_LIMIT, SHOULD_RATE_LIMIT
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.call_budget import CallBudget
-from ratelimit_rls.transport.grpc import backlog, call_proxy, http2_server, standard_services
+from ratelimit_rls.transport.grpc import backlog, call_proxy, http2_server, open_connections, standard_services
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK
 from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from tests.integration.transport.conftest import Client, Service, eventually, message
@@ -271,7 +271,7 @@ class TestTooManyStreams:
 
     @pytest.fixture
     async def address(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> str:
-        monkeypatch.setattr(http2_server, "TIMEOUT_CHECK_INTERVAL_S", 0.05)
+        monkeypatch.setattr(http2_server, "CHECK_INTERVAL_S", 0.05)
         return await service.listen(limits=ServerLimits(max_streams=100))
 
     async def test_calls_that_wait_for_their_clients_are_reset_first(self, service: Service, address: str) -> None:
@@ -286,7 +286,7 @@ class TestTooManyStreams:
             await first.until(frames.rst_stream(1, ErrorCode.CANCEL))
             modest.write(frame(DATA, END_STREAM, 9, pack(">BI", 0, len(USER)) + USER))
             received = await modest.settled()
-            assert stream_limit(http2_server.MIN_STREAMS)[:9] not in received, "its share is not reduced"
+            assert stream_limit(open_connections.MIN_STREAMS)[:9] not in received, "its share is not reduced"
             assert frames.rst_stream(1, ErrorCode.CANCEL) not in received
 
     async def test_smaller_share_is_announced_while_calls_wait(self, service: Service, address: str) -> None:
@@ -394,7 +394,7 @@ async def test_health_checks_of_a_busy_service_are_answered(service: Service, mo
 
 
 async def test_unfinished_proxied_calls_are_reset(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2_server, "TIMEOUT_CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(http2_server, "CHECK_INTERVAL_S", 0.05)
     address = await service.listen(limits=ServerLimits(timeouts=Timeouts(message_s=0.2)))
     heads = [frame(HEADERS, END_HEADERS, one, block(path)) for one, path in ((1, WATCH), (3, REFLECTION))]
     async with raw(address) as client:
