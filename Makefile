@@ -25,7 +25,7 @@ run: .venv-run/.stamp .run/admin-token ## serve descriptors/ on the embedded sto
 	@RLS_RULES=descriptors RLS_DRAIN_DELAY=0s RLS_DATABASE_URL=sqlite:///.run/records.db \
 	  RLS_ADMIN_TOKEN=$$(cat .run/admin-token) exec .venv-run/bin/ratelimit-rls serve
 
-# What administrators made is kept in .run until somebody removes it; `make clean` does not.
+# What administrators made is kept in .run until it is removed by hand; `make clean` does not.
 .run/admin-token: | .venv-run/.stamp
 	@mkdir -p -m 700 .run
 	@(umask 077 && .venv-run/bin/python -c 'import secrets; print(secrets.token_urlsafe(32))' > $@)

@@ -24,7 +24,7 @@ function gcra.read(raw)
 end
 
 -- floor(time * limit / window): the number of whole intervals in us + part / limit; negative if us is.
-local function appointments(us, part, spec)
+local function whole_intervals(us, part, spec)
   local window, limit = spec.window, spec.limit
   if us >= 0 then
     local whole, rest = mul_div(us, limit, window)
@@ -77,7 +77,7 @@ function gcra.spend(state, spec, now, cost)
   if room_part < 0 then
     room, room_part = room - 1, room_part + limit
   end
-  local left = appointments(room, room_part, spec)
+  local left = whole_intervals(room, room_part, spec)
   local reset = tat - now + (part > 0 and 1 or 0)
   local retry = 0
   if over then

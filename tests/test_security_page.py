@@ -66,7 +66,7 @@ FIXED: dict[str, list[int | str]] = {
         key_updates.MAX_KEY_UPDATES,
         key_updates.KEY_UPDATES_PER_SECOND,
     ],
-    "connections that wait to be accepted": [sockets.BACKLOG],
+    "connections that wait to be accepted": [sockets.LISTEN_BACKLOG],
     "bytes of unfinished messages of a connection": [size(frame_handlers.MAX_UNFINISHED_BYTES)],
     "calls of a connection that wait to be decided": [size(backlog.PAUSE_BYTES)],
     "… that were read or unpacked at once": [size(backlog.MAX_CONNECTION_BYTES)],

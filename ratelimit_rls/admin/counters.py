@@ -42,7 +42,7 @@ async def peek(backend: AdminBackend, request: Request) -> DecidedRequest:
     """
     request, rejection, _ = resolve_known_caller(backend, request)
     if rejection is not None:  # blocked, whatever the counters are
-        return DecidedRequest(request, decide(backend.limiter.deny(request, rejection).template, None))
+        return DecidedRequest(request, decide(backend.limiter.reject(request, rejection).template, None))
     plan = backend.limiter.plan(request)
     state: StoreResult | None = None
     if plan.keys:

@@ -62,7 +62,7 @@ async def check(backend: AdminBackend, request: Request, request_id: bytes | Non
     An invalid credential is denied as the service denies it. Raises StoreError if there is no fallback.
     """
     request, rejection, _ = resolve_request(request, active_tree(backend), backend.verifier, backend.clock())
-    call = backend.limiter.prepare(request) if rejection is None else backend.limiter.deny(request, rejection)
+    call = backend.limiter.prepare(request) if rejection is None else backend.limiter.reject(request, rejection)
     once = None if request_id is None else [request_id]
     (decision,) = await backend.limiter.check([call], request_ids=once)
     if isinstance(decision, StoreError):

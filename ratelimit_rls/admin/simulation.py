@@ -28,7 +28,7 @@ from ratelimit_rls.store.embedded import EmbeddedStore
 if TYPE_CHECKING:
     from ratelimit_rls.admin.backend import AdminBackend
 
-BUDGET_BYTES = 32 * 2**20
+MAX_STORE_BYTES = 32 * 2**20
 
 STEP_S = 0.002
 """Longest time for which a simulation blocks the event loop."""
@@ -140,7 +140,7 @@ async def simulate(
         requests.append(timed)
         await pace.yield_to_loop()
     now_us = 0
-    store = EmbeddedStore(BUDGET_BYTES, clock=lambda: now_us)
+    store = EmbeddedStore(MAX_STORE_BYTES, clock=lambda: now_us)
     planner = Planner(tree, Policy(), entitlements)
     results = [""] * len(requests)
     calls: dict[str, int] = {}

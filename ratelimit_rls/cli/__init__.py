@@ -1,7 +1,7 @@
 """Command line interface: one module per verb. Results go to stdout, everything else to stderr.
 
-Importing this package imports click and nothing more. Each verb imports what it needs when it runs, so that --help and
-`check` start at once. This module is the only one that turns errors into a message and an exit code.
+Importing this package imports the verbs and no library but click. Each verb imports what it needs when it runs, so that
+--help and `check` start at once. This module is the only one that turns errors into a message and an exit code.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class _Canonicalizer:
             fields["shard_by"] = root.shard_by.value
         if root.on_store_failure is not None:
             fields["on_store_failure"] = root.on_store_failure.value
-        if root.style != DEFAULT_RESPONSE_POLICY:
-            fields["answer"] = response_policy_fields(root.style)
+        if root.response_policy != DEFAULT_RESPONSE_POLICY:
+            fields["answer"] = response_policy_fields(root.response_policy)
         if root.deny is not None:
             fields["deny"] = deny_fields(root.deny)
         for key, values in (("ext_authz", self._compiled.ext_authz), ("identity", self._compiled.identity)):
@@ -147,8 +147,8 @@ def _rule(rule: Rule, root: Node) -> dict[str, Any]:
         fields["penalty"] = penalty_fields(rule.penalty)
     if rule.hot:
         fields["hot"] = lease_fields(rule.hot)
-    if rule.style != root.style:
-        fields["answer"] = response_policy_fields(rule.style)
+    if rule.response_policy != root.response_policy:
+        fields["answer"] = response_policy_fields(rule.response_policy)
     if rule.deny is not None and rule.deny != root.deny:
         fields["deny"] = deny_fields(rule.deny)
     if rule.metadata:
@@ -183,12 +183,12 @@ def lease_fields(hot: LeasePolicy) -> dict[str, Any]:
     return {"lease": format_duration_us(hot.lease_us)}
 
 
-def response_policy_fields(style: ResponsePolicy) -> dict[str, Any]:
+def response_policy_fields(response_policy: ResponsePolicy) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    if style.headers is not None:
-        values["headers"] = [family.value for family in style.headers]
-    if style.retry_jitter_us:
-        values["retry_jitter"] = format_duration_us(style.retry_jitter_us)
+    if response_policy.headers is not None:
+        values["headers"] = [family.value for family in response_policy.headers]
+    if response_policy.retry_jitter_us:
+        values["retry_jitter"] = format_duration_us(response_policy.retry_jitter_us)
     return values
 
 

@@ -155,7 +155,7 @@ def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str
         return
     if rule is not None and rule.limits:
         yield f"limit {format_rule(rule)}"
-        response = ", ".join(filter(None, (format_response_policy(rule.style), format_deny(rule.deny))))
+        response = ", ".join(filter(None, (format_response_policy(rule.response_policy), format_deny(rule.deny))))
         if response:
             yield f"answer {response}"
     for name in _replaced(planned):
@@ -201,7 +201,7 @@ def _json(explanation: Explanation, planned: _PlannedDescriptor) -> dict[str, An
         "warn_at": rule.warn_at.permille / 1000 if rule and rule.warn_at else None,
         "hot": lease_fields(rule.hot) if rule and rule.hot else None,
         "on_store_failure": rule.on_store_failure.value if rule and rule.on_store_failure else None,
-        "answer": response_policy_fields(rule.style) if rule else None,
+        "answer": response_policy_fields(rule.response_policy) if rule else None,
         "deny": deny_fields(rule.deny) if rule and rule.deny else None,
         "replaced": _replaced(planned),
         "storage_keys": planned.counters,

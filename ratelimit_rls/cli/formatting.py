@@ -69,7 +69,7 @@ def format_wait(us: int) -> str:
 
 def format_domain(root: Node) -> str:
     """Format the options of the whole domain that differ from their defaults."""
-    parts = [format_response_policy(root.style), format_deny(root.deny)]
+    parts = [format_response_policy(root.response_policy), format_deny(root.deny)]
     if root.on_store_failure:
         parts.append(f"on store failure {root.on_store_failure.value}")
     if root.shard_by is not ShardBy.DESCRIPTOR:
@@ -77,13 +77,13 @@ def format_domain(root: Node) -> str:
     return ", ".join(filter(None, parts))
 
 
-def format_response_policy(style: ResponsePolicy) -> str:
+def format_response_policy(response_policy: ResponsePolicy) -> str:
     """Format e.g. `headers ietf retry-after, jitter 5s`; empty if everything is default."""
     parts = []
-    if style.headers is not None:
-        parts.append(f"headers {' '.join(family.value for family in style.headers) or 'none'}")
-    if style.retry_jitter_us:
-        parts.append(f"jitter {format_duration_us(style.retry_jitter_us)}")
+    if response_policy.headers is not None:
+        parts.append(f"headers {' '.join(family.value for family in response_policy.headers) or 'none'}")
+    if response_policy.retry_jitter_us:
+        parts.append(f"jitter {format_duration_us(response_policy.retry_jitter_us)}")
     return ", ".join(parts)
 
 

@@ -87,8 +87,8 @@ def _format_node_details(node: Node, root: Node) -> str:
     parts = [format_rule(rule)]
     if node.share_threshold:
         parts.append("share_threshold")
-    if rule.style != root.style:
-        parts.append(format_response_policy(rule.style) or "headers as by default")
+    if rule.response_policy != root.response_policy:
+        parts.append(format_response_policy(rule.response_policy) or "headers as by default")
     if rule.deny != root.deny:
         parts.append(format_deny(rule.deny))
     parts.extend(f"in place of {place}" for place in node.overrode)

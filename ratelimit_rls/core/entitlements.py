@@ -2,7 +2,8 @@
 
 A rule with `limits_of: user` looks up the entitlement of the user named by the matching descriptor. Each plan keeps the
 entitlements it was made from (EntitlementValidity), so that no plan outlives them: a change marks the affected
-entitlements as stale, and a cached plan made from one is replanned. Invalidation needs no search, and drops no more.
+entitlements as stale, and a cached plan made from one is replanned. The change of a user needs
+no search; that of a tier scans the entitlements in use.
 """
 
 from __future__ import annotations

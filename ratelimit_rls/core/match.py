@@ -70,7 +70,13 @@ def _match_override(root: Node, descriptor: Descriptor) -> Match:
     assert descriptor.limit is not None
     path = ".".join([root.key, *(_label(entry.key, entry.value) for entry in descriptor.entries)])
     limit = Limit(descriptor.limit.requests_per_unit, descriptor.limit.unit)
-    rule = Rule(path=path, limits=(limit,), style=root.style, deny=root.deny, on_store_failure=root.on_store_failure)
+    rule = Rule(
+        path=path,
+        limits=(limit,),
+        response_policy=root.response_policy,
+        deny=root.deny,
+        on_store_failure=root.on_store_failure,
+    )
     return Match(rule, descriptor.entries, path)
 
 

@@ -235,7 +235,7 @@ class Rule(NamedTuple):
     max_delay_us: int = 0  # `action: throttle`: maximum delay of a call; 0: calls are never delayed
     penalty: Penalty | None = None
     warn_at: WarnAt | None = None
-    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY
+    response_policy: ResponsePolicy = DEFAULT_RESPONSE_POLICY
     deny: DenyResponse | None = None
     on_store_failure: OnStoreFailure | None = None  # None: the process-wide default
     hot: LeasePolicy | None = None
@@ -359,7 +359,7 @@ class LimitState(NamedTuple):
 class StoreResult(NamedTuple):
     """Result of one call, as reported by the store."""
 
-    refused: bool  # the call's verdict; charging depended on it
+    denied: bool  # the call's verdict; charging depended on it
     now_us: int  # time of the decision, on the store's clock
     readings: tuple[LimitState, ...]  # one per key of the plan
     granted: int = 0  # for a plan that takes up to a number of hits: how many it took

@@ -316,7 +316,7 @@ def _estimate_bytes(descriptor_plans: Sequence[DescriptorPlan]) -> int:
     size = _TEMPLATE_BYTES + _DESCRIPTOR_BYTES * (len(descriptor_plans) - unmatched) + _UNMATCHED_BYTES * unmatched
     size += _COUNTER_OP_BYTES * steps + _WATCHER_BYTES * watchers
     has_response_policy = any(
-        one.rule is not None and (one.rule.style.headers or one.rule.deny) for one in descriptor_plans
+        one.rule is not None and (one.rule.response_policy.headers or one.rule.deny) for one in descriptor_plans
     )
     return size + _RESPONSE_POLICY_BYTES + _COUNTER_OP_BYTES * steps if has_response_policy else size
 

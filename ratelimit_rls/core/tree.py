@@ -78,7 +78,9 @@ class Node(NamedTuple):
     value_to_metric: bool = False
     position: Position | None = None
     overrode: tuple[Position, ...] = ()  # overridden definitions from sources of lower priority
-    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY  # roots only, for limits carried by requests; each rule has its own
+    response_policy: ResponsePolicy = (
+        DEFAULT_RESPONSE_POLICY  # roots only, for limits carried by requests; each rule has its own
+    )
     deny: DenyResponse | None = None  # roots only, as above
     on_store_failure: OnStoreFailure | None = None  # roots only, as above
     shard_by: ShardBy = ShardBy.DESCRIPTOR  # roots only

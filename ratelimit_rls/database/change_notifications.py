@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ratelimit_rls.database.database import CLOSE_TIMEOUT_S, Database
-from ratelimit_rls.database.repository import CHANNEL
+from ratelimit_rls.database.repository import NOTIFY_CHANNEL
 from ratelimit_rls.errors import DatabaseUnavailable, one_line
 
 SQLITE_POLL_S = 0.25
@@ -30,7 +30,7 @@ async def listen_postgres(database: Database, wake: Callable[[], None]) -> None:
     lost = asyncio.Event()
     try:
         connection.add_termination_listener(lambda _: lost.set())
-        await connection.add_listener(CHANNEL, lambda *_: wake())
+        await connection.add_listener(NOTIFY_CHANNEL, lambda *_: wake())
         wake()
         while not lost.is_set():
             with contextlib.suppress(TimeoutError):

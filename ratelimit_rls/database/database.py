@@ -90,7 +90,7 @@ class Database:
         """Location for messages, without credentials."""
         # SQLite has one writer at a time, and others only retry now and then: writers of this process queue instead.
         self._write_lock = PriorityLock() if self.dialect == "sqlite" else None
-        self._writes = WriteHealth()
+        self._write_health = WriteHealth()
         self._ending: set[asyncio.Task[None]] = set()  # ends of leases whose callers were cancelled while opening
         self._drivers: weakref.WeakSet[asyncpg.Connection[Any]] = weakref.WeakSet()
         self._file: FileId | None = None  # SQLite file that all connections use; None: not used yet
@@ -129,9 +129,9 @@ class Database:
             async with self._transaction(timeout_s, options, background=background) as connection:
                 yield connection
         except DatabaseUnavailable as error:
-            self._writes.failed(str(error))
+            self._write_health.failed(str(error))
             raise
-        self._writes.succeeded()
+        self._write_health.succeeded()
 
     @contextlib.asynccontextmanager
     async def reading(self, timeout_s: float = TRANSACTION_TIMEOUT_S) -> AsyncIterator[AsyncConnection]:
@@ -148,9 +148,9 @@ class Database:
             await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CHANGE_LOCK})
 
     @property
-    def writes(self) -> WriteHealth:
+    def write_health(self) -> WriteHealth:
         """Health of write transactions."""
-        return self._writes
+        return self._write_health
 
     @contextlib.asynccontextmanager
     async def _transaction(

@@ -30,9 +30,9 @@ from ratelimit_rls.database.writes.tiers import TierWrites
 from ratelimit_rls.database.writes.users import UserWrites
 from ratelimit_rls.errors import Conflict
 
-__all__ = ["CHANNEL", "Actor", "Reader", "Repository", "UnitOfWork"]
+__all__ = ["NOTIFY_CHANNEL", "Actor", "Reader", "Repository", "UnitOfWork"]
 
-CHANNEL = "ratelimit_rls_changes"
+NOTIFY_CHANNEL = "ratelimit_rls_changes"
 """PostgreSQL channel that is notified of every change. The message is empty: the change feed has the details."""
 
 LOAD_TIMEOUT_S = 120.0
@@ -100,7 +100,7 @@ class Repository:
                 assert transaction is not None
                 await transaction.rollback()
             elif change.has_changed and self._database.dialect == "postgresql":
-                await connection.execute(text(f"NOTIFY {CHANNEL}"))  # sent with the commit
+                await connection.execute(text(f"NOTIFY {NOTIFY_CHANNEL}"))  # sent with the commit
         if change.has_changed and not dry_run:
             self._on_commit()
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def probe_write(database: Database) -> None:
-    """Write a row and roll it back. The outcome is in `database.writes`. Raises DatabaseUnavailable if it fails."""
+    """Write a row and roll it back; `database.write_health` has the outcome. Raises DatabaseUnavailable if it fails."""
     row = {"granularity": "probe", "timestamp": 0.0, "version": 0}
     async with database.begin(background=True) as connection:
         await connection.execute(insert(database.dialect, rollups_due).on_conflict_do_nothing(), [row])

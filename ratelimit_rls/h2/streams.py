@@ -54,7 +54,7 @@ class Streams(Hooks):
     def _max_open(self) -> int:
         """Return how many streams may be open now.
 
-        Cancelled calls take no place of others, up to a multiple of the streams that are allowed.
+        Cancelled calls that are still being decided reduce it only if there are several times as many as streams.
         """
         max_streams = self._config.max_streams
         return min(max_streams, MAX_DECIDED_SHARE * max_streams - self._cancelled_calls)

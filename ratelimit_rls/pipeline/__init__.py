@@ -1,1 +1,1 @@
-"""The path of a batch of calls: look up, admit, spend in the store, decide, observe, encode, respond."""
+"""The path of a batch of calls: decode, admit, spend in the store, decide, observe, encode, respond."""

@@ -1,7 +1,7 @@
 """A batch of calls, as a transport passes it to the pipeline: one message in and one response out per call.
 
 A transport handles connections and does not interpret messages; the pipeline interprets messages and knows nothing of
-transports.
+connections.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Batch(Protocol):
         ...
 
 
-class SingleCall:
+class BatchOfOne:
     """A batch of one call without a deadline, for callers that await its response."""
 
     request_ids = None

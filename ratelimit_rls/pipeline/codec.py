@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from ratelimit_rls.core.identity import Verifier
 from ratelimit_rls.core.model import Decision, Request
-from ratelimit_rls.pipeline.limiter import Call, RateLimiter
+from ratelimit_rls.pipeline.limiter import PlannedCall, RateLimiter
 from ratelimit_rls.pipeline.message_bounds import DEFAULT_BOUNDS, MessageBounds
-from ratelimit_rls.pipeline.request_cache import CachedRequest, RequestCache
+from ratelimit_rls.pipeline.request_cache import PreparedRequest, RequestCache
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Codec(ABC, Generic[T]):
         self.limiter = limiter
         self.verifier = verifier
         self.bounds = bounds
-        self.lookup: Callable[[bytes], CachedRequest[T] | None] = _not_cached
+        self.lookup: Callable[[bytes], PreparedRequest[T] | None] = _not_cached
         """Return the prepared request of a message that was decoded before, or None. An attribute, so that a codec can
         use the method of a dictionary: it runs for every call."""
         # Whether any request that was decoded under the rules in force may be throttled, or needs no store.
@@ -42,7 +42,7 @@ class Codec(ABC, Generic[T]):
         """Longer messages are rejected, so that a transport need not receive or decompress more."""
 
     @abstractmethod
-    def decode(self, message: bytes) -> CachedRequest[T]:
+    def decode(self, message: bytes) -> PreparedRequest[T]:
         """Decode and prepare a message. Raises BadRequest if it is invalid, NotReady if there are no rules yet."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Codec(ABC, Generic[T]):
             self.may_throttle = self.may_skip_store = False
             self.clear_cache()
 
-    def prepare_cached(self, request: Request, cache: RequestCache[None]) -> Call:
+    def prepare_cached(self, request: Request, cache: RequestCache[None]) -> PlannedCall:
         """Prepare a request, with a cache by its content: for messages that never repeat, or that must not be cached
         since they carry a credential."""
         key = _cache_key(request)
@@ -68,7 +68,7 @@ class Codec(ABC, Generic[T]):
         if cached is not None and ((valid := cached.call.valid) is None or valid.holds(time())):
             return cached.call
         call = self.limiter.prepare(request)
-        cache.put(key, CachedRequest(call, None))
+        cache.put(key, PreparedRequest(call, None))
         return call
 
 

@@ -37,7 +37,7 @@ from ratelimit_rls.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
-LOCAL_BYTES = 32 * 2**20
+MAX_LOCAL_BYTES = 32 * 2**20
 """Memory for the counters of `local`: some hundred thousand. They matter only during an outage, and a client whose
 counter is evicted starts again with its share."""
 
@@ -67,9 +67,9 @@ class _Outage:
 class Fallback:
     """Decides calls without the store.
 
-    Guarantee: it never waits, and uses at most `LOCAL_BYTES`. Under `local` each of `shares` processes admits its part
-    of a limit, rounded up: together the limit, plus less than one for each of them. Local counts are never sent to the
-    store.
+    Guarantee: it never waits, and uses at most `MAX_LOCAL_BYTES`. Under `local` each of `shares` processes admits its
+    part of a limit, rounded up: together the limit, plus less than one for each of them. Local counts are never sent to
+    the store.
     """
 
     def __init__(self, metrics: Metrics, shares: int = 1, *, clock: Callable[[], int] = wall_clock_us) -> None:
@@ -84,7 +84,7 @@ class Fallback:
     def warm_up(self) -> None:
         """Create the local store, which takes tens of milliseconds: a call that is late has three."""
         if self._store is None:
-            self._store = EmbeddedStore(LOCAL_BYTES, self._clock)
+            self._store = EmbeddedStore(MAX_LOCAL_BYTES, self._clock)
 
     def prime(self, template: PlanTemplate) -> None:
         """Prepare the local plan for calls of this template."""

@@ -1,8 +1,8 @@
 """The rate limiter: prepares requests, asks the store about prepared calls, and decides them.
 
-Request ─► prepare ─► Call                     match and plan; cached by codecs for as long as the rules are in force
-Calls   ─► spend ─► decide ─► Decisions        one await for a whole batch; the fallback where the store failed
-Call    ─► decide_without_store ─► Decision    by the call's rules: the store is late, or cannot be asked
+Request      ─► prepare ─► PlannedCall              match and plan; cached by codecs while the rules are in force
+PlannedCalls ─► spend ─► decide ─► Decisions        one await for a whole batch; the fallback where the store failed
+PlannedCall  ─► decide_without_store ─► Decision    by the call's rules: the store is late, or cannot be asked
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ratelimit_rls.telemetry.usage_recorder import UsageEntry, UsageRecorder
 MAX_IN_FLIGHT = 10_000
 
 
-class Call(NamedTuple):
+class PlannedCall(NamedTuple):
     """A request with everything that can be computed before it is decided.
 
     `template` and `counters` are shared by all calls of the same kind, so that caching many calls is cheap.
@@ -52,7 +52,7 @@ class Call(NamedTuple):
     usage_entry: UsageEntry | None = None  # where its usage is recorded, if usage is recorded
 
 
-NO_LIMIT = Call(PlanTemplate("", True, (), ()), (), None)
+NO_LIMIT = PlannedCall(PlanTemplate("", True, (), ()), (), None)
 """The call of a request without limits: it passes."""
 
 
@@ -92,7 +92,7 @@ class RateLimiter:
 
     @property
     def rules(self) -> RulesVersion | None:
-        """The rules in force; a Call prepared under others must be prepared again."""
+        """The rules in force; a PlannedCall prepared under others must be prepared again."""
         return self._rules.current
 
     @property
@@ -123,14 +123,14 @@ class RateLimiter:
             self._planned, self._planner = current_rules, Planner(current_rules.tree, self._policy, self._entitlements)
         return self._planner.plan(request)
 
-    def prepare(self, request: Request) -> Call:
+    def prepare(self, request: Request) -> PlannedCall:
         """Plan a request and encode the plan for the store. Raises BadRequest or NotReady like `plan`."""
         plan = self.plan(request)
         prepared = self._store.prepare(plan) if plan.keys else None
         self._fallback.prime(plan.template)
         return self._call(request, plan.template, prepared, plan.valid)
 
-    def deny(self, request: Request, rejection: Rejection) -> Call:
+    def reject(self, request: Request, rejection: Rejection) -> PlannedCall:
         """Return a call that is denied whatever its limits are. Raises BadRequest like `prepare`."""
         validate_request(request)
         descriptor_plans = tuple(DescriptorPlan(None, (), 0) for _ in request.descriptors)
@@ -143,10 +143,10 @@ class RateLimiter:
 
     def _call(
         self, request: Request, template: PlanTemplate, prepared: PreparedPlan | None, valid: Validity | None
-    ) -> Call:
+    ) -> PlannedCall:
         usage_entry = self._usage_recorder.usage_entry(request, template) if self._usage_recorder is not None else None
         # `construct` takes half the time of calling the class, which matters for requests that are not cached.
-        return construct(Call, (template, self._counters_of(template), prepared, valid, usage_entry))
+        return construct(PlannedCall, (template, self._counters_of(template), prepared, valid, usage_entry))
 
     async def spend(self, plans: Sequence[PreparedPlan]) -> Sequence[StoreResult | StoreError]:
         """Ask the store about a batch of plans. Return the result of each, in order, or its error."""
@@ -163,7 +163,7 @@ class RateLimiter:
 
     def decide(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[PlannedCall],
         results: Sequence[StoreResult | StoreError],
         wait_left_us: Callable[[int], int | None] = lambda index: None,
         answered: Collection[int] = (),
@@ -192,7 +192,7 @@ class RateLimiter:
                 decisions[index] = decision
         return decisions
 
-    def decide_without_store(self, calls: Sequence[tuple[Call, StoreError]]) -> list[Decision | StoreError]:
+    def decide_without_store(self, calls: Sequence[tuple[PlannedCall, StoreError]]) -> list[Decision | StoreError]:
         """Decide calls that cannot wait for the store, nor be delayed, as the rules of each say."""
         undecided = [
             UndecidedCall(call.template, self._storage_keys(call.prepared), error, 0)
@@ -203,7 +203,7 @@ class RateLimiter:
         return [next(results) if call.prepared is not None else decide(call.template, None) for call, _ in calls]
 
     async def check(
-        self, calls: Sequence[Call], request_ids: Sequence[bytes | None] | None = None
+        self, calls: Sequence[PlannedCall], request_ids: Sequence[bytes | None] | None = None
     ) -> list[Decision | StoreError]:
         """Decide and record calls that no pipeline has decoded: those of the admin API and of simulations."""
         begun_s = monotonic()
@@ -211,7 +211,7 @@ class RateLimiter:
         self.recorder.record(calls, decisions, begun_s)
         return decisions
 
-    async def give_back(self, call: Call, decision: Decision) -> None:
+    async def give_back(self, call: PlannedCall, decision: Decision) -> None:
         """Refund what an admitted call was charged: its caller disconnected before the response.
 
         Raises StoreError if the store did not confirm it; the charge then stays until it expires.
@@ -233,7 +233,7 @@ class RateLimiter:
 
 
 def plans_to_spend(
-    calls: Sequence[Call], waits_us: Sequence[int | None] | None, request_ids: Sequence[bytes | None] | None
+    calls: Sequence[PlannedCall], waits_us: Sequence[int | None] | None, request_ids: Sequence[bytes | None] | None
 ) -> list[PreparedPlan]:
     """Return the plans of those calls that need the store.
 

@@ -1,7 +1,8 @@
 """Observes the calls of one method: decisions, durations, status codes, denials and the spans of sampled calls.
 
-This is the only place of the pipeline that records decisions and responses; errors are counted where they occur. Calls
-are answered in batches, so a batch is measured as one; only calls answered early are measured separately.
+This is the only place on the path of a batch that records decisions and responses. `RateLimiter.check` records the
+calls of the admin API and of simulations; errors are counted where they occur. Calls are answered in batches, so a
+batch is measured as one; only calls answered early are measured separately.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ratelimit_rls.core.model import Decision
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.h2.status import RpcError
 from ratelimit_rls.pipeline.batch import Batch, DelayedResponse, Response
-from ratelimit_rls.pipeline.limiter import Call
+from ratelimit_rls.pipeline.limiter import PlannedCall
 from ratelimit_rls.pipeline.pending_batch import PendingBatch
 from ratelimit_rls.telemetry.decision_recorder import DecisionRecorder
 from ratelimit_rls.telemetry.denial_log import DenialLog
@@ -74,7 +75,7 @@ class Observer:
         self,
         traced: TracedBatch | None,
         numbers: Sequence[int],
-        calls: Sequence[Call],
+        calls: Sequence[PlannedCall],
         decisions: Sequence[Decision | StoreError],
     ) -> None:
         """Record the decisions of calls that did not wait for the store. `numbers` are their indexes in the batch."""

@@ -8,8 +8,8 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from ratelimit_rls.pipeline.batch import Batch
-from ratelimit_rls.pipeline.limiter import Call
-from ratelimit_rls.pipeline.request_cache import CachedRequest
+from ratelimit_rls.pipeline.limiter import PlannedCall
+from ratelimit_rls.pipeline.request_cache import PreparedRequest
 from ratelimit_rls.telemetry.traces import TracedBatch
 
 T = TypeVar("T")
@@ -38,8 +38,8 @@ class PendingBatch(Generic[T]):
     def __init__(
         self,
         batch: Batch,
-        requests: Sequence[CachedRequest[T]],
-        calls: Sequence[Call],
+        requests: Sequence[PreparedRequest[T]],
+        calls: Sequence[PlannedCall],
         begun_s: float,
         due_s: float,
         traced: TracedBatch | None,

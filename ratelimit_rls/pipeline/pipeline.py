@@ -27,13 +27,13 @@ from ratelimit_rls.errors import (
     TooComplex,
 )
 from ratelimit_rls.h2.status import RpcError, StatusCode, message_too_large
-from ratelimit_rls.pipeline.batch import Batch, DelayedResponse, Response, SingleCall
+from ratelimit_rls.pipeline.batch import Batch, BatchOfOne, DelayedResponse, Response
 from ratelimit_rls.pipeline.codec import Codec
 from ratelimit_rls.pipeline.deadlines import Deadlines
-from ratelimit_rls.pipeline.limiter import Call, plans_to_spend
+from ratelimit_rls.pipeline.limiter import PlannedCall, plans_to_spend
 from ratelimit_rls.pipeline.observer import Observer
 from ratelimit_rls.pipeline.pending_batch import PendingBatch
-from ratelimit_rls.pipeline.request_cache import CachedRequest
+from ratelimit_rls.pipeline.request_cache import PreparedRequest
 from ratelimit_rls.pipeline.request_id import validate_request_id
 from ratelimit_rls.pipeline.throttle_queue import ThrottleQueue
 from ratelimit_rls.telemetry.abuse import Abuse
@@ -108,20 +108,20 @@ class Pipeline(Generic[T]):
 
     async def check(self, message: bytes) -> Response:
         """Decide a single call without a deadline, and return its response."""
-        call = SingleCall(message)
+        call = BatchOfOne(message)
         await self.run(call)
         assert call.response is not None
         return call.response
 
     # ── decode ──
 
-    def _decode(self, messages: Sequence[bytes]) -> list[CachedRequest[T] | RpcError]:
+    def _decode(self, messages: Sequence[bytes]) -> list[PreparedRequest[T] | RpcError]:
         """Return the prepared request of each message; most are in the codec's cache."""
         self._codec.refresh()
         lookup, decode = self._codec.lookup, self._decode_one
         return [lookup(message) or decode(message) for message in messages]
 
-    def _decode_one(self, message: bytes) -> CachedRequest[T] | RpcError:
+    def _decode_one(self, message: bytes) -> PreparedRequest[T] | RpcError:
         if len(message) > self._codec.max_message_bytes:
             self._counters.service_error += 1
             return message_too_large(self._codec.max_message_bytes)
@@ -139,7 +139,7 @@ class Pipeline(Generic[T]):
     # ── admit ──
 
     def _admit(
-        self, batch: Batch, requests: list[CachedRequest[T] | RpcError], traced: TracedBatch | None
+        self, batch: Batch, requests: list[PreparedRequest[T] | RpcError], traced: TracedBatch | None
     ) -> PendingBatch[T]:
         """Return the calls that wait for the store. The others get their response immediately."""
         begun_s = monotonic()
@@ -147,9 +147,9 @@ class Pipeline(Generic[T]):
         if traced is not None:
             for number in traced.spans:
                 cached = requests[number]
-                if isinstance(cached, CachedRequest):
+                if isinstance(cached, PreparedRequest):
                     traced.planned(number, cached.call.template)
-        calls = [cached.call for cached in requests if isinstance(cached, CachedRequest)]
+        calls = [cached.call for cached in requests if isinstance(cached, PreparedRequest)]
         if (
             len(calls) == len(requests) <= self._limiter.remaining_capacity
             and due_s > begun_s
@@ -163,18 +163,18 @@ class Pipeline(Generic[T]):
     def _admit_each(
         self,
         batch: Batch,
-        requests: list[CachedRequest[T] | RpcError],
+        requests: list[PreparedRequest[T] | RpcError],
         begun_s: float,
         traced: TracedBatch | None,
     ) -> PendingBatch[T]:
         """Admit the calls of a batch one by one, and collect their request ids."""
         capacity = self._limiter.remaining_capacity
         sent_ids = batch.request_ids or [None] * len(requests)
-        admitted: list[CachedRequest[T]] = []
+        admitted: list[PreparedRequest[T]] = []
         numbers: list[int] = []
         ids: list[bytes | None] = []
         errors: list[tuple[int, Response]] = []
-        without: list[tuple[int, CachedRequest[T], StoreError]] = []
+        without: list[tuple[int, PreparedRequest[T], StoreError]] = []
         for number, (cached, sent_id) in enumerate(zip(requests, sent_ids, strict=True)):
             if isinstance(cached, RpcError):
                 errors.append((number, cached))
@@ -212,7 +212,7 @@ class Pipeline(Generic[T]):
     # ── decide without the store ──
 
     def _decide_without_store(
-        self, without: Sequence[tuple[int, CachedRequest[T], StoreError]], traced: TracedBatch | None
+        self, without: Sequence[tuple[int, PreparedRequest[T], StoreError]], traced: TracedBatch | None
     ) -> list[tuple[int, Response]]:
         """Return the responses of calls that cannot wait for the store. None is delayed: there is no time for it."""
         if not without:
@@ -267,7 +267,7 @@ class Pipeline(Generic[T]):
                     responses[index] = self._delay(pending, index, decision, responses[index])
         return responses
 
-    def _encode_one(self, cached: CachedRequest[T], decision: Decision | StoreError) -> bytes | RpcError:
+    def _encode_one(self, cached: PreparedRequest[T], decision: Decision | StoreError) -> bytes | RpcError:
         if isinstance(decision, StoreError):
             return self._to_error(decision)
         try:
@@ -280,9 +280,9 @@ class Pipeline(Generic[T]):
 
         The store counts it from its own time, which is between sending and now. Later is the safe side: counted from
         sending, a call could be answered before its slot. This lateness must not cost a caller its deadline, so the
-        elapsed time is subtracted there.
+        elapsed time is subtracted from the longest wait.
 
-        A caller with a request id that disconnects may retry, and is then not charged for its slot: it keeps the slot.
+        A call with a request id keeps its slot if its caller disconnects: a retry is not charged again, and uses it.
         """
         if not isinstance(response, bytes):
             return response
@@ -351,11 +351,11 @@ class Pipeline(Generic[T]):
 async def _no_refund() -> None: ...
 
 
-def _all_need_store(calls: Sequence[Call]) -> bool:
+def _all_need_store(calls: Sequence[PlannedCall]) -> bool:
     return all(call.prepared is not None for call in calls)
 
 
-def _queue_key(call: Call, decision: Decision) -> Hashable:
+def _queue_key(call: PlannedCall, decision: Decision) -> Hashable:
     """Return the queue of calls that wait for slots of one limit with the same cost: their slots are interchangeable.
 
     A call that waits for several limits has a queue of its own, since moving up for one may be too early for another.

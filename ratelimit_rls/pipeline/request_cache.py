@@ -14,7 +14,7 @@ from random import random
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from ratelimit_rls.core.model import PlanTemplate
-from ratelimit_rls.pipeline.limiter import Call
+from ratelimit_rls.pipeline.limiter import PlannedCall
 
 DEFAULT_CACHE_BYTES = 64 * 2**20
 
@@ -33,10 +33,10 @@ _EVICTION_RUN = 16
 W = TypeVar("W")
 
 
-class CachedRequest(NamedTuple, Generic[W]):
-    """A prepared request: the call to check, and what is precomputed for its response."""
+class PreparedRequest(NamedTuple, Generic[W]):
+    """A decoded and planned request, and what is precomputed for its response. Most are cached."""
 
-    call: Call
+    call: PlannedCall
     response_template: W
     request_id: bytes | None = None  # in the message itself; such a message is not cached
 
@@ -65,7 +65,7 @@ class CacheBudget:
             self.charged_bytes -= template.own_bytes
 
     def evict_over_budget(self, likely: RequestCache[Any]) -> None:
-        """Evict from the largest cache. `likely` is if it has more than half of all bytes; else all are compared."""
+        """Evict from the largest cache: from `likely` if it has more than half of all bytes, without comparing all."""
         while self.charged_bytes > self.max_bytes:
             largest = likely if 2 * likely.charged_bytes > self.charged_bytes else max(self.caches, key=_charged_bytes)
             if not len(largest):
@@ -74,13 +74,13 @@ class CacheBudget:
 
 
 class RequestCache(Generic[W]):
-    """A cache of prepared requests by the bytes of their messages."""
+    """A cache of prepared requests, by the bytes of their messages or by their content."""
 
     def __init__(self, budget: CacheBudget) -> None:
         self._budget = budget
         self.charged_bytes = 0
         budget.caches.append(self)
-        self._known: dict[bytes, CachedRequest[W]] = {}
+        self._known: dict[bytes, PreparedRequest[W]] = {}
         self._messages: list[bytes] = []  # the same keys, accessible by index
         self._next = 0  # index to evict next, unless it begins another run: then a random one is chosen
         self.get = self._known.get
@@ -88,7 +88,7 @@ class RequestCache(Generic[W]):
     def __len__(self) -> int:
         return len(self._known)
 
-    def put(self, message: bytes, cached: CachedRequest[W]) -> None:
+    def put(self, message: bytes, cached: PreparedRequest[W]) -> None:
         """Add a request, or replace one that is no longer valid."""
         if len(message) > MAX_CACHED_MESSAGE_BYTES:
             return
@@ -122,7 +122,7 @@ class RequestCache(Generic[W]):
         self._known.clear()
         self._messages.clear()
 
-    def _dropped(self, message: bytes, cached: CachedRequest[W]) -> None:
+    def _dropped(self, message: bytes, cached: PreparedRequest[W]) -> None:
         template = cached.call.template
         if template.own_bytes:
             self._budget.release_plan_template(template)
@@ -137,7 +137,7 @@ def _charged_bytes(cache: RequestCache[Any]) -> int:
     return cache.charged_bytes
 
 
-def entry_bytes(message: bytes, cached: CachedRequest[Any]) -> int:
+def entry_bytes(message: bytes, cached: PreparedRequest[Any]) -> int:
     """Estimate the memory of an entry without its shared template. `response_template` is None or has `own_bytes`."""
     _, _, prepared, valid, usage_entry = cached.call
     size = _ENTRY_BYTES + len(message)

@@ -54,7 +54,7 @@ class ActiveRules:
             yield Series(RULES_DOMAINS.name, ()), len(self.current.tree.domains)
             yield Series(RULES_AGE.name, ()), (datetime.now(UTC) - self.current.loaded_at).total_seconds()
 
-    def refuse(self, error: RateLimitRlsError) -> None:
+    def reject(self, error: RateLimitRlsError) -> None:
         """Keep the active rules, and record why the update was rejected."""
         self.failures += 1
         self.last_error = error

@@ -186,7 +186,7 @@ class _Domain:
     charge: Charge | None = None
     on_store_failure: OnStoreFailure | None = None
     shard_by: ShardBy | None = None
-    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY
+    response_policy: ResponsePolicy = DEFAULT_RESPONSE_POLICY
     deny: DenyResponse | None = None
     mapping: AttributeMapping | None = None
     identity: IdentityConfig | None = None
@@ -200,11 +200,11 @@ class _Domain:
             "on_store_failure", document.on_store_failure, OnStoreFailure, part, self.on_store_failure
         )
         self.shard_by = self._setting("shard_by", document.shard_by, ShardBy, part, self.shard_by)
-        style, deny = compile_response_policy(document.answer, found), compile_deny(document.deny, found)
+        response_policy, deny = compile_response_policy(document.answer, found), compile_deny(document.deny, found)
         mapping = compile_mapping(document.ext_authz.value, found) if document.ext_authz else None
         identity = compile_identity(document.identity.value, found) if document.identity else None
-        if self._is_first("answer", document.answer, part) and style is not None:
-            self.style = style
+        if self._is_first("answer", document.answer, part) and response_policy is not None:
+            self.response_policy = response_policy
         if self._is_first("deny", document.deny, part):
             self.deny = deny
         if self._is_first("ext_authz", document.ext_authz, part):
@@ -297,13 +297,13 @@ def _group_by_domain(parts: Iterable[_ParsedSource], merge_domains: bool) -> lis
 
 def _build(domain: _Domain, default: Charge) -> Node:
     level = Level()
-    inherited = Inherited(domain.charge, default, domain.style, domain.deny, domain.on_store_failure)
+    inherited = Inherited(domain.charge, default, domain.response_policy, domain.deny, domain.on_store_failure)
     for part in domain.parts:
         add_descriptors(level, domain.name, part.document.descriptors, part.origin, inherited)
     root = Node(
         domain.name,
         position=domain.position,
-        style=domain.style,
+        response_policy=domain.response_policy,
         deny=domain.deny,
         on_store_failure=domain.on_store_failure,
         shard_by=domain.shard_by or ShardBy.DESCRIPTOR,

@@ -163,7 +163,7 @@ class RulesReloader:
 
     def _reject(self, error: RateLimitRlsError) -> None:
         # The error is kept until valid rules arrive; the frames of its traceback would keep everything that was read.
-        self._rules.refuse(error.with_traceback(None))
+        self._rules.reject(error.with_traceback(None))
         self.first_attempt_done.set()
         self._metrics.service.config_load_error += 1
         kept = self._rules.current.version if self._rules.current else None

@@ -44,7 +44,7 @@ class Inherited:
 
     charge: Charge | None = None  # the domain's
     default_charge: Charge = Charge.ALWAYS  # for rules that use only keys of envoyproxy/ratelimit
-    style: ResponsePolicy = DEFAULT_RESPONSE_POLICY
+    response_policy: ResponsePolicy = DEFAULT_RESPONSE_POLICY
     deny: DenyResponse | None = None
     on_store_failure: OnStoreFailure | None = None  # the only one that descriptors pass on, too
 
@@ -72,7 +72,7 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
     _check_hot(document, action, charge, inherited, found)
     limits_of = read_enum("limits_of", document.limits_of, Subject, found)
     _check_limits_of(document, action, found)
-    style = compile_response_policy(document.answer, found)
+    response_policy = compile_response_policy(document.answer, found)
     deny = compile_deny(document.deny, found)
     written = document.rate_limits
     is_limited = bool(written or limits_of)
@@ -96,7 +96,7 @@ def compile_rule(path: str, document: DescriptorDocument, found: Findings, inher
         max_delay_us=max_delay_us,
         penalty=penalty,
         warn_at=warn_at,
-        style=style or inherited.style,
+        response_policy=response_policy or inherited.response_policy,
         deny=deny or inherited.deny,
         on_store_failure=inherited.on_store_failure if limits or limits_of else None,
         hot=hot,

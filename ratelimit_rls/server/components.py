@@ -84,7 +84,7 @@ class Components:
     health: Health
     stores: Stores
     rules: ActiveRules
-    loader: RulesReloader
+    reloader: RulesReloader
     throttle_queue: ThrottleQueue
     deadlines: Deadlines
     grpc: GrpcServer
@@ -119,7 +119,7 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
         fallback.warm_up()
     database_services = _build_database_services(settings, metrics, stores)
     if database_services is not None:
-        database_services.database.writes.on_change = partial(_report_write_health, database_services, health)
+        database_services.database.write_health.on_change = partial(_report_write_health, database_services, health)
     verifier = new_credential_verifier(
         settings,
         metrics,
@@ -168,7 +168,7 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
         health=health,
         stores=stores,
         rules=rules,
-        loader=rules_components.loader,
+        reloader=rules_components.reloader,
         throttle_queue=throttle_queue,
         deadlines=deadlines,
         grpc=grpc,
@@ -357,7 +357,7 @@ def _report_write_health(database_services: DatabaseServices, health: Health) ->
 
     The error itself is only in the log and in /sources, since health is public.
     """
-    health.set(DATABASE, True, "" if database_services.database.writes.work else "writes fail")
+    health.set(DATABASE, True, "" if database_services.database.write_health.work else "writes fail")
 
 
 def _response_options(settings: Settings) -> ResponseOptions:

@@ -38,7 +38,7 @@ from ratelimit_rls.telemetry.usage_recorder import UsageRecorder
 
 log = structlog.get_logger()
 
-CHANNEL = b"rl:changes"
+CHANGES_CHANNEL = b"rl:changes"
 """Redis channel (after the key prefix) that announces a change in the database.
 
 The change itself is read from there.
@@ -78,7 +78,7 @@ class DatabaseServices:
             touch=self._touch,
             max_cells=4 * settings.rls_usage_lines,
         )
-        self.upkeep = Maintenance(self.database, settings)
+        self.maintenance = Maintenance(self.database, settings)
         self._rules: dict[str, StoredRule] = {}
         self._pubsub = _listener(settings, redis, self.follower.wake) if redis is not None else None
         self._publishing: set[asyncio.Task[None]] = set()
@@ -100,14 +100,14 @@ class DatabaseServices:
         if self._pubsub is not None:
             stack.push_async_callback(self._pubsub.close)
             self._pubsub.start()
-        stack.push_async_callback(self.upkeep.close)
-        self.upkeep.start()
+        stack.push_async_callback(self.maintenance.close)
+        self.maintenance.start()
         stack.push_async_callback(self.usage_writer.close)
         self.usage_writer.start()
 
     def measured(self) -> Iterator[tuple[Series, float]]:
         yield Series(DATABASE_AVAILABLE.name, ()), int(self.follower.state.is_connected)
-        yield Series(DATABASE_WRITABLE.name, ()), int(self.database.writes.work)
+        yield Series(DATABASE_WRITABLE.name, ()), int(self.database.write_health.work)
         yield Series(FEED_SEQUENCE.name, ()), self.directory.sequence
         for kind, size in self.directory.sizes._asdict().items():
             yield Series(ACCOUNTS.name, (kind,)), size
@@ -160,7 +160,7 @@ def _listener(settings: Settings, redis: AnyRedisStore, wake: Callable[[], None]
     return PubSub(
         f"{settings.redis}, for changes",
         redis.realms[0].pubsub_connect(),
-        settings.cache_key_prefix.encode() + CHANNEL,
+        settings.cache_key_prefix.encode() + CHANGES_CHANNEL,
         lambda _: wake(),
         consequence="changes are noticed by polling alone",
         on_connection=lambda up: wake() if up else None,  # messages sent while disconnected were lost

@@ -123,7 +123,7 @@ async def _start(components: Components, stack: AsyncExitStack, reload: asyncio.
         stack.push_async_callback(components.verifier.close)
         await components.verifier.start()
     try:
-        await components.loader.start()
+        await components.reloader.start()
     except SettingsError as error:
         if not settings.force_start_without_initial_config:
             raise
@@ -131,9 +131,9 @@ async def _start(components: Components, stack: AsyncExitStack, reload: asyncio.
     watching = asyncio.create_task(_follow_rules(components, reload))
     stack.push_async_callback(_cancel, watching)
     # Files have been read by now; an xDS management server may not have sent rules yet.
-    if not (components.loader.first_attempt_done.is_set() or settings.force_start_without_initial_config):
+    if not (components.reloader.first_attempt_done.is_set() or settings.force_start_without_initial_config):
         log.warning("waiting_for_rules")
-        await components.loader.first_attempt_done.wait()
+        await components.reloader.first_attempt_done.wait()
     stack.push_async_callback(components.throttle_queue.close)
     stack.callback(components.deadlines.close)
     stack.push_async_callback(components.grpc.close)
@@ -206,13 +206,13 @@ async def _follow_rules(components: Components, reload: asyncio.Event) -> None:
         while True:
             await reload.wait()
             reload.clear()
-            await components.loader.reload(requested=True)
+            await components.reloader.reload(requested=True)
 
     while True:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(on_demand())
-                group.create_task(components.loader.watch())
+                group.create_task(components.reloader.watch())
         except* Exception as failures:
             log.error("rules_follow_failed", error=str(failures.exceptions[0]))
         await asyncio.sleep(FOLLOW_RETRY_S)

@@ -40,7 +40,7 @@ class Maintenance:
             ("retention", self._retain, RETAIN_EVERY_S),
             ("write_probe", self._probe_writes, WRITE_PROBE_EVERY_S),
         ):
-            self._tasks.append(asyncio.create_task(_run_every(name, job, every_s), name=f"upkeep-{name}"))
+            self._tasks.append(asyncio.create_task(_run_every(name, job, every_s), name=f"maintenance-{name}"))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -61,7 +61,7 @@ class Maintenance:
         """Probe writes if nothing was written recently, so that failures show before an administrator meets them."""
         from ratelimit_rls.database.write_probe import probe_write
 
-        if self._database.writes.idle_s >= WRITE_PROBE_EVERY_S:
+        if self._database.write_health.idle_s >= WRITE_PROBE_EVERY_S:
             with contextlib.suppress(DatabaseUnavailable):  # already logged by `writes`
                 await probe_write(self._database)
 

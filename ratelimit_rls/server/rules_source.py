@@ -1,4 +1,4 @@
-"""Construction of the rules source (files, xDS, database) and its loader from the settings."""
+"""Construction of the rules source (files, xDS, database) and its reloader from the settings."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ XDS_MIN_DELAY_S = 0.1
 
 
 class RulesComponents(NamedTuple):
-    loader: RulesReloader
-    compile: Callable[[Sequence[SourceDocument]], CompiledRules]  # with the options of the loader
+    reloader: RulesReloader
+    compile: Callable[[Sequence[SourceDocument]], CompiledRules]  # with the options of the reloader
     check: Callable[[Sequence[StoredRule]], CompiledRules] | None  # validates stored rules; None without a database
 
 
 def new_rules_components(
     settings: Settings, rules: ActiveRules, metrics: Metrics, stored: StoredRulesSource | None = None
 ) -> RulesComponents:
-    """Construct source and loader. `stored` are the rules of the database; None without one."""
+    """Construct source and reloader. `stored` are the rules of the database; None without one."""
     over_xds = _xds_source(settings, rules) if settings.config_type == XDS else None
     if over_xds is not None:
         metrics.measure(over_xds.measured)
@@ -45,14 +45,14 @@ def new_rules_components(
         alone = _has_no_files(settings)
         source = stored if alone else MergedSource(stored, others)
         check = partial(_check, settings, None if alone else others)
-    loader = RulesReloader(
+    reloader = RulesReloader(
         source,
         rules,
         metrics,
         explain=over_xds.explain if over_xds else None,
         **_options(settings),
     )
-    return RulesComponents(loader, partial(_compile, settings), check)
+    return RulesComponents(reloader, partial(_compile, settings), check)
 
 
 def _options(settings: Settings) -> dict[str, bool]:

@@ -15,7 +15,7 @@ from ratelimit_rls.core.model import Code, Decision, Descriptor, Request, Rule, 
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import StoreError
-from ratelimit_rls.pipeline.limiter import NO_LIMIT, Call, RateLimiter
+from ratelimit_rls.pipeline.limiter import NO_LIMIT, PlannedCall, RateLimiter
 from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.simulation.case import NEVER_US, Case, CaseStep, Expected, Suite
 from ratelimit_rls.simulation.clock import VirtualClock
@@ -50,7 +50,7 @@ class _ScheduledCall(NamedTuple):
 
     at_us: int
     step_number: int
-    call: Call
+    call: PlannedCall
 
 
 class _StepResult(NamedTuple):

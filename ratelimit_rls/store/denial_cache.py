@@ -191,7 +191,7 @@ class DenialCache:
         results = await self._store.spend(batch)
         if self._subscribed and _any_denied(results):
             for plan, result in zip(batch, results, strict=True):
-                if isinstance(result, StoreResult) and result.refused:
+                if isinstance(result, StoreResult) and result.denied:
                     self._remember(plan, result, sent_s, epoch)
         return results
 
@@ -346,7 +346,7 @@ _first = itemgetter(0)
 def _any_denied(results: Sequence[Any]) -> bool:
     """Return False if none is denied. Most batches are like this; this test is several times faster than a loop."""
     try:
-        return any(map(_first, results))  # StoreResult.refused
+        return any(map(_first, results))  # StoreResult.denied
     except TypeError:  # one is a StoreError
         return True
 

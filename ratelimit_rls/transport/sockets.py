@@ -10,7 +10,7 @@ from typing import Any
 
 from ratelimit_rls.errors import SettingsError
 
-BACKLOG = 1024
+LISTEN_BACKLOG = 1024
 
 KEEPALIVE_IDLE_S = 60
 KEEPALIVE_INTERVAL_S = 15
@@ -107,6 +107,6 @@ def _unix(path: str) -> socket.socket:
 
 def _listen(listening: socket.socket, address: tuple[Any, ...] | str) -> socket.socket:
     listening.bind(address)
-    listening.listen(BACKLOG)
+    listening.listen(LISTEN_BACKLOG)
     listening.setblocking(False)
     return listening

@@ -55,6 +55,6 @@ def test_denied_call_has_a_denying_limit(store: StoreUnderTest) -> None:
 
     answer = store.ask(admitted, always)
 
-    assert answer.refused
+    assert answer.denied
     assert [reading.allowed for reading in answer.readings] == [True, False]
     assert answer.readings[1].left == 2

@@ -15,7 +15,7 @@ def test_denied_call_does_not_charge_admitted_limits(store: StoreUnderTest) -> N
 
     answer = store.ask(step("a", 5), step("b", 5), step("c", 1))
 
-    assert answer.refused
+    assert answer.denied
     assert [reading.allowed for reading in answer.readings] == [True, True, False]
     assert [reading.left for reading in answer.readings] == [5, 5, 0]
     assert (left(store, "a", 5), left(store, "b", 5)) == (5, 5)
@@ -26,7 +26,7 @@ def test_denied_call_charges_always_limits(store: StoreUnderTest) -> None:
 
     answer = store.ask(step("a", 5), step("b", 5, charge=Charge.ALWAYS), step("c", 1, charge=Charge.ALWAYS))
 
-    assert answer.refused
+    assert answer.denied
     assert [reading.left for reading in answer.readings] == [5, 4, -1]
     assert (left(store, "a", 5), left(store, "b", 5), left(store, "c", 1)) == (5, 4, -1)
 
@@ -48,7 +48,7 @@ def test_mixed_charge_on_one_limit_starts_from_state_before_call(store: StoreUnd
 
     answer = store.ask(step("a", 5, cost=2), step("a", 5, cost=1, charge=Charge.ALWAYS), step("full", 1))
 
-    assert answer.refused
+    assert answer.denied
     assert left(store, "a", 5) == 4
 
 
@@ -57,7 +57,7 @@ def test_shadow_limit_never_denies_and_charges_only_what_fits(store: StoreUnderT
 
     answers = [store.ask(shadow, step("b", 9)) for _ in range(3)]
 
-    assert [answer.refused for answer in answers] == [False] * 3
+    assert [answer.denied for answer in answers] == [False] * 3
     assert [answer.readings[0].allowed for answer in answers] == [True, False, False]
     assert (left(store, "a", 1), left(store, "b", 9)) == (0, 6)
 
@@ -65,20 +65,20 @@ def test_shadow_limit_never_denies_and_charges_only_what_fits(store: StoreUnderT
 def test_quotas_deny_only_together(store: StoreUnderTest) -> None:
     one, two = step("a", 1, quota=True), step("b", 2, quota=True)
 
-    assert [store.ask(one, two).refused for _ in range(3)] == [False, False, True]
+    assert [store.ask(one, two).denied for _ in range(3)] == [False, False, True]
 
 
 def test_quota_and_plain_limit_deny_independently(
     store: StoreUnderTest,
 ) -> None:
-    assert [store.ask(step("a", 1, quota=True), step("b", 9)).refused for _ in range(2)] == [False, True]
-    assert [store.ask(step("c", 9, quota=True), step("d", 1)).refused for _ in range(2)] == [False, True]
+    assert [store.ask(step("a", 1, quota=True), step("b", 9)).denied for _ in range(2)] == [False, True]
+    assert [store.ask(step("c", 9, quota=True), step("d", 1)).denied for _ in range(2)] == [False, True]
 
 
 def test_quota_without_limit_passes_for_all_quotas(store: StoreUnderTest) -> None:
     quota = call(step("a", 1, quota=True), quota_passes=True)
 
-    assert [answer.refused for answer in store.spend(quota, quota)] == [False, False]
+    assert [answer.denied for answer in store.spend(quota, quota)] == [False, False]
 
 
 def test_global_shadow_mode_reports_verdict_and_charges(store: StoreUnderTest) -> None:
@@ -86,14 +86,14 @@ def test_global_shadow_mode_reports_verdict_and_charges(store: StoreUnderTest) -
 
     answers = store.spend(shadowed, shadowed)
 
-    assert [answer.refused for answer in answers] == [False, True]
+    assert [answer.denied for answer in answers] == [False, True]
     assert (left(store, "a", 1), left(store, "b", 9)) == (0, 7)
 
 
 def test_batch_is_decided_in_order(store: StoreUnderTest) -> None:
     answers = store.spend(*(call(step("a", 3), step(f"own {i}", 1)) for i in range(5)))
 
-    assert [answer.refused for answer in answers] == [False, False, False, True, True]
+    assert [answer.denied for answer in answers] == [False, False, False, True, True]
     assert left(store, "own 4", 1) == 1
 
 
@@ -108,7 +108,7 @@ def test_call_with_a_thousand_limits(store: StoreUnderTest) -> None:
 
     answer = store.ask(*(step(f"key {i}", 1) for i in range(1000)))
 
-    assert answer.refused
+    assert answer.denied
     assert left(store, "key 0", 1) == 1
 
 
@@ -117,6 +117,6 @@ def test_refund_in_denied_call_is_not_applied(store: StoreUnderTest) -> None:
 
     answer = store.ask(step("a", 5, cost=-3), step("full", 1))
 
-    assert answer.refused
+    assert answer.denied
     assert answer.readings[0].left == 0
     assert left(store, "a", 5) == 0

@@ -46,11 +46,11 @@ def test_uncounted_denial_is_decided_again(store: StoreUnderTest) -> None:
     """A client that retries at the right time with the same id is admitted."""
     plan = call(step(limit=1))
     (_, denied) = ask(store, plan, b"", b"late")
-    assert denied.refused
+    assert denied.denied
     store.now_us += 60_000_000
     (again,) = ask(store, plan, b"late")
 
-    assert (again.refused, again.replayed) == (False, False)
+    assert (again.denied, again.replayed) == (False, False)
     assert left(store, limit=1) == 0
 
 
@@ -60,7 +60,7 @@ def test_counted_denial_is_replayed(store: StoreUnderTest) -> None:
     store.now_us += 60_000_000
     (again,) = ask(store, plan, b"late")
 
-    assert (again.refused, again.replayed) == (True, True)
+    assert (again.denied, again.replayed) == (True, True)
     assert again.readings == denied.readings
 
 
@@ -81,7 +81,7 @@ def test_admission_is_replayed_after_limit_is_used_up(store: StoreUnderTest) -> 
     ask(store, plan, b"mine", b"", b"")
     (again,) = ask(store, plan, b"mine")
 
-    assert not again.refused
+    assert not again.denied
 
 
 def test_charge_always_is_charged_once(store: StoreUnderTest) -> None:

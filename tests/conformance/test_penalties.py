@@ -20,15 +20,15 @@ def one_a_second(penalty: Penalty, key: str = "client", cost: int = 1, charge: C
 def summary(answer: StoreResult) -> tuple[bool, int, int]:
     """Return whether the call was denied, the number of violations, and the cooldown."""
     violations, cooldown_us, _ = answer.readings[-1]
-    return answer.refused, violations, cooldown_us
+    return answer.denied, violations, cooldown_us
 
 
 def offend(store: StoreUnderTest, plan: Plan) -> int:
     """Call twice at once, then wait as long as required; return that time."""
     (admitted,) = store.spend(plan)
-    assert not admitted.refused
+    assert not admitted.denied
     (denied,) = store.spend(plan)
-    assert denied.refused
+    assert denied.denied
     waited_us = max(reading.retry_us for reading in denied.readings)
     store.now_us += waited_us
     return waited_us
@@ -140,7 +140,7 @@ def test_refund_is_accepted_during_cooldown(store: StoreUnderTest) -> None:
     plan = one_a_second(AT_ONCE)
     store.spend(plan)
     store.spend(plan)
-    assert not store.spend(one_a_second(AT_ONCE, cost=-1))[0].refused
+    assert not store.spend(one_a_second(AT_ONCE, cost=-1))[0].denied
 
 
 def test_denial_by_another_descriptor_is_not_a_violation(store: StoreUnderTest) -> None:
@@ -149,7 +149,7 @@ def test_denial_by_another_descriptor_is_not_a_violation(store: StoreUnderTest) 
     plan = monitored_call(MonitoredDescriptor((mine,), (AT_ONCE,)), MonitoredDescriptor((full,)))
     store.spend(plan)
     (answer,) = store.spend(plan)
-    assert answer.refused
+    assert answer.denied
     assert answer.readings[1] == (0, 0, 0)
 
 

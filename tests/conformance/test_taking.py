@@ -35,7 +35,7 @@ def test_empty_take_has_exact_retry(store: StoreUnderTest, algorithm: Algorithm)
     plan = call(step(limit=10, algorithm=algorithm))
     take(store, plan, 10)
     none = take(store, plan, 5)
-    assert (none.granted, none.refused) == (0, True)
+    assert (none.granted, none.denied) == (0, True)
     store.now_us += none.readings[0].retry_us - 1
     assert take(store, plan, 1).granted == 0
     store.now_us += 1
@@ -136,12 +136,12 @@ def test_bucket_return_is_reduced_by_refill(store: StoreUnderTest, algorithm: Al
     bucket = step(limit=10, algorithm=algorithm, burst=1)
     taken = take(store, call(bucket), 1)
     store.now_us += 6_000_000
-    assert not store.ask(bucket).refused
+    assert not store.ask(bucket).denied
     give_back(store, call(bucket), 1, taken.now_us)
     store.now_us += 1
 
     denied = store.ask(bucket)
-    assert denied.refused
+    assert denied.denied
     assert denied.readings[0].retry_us == 6_000_000 - 1
 
 

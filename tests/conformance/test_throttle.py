@@ -36,7 +36,7 @@ def queue(
 def waits_ms(store: StoreUnderTest, plan: Plan, times: int) -> list[int | None]:
     """Return the delays of calls that arrive at once; None: denied."""
     answers = store.spend(*[plan] * times)
-    return [None if answer.refused else answer.readings[0].wait_us // MS for answer in answers]
+    return [None if answer.denied else answer.readings[0].wait_us // MS for answer in answers]
 
 
 def test_burst_gets_consecutive_slots_up_to_max_delay(store: StoreUnderTest, algorithm: Algorithm) -> None:
@@ -68,14 +68,14 @@ def test_caller_with_short_deadline_is_denied_with_retry(store: StoreUnderTest, 
     plan = queue(algorithm)
     waits_ms(store, plan, 5)
     (denied,) = store.spend(plan, max_wait_us=50 * MS - 1)
-    assert denied.refused
+    assert denied.denied
     assert denied.readings[0].retry_us == 1
 
     (denied,) = store.spend(plan, max_wait_us=0)
     assert denied.readings[0].retry_us == 50 * MS
 
     (delayed,) = store.spend(plan, max_wait_us=50 * MS)
-    assert (delayed.refused, delayed.readings[0].wait_us) == (False, 50 * MS)
+    assert (delayed.denied, delayed.readings[0].wait_us) == (False, 50 * MS)
 
 
 def test_refunded_slot_goes_to_next_caller(store: StoreUnderTest, algorithm: Algorithm) -> None:
@@ -141,7 +141,7 @@ def test_call_denied_by_another_limit_takes_no_slot(store: StoreUnderTest, algor
     full = step("full", 1)
     store.ask(full)
     (answer,) = store.spend(queue(algorithm, full))
-    assert answer.refused
+    assert answer.denied
     assert answer.readings[0].retry_us == 0
     assert waits_ms(store, queue(algorithm), 1) == [20]
 
@@ -150,14 +150,14 @@ def test_look_is_not_delayed(store: StoreUnderTest, algorithm: Algorithm) -> Non
     look = queue(algorithm, cost=0)
     waits_ms(store, queue(algorithm), 20)
     (answer,) = store.spend(look)
-    assert (answer.refused, answer.readings[0].wait_us) == (False, 0)
+    assert (answer.denied, answer.readings[0].wait_us) == (False, 0)
     waits_ms(store, queue(algorithm), 1)
-    assert store.spend(look)[0].refused
+    assert store.spend(look)[0].denied
 
 
 def test_cost_above_burst_never_gets_a_slot(store: StoreUnderTest, algorithm: Algorithm) -> None:
     (answer,) = store.spend(queue(algorithm, cost=2))
-    assert (answer.refused, answer.readings[0].retry_us) == (True, -1)
+    assert (answer.denied, answer.readings[0].retry_us) == (True, -1)
 
 
 def test_denial_for_short_deadline_is_not_a_violation(store: StoreUnderTest, algorithm: Algorithm) -> None:
@@ -166,7 +166,7 @@ def test_denial_for_short_deadline_is_not_a_violation(store: StoreUnderTest, alg
     plan = monitored_call(MonitoredDescriptor((limit,), (Penalty(3_600_000 * MS, 1, (60,)),)))
     store.spend(plan)
     (impatient,) = store.spend(plan, max_wait_us=0)
-    assert impatient.refused
+    assert impatient.denied
     assert impatient.readings[1] == (0, 0, 0)
     assert store.spend(plan)[0].readings[0].wait_us == 10 * MS
 

@@ -98,8 +98,8 @@ descriptors:
     both = planner.plan(Request("d", (Descriptor((Entry("a", "1"),)), Descriptor((Entry("b", "1"),)))))
     alone = planner.plan(Request("d", (Descriptor((Entry("a", "2"),)),)))
 
-    assert [store.spend(both)[0].refused for _ in range(3)] == [False, False, True]
-    assert [store.spend(alone)[0].refused for _ in range(2)] == [False, True]
+    assert [store.spend(both)[0].denied for _ in range(3)] == [False, False, True]
+    assert [store.spend(alone)[0].denied for _ in range(2)] == [False, True]
 
 
 def test_exhausted_quota_does_not_fail_another_quota(store: StoreUnderTest) -> None:
@@ -112,7 +112,7 @@ descriptors:
     planner = Planner(compile_documents({"f": text.encode()}).tree, Policy())
     both = planner.plan(Request("d", (Descriptor((Entry("a", "1"),)), Descriptor((Entry("b", "1"),)))))
 
-    assert [store.spend(both)[0].refused for _ in range(3)] == [False, False, False]
+    assert [store.spend(both)[0].denied for _ in range(3)] == [False, False, False]
 
 
 def test_longest_of_several_denials_is_reported(store: StoreUnderTest) -> None:

@@ -210,7 +210,7 @@ def test_local_throttling_delays_and_refunds(key: str) -> None:
 
 
 def test_the_local_store_is_created_on_demand_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "LOCAL_BYTES", 2**18)
+    monkeypatch.setattr(fallback, "MAX_LOCAL_BYTES", 2**18)
     setup = Setup(OnStoreFailure.LOCAL)
     assert not list(setup.fallback.gauges())
     for number in range(4_000):

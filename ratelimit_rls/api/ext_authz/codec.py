@@ -17,9 +17,9 @@ from ratelimit_rls.core.identity import ANONYMOUS, IdentityConfig, Verifier
 from ratelimit_rls.core.model import Decision, Descriptor, Entry, Rejection, Request
 from ratelimit_rls.errors import BadRequest, NotReady
 from ratelimit_rls.pipeline.codec import Codec
-from ratelimit_rls.pipeline.limiter import NO_LIMIT, Call, RateLimiter
+from ratelimit_rls.pipeline.limiter import NO_LIMIT, PlannedCall, RateLimiter
 from ratelimit_rls.pipeline.message_bounds import DEFAULT_BOUNDS, MAX_MESSAGE_BYTES, MessageBounds
-from ratelimit_rls.pipeline.request_cache import DEFAULT_CACHE_BYTES, CacheBudget, CachedRequest, RequestCache
+from ratelimit_rls.pipeline.request_cache import DEFAULT_CACHE_BYTES, CacheBudget, PreparedRequest, RequestCache
 
 DOMAIN_EXTENSION = "ratelimit_domain"
 """Key in the filter's context_extensions that selects the domain. Only Envoy's configuration can set it."""
@@ -60,11 +60,11 @@ class ExtAuthzCodec(Codec[CheckContext]):
         """Large, because a CheckRequest may contain the body of a request."""
         return MAX_MESSAGE_BYTES
 
-    def decode(self, message: bytes) -> CachedRequest[CheckContext]:
+    def decode(self, message: bytes) -> PreparedRequest[CheckContext]:
         context = parse(message, self.bounds)
         domain, mapping = self._select_mapping(context.context_extensions.get(DOMAIN_EXTENSION, ""))
         if mapping is None:
-            return CachedRequest(NO_LIMIT, CheckContext(None))
+            return PreparedRequest(NO_LIMIT, CheckContext(None))
         attrs = attributes(context, mapping.metadata)
         header = attrs.headers.get
         request_id, is_grpc = header("x-request-id", ""), header("content-type", "").startswith("application/grpc")
@@ -78,23 +78,23 @@ class ExtAuthzCodec(Codec[CheckContext]):
             # Also for denials: in the global shadow mode they are allowed, and forged headers must still be removed.
             check = CheckContext(mapping, request_id, is_grpc, attrs.caller, address, identity.hidden)
         if attrs.has_control_in_path:
-            return CachedRequest(self.limiter.deny(_address_request(domain, mapping, attrs), MALFORMED_PATH), check)
+            return PreparedRequest(self.limiter.reject(_address_request(domain, mapping, attrs), MALFORMED_PATH), check)
         if rejection is not None:
-            return CachedRequest(self._deny(domain, mapping, attrs, rejection), check)
+            return PreparedRequest(self._deny(domain, mapping, attrs, rejection), check)
         request = mapping.request(domain, attrs)
         if request is not None and len(message) > SMALL_CHECK_BYTES:
             self.bounds.check_descriptors(request)
-        return CachedRequest(NO_LIMIT if request is None else self.prepare_cached(request, self.cache), check)
+        return PreparedRequest(NO_LIMIT if request is None else self.prepare_cached(request, self.cache), check)
 
     def _identity_config(self, domain: str) -> IdentityConfig | None:
         loaded = self.limiter.rules
         return loaded.tree.identities.get(domain) if loaded is not None else None
 
-    def _deny(self, domain: str, mapping: AttributeMapping, attrs: Attributes, rejection: Rejection) -> Call:
+    def _deny(self, domain: str, mapping: AttributeMapping, attrs: Attributes, rejection: Rejection) -> PlannedCall:
         """Deny a request. It is reported with its own descriptors if the caller is known, otherwise with its
         address."""
         request = mapping.request(domain, attrs) if attrs.caller is not ANONYMOUS else None
-        return self.limiter.deny(request or _address_request(domain, mapping, attrs), rejection)
+        return self.limiter.reject(request or _address_request(domain, mapping, attrs), rejection)
 
     def clear_cache(self) -> None:
         self.cache.clear()

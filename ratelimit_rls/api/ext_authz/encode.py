@@ -85,7 +85,7 @@ class AuthzEncoder:
 
     def encode(self, decision: Decision, context: CheckContext) -> bytes:
         if decision.template.rejection is not None and decision.code is Code.OVER_LIMIT:
-            return _denial(decision.template.rejection, context)
+            return _encode_rejection(decision.template.rejection, context)
         headers, body, status = self._builder.build(decision, context.request_id)
         if decision.code is Code.OVER_LIMIT:
             parts = [_http_status(status)]
@@ -154,8 +154,8 @@ def _struct_field(key: str, values: tuple[tuple[str, Any], ...]) -> bytes:
     return encode_struct({key: dict(values)})
 
 
-def _denial(rejection: Rejection, context: CheckContext) -> bytes:
-    """Encode a denial that no limit caused: the caller is blocked or unauthenticated, or the request is malformed."""
+def _encode_rejection(rejection: Rejection, context: CheckContext) -> bytes:
+    """Encode a denial without a limit: the caller is blocked or unauthenticated, or the request is malformed."""
     code = RESOURCE_EXHAUSTED if rejection.status == DENIED_STATUS else _STATUS_CODES[rejection.reason]
     parts = [_http_status(rejection.status), _header(_HEADERS, "content-type", "application/json")]
     if rejection.reason == "unauthorized":

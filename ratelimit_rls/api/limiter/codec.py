@@ -21,7 +21,7 @@ from ratelimit_rls.errors import NotReady
 from ratelimit_rls.pipeline.codec import Codec
 from ratelimit_rls.pipeline.limiter import RateLimiter
 from ratelimit_rls.pipeline.message_bounds import DEFAULT_BOUNDS, MAX_LIMITER_MESSAGE_BYTES, MessageBounds
-from ratelimit_rls.pipeline.request_cache import DEFAULT_CACHE_BYTES, CacheBudget, CachedRequest, RequestCache
+from ratelimit_rls.pipeline.request_cache import DEFAULT_CACHE_BYTES, CacheBudget, PreparedRequest, RequestCache
 from ratelimit_rls.protos.messages import LimiterCheckRequest, QuotaRequest
 
 MAX_SKEW_S = 300
@@ -66,13 +66,13 @@ class _RateLimiterCodec(Codec[None]):
             raise NotReady("no rate limit configuration loaded")
         return loaded.tree
 
-    def _prepare(self, target: LimiterTarget, cost: int) -> CachedRequest[None]:
+    def _prepare(self, target: LimiterTarget, cost: int) -> PreparedRequest[None]:
         if target.rejection is not None:
-            return CachedRequest(self.limiter.deny(target.request(self._tree(), cost), target.rejection), None)
+            return PreparedRequest(self.limiter.reject(target.request(self._tree(), cost), target.rejection), None)
         key = _cache_key(target, cost)
         cached = self._cache.get(key)
         if cached is None or not ((valid := cached.call.valid) is None or valid.holds(self._clock())):
-            cached = CachedRequest(self.limiter.prepare(target.request(self._tree(), cost)), None)
+            cached = PreparedRequest(self.limiter.prepare(target.request(self._tree(), cost)), None)
             self._cache.put(key, cached)
         return cached
 
@@ -83,7 +83,7 @@ class CheckRateLimitCodec(_RateLimiterCodec):
     message_class = LimiterCheckRequest
     skewed_calls = 0  # calls of clients whose clock differs by more than MAX_SKEW_S
 
-    def decode(self, message: bytes) -> CachedRequest[None]:
+    def decode(self, message: bytes) -> PreparedRequest[None]:
         request = parse(self.message_class, message, self._scan)
         if request.timestamp:
             self._compare_clocks(request.timestamp)
@@ -112,7 +112,7 @@ class RemainingQuotaCodec(_RateLimiterCodec):
 
     message_class = QuotaRequest
 
-    def decode(self, message: bytes) -> CachedRequest[None]:
+    def decode(self, message: bytes) -> PreparedRequest[None]:
         return self._prepare(self._decoder.target(parse(self.message_class, message, self._scan), self._tree()), 0)
 
     def encode(self, decision: Decision, response_template: None) -> bytes:

@@ -102,7 +102,7 @@ def _exempting_path(decision: Decision) -> str:
 
 
 def _jitter_s(rule: Rule, draw: Draw) -> int:
-    jitter_us = rule.style.retry_jitter_us
+    jitter_us = rule.response_policy.retry_jitter_us
     return draw(seconds(jitter_us) + 1) if jitter_us else 0
 
 

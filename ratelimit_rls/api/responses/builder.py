@@ -73,14 +73,14 @@ class ResponseBuilder:
         retry_s = 0
         if decision.code is Code.OVER_LIMIT:
             retry_s = retry_after_s(denying)
-            if rule.style.retry_jitter_us:
-                retry_s += self._draw(seconds(rule.style.retry_jitter_us) + 1)
+            if rule.response_policy.retry_jitter_us:
+                retry_s += self._draw(seconds(rule.response_policy.retry_jitter_us) + 1)
         return ResponseContext(
             decision, status, status.step, rule, denying, retry_s, self._limit_labels(decision.template)
         )
 
     def _headers(self, context: ResponseContext) -> list[HeaderLine]:
-        chosen = context.rule.style.headers
+        chosen = context.rule.response_policy.headers
         headers = [
             header
             for family in (self._default if chosen is None else chosen)

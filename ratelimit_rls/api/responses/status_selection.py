@@ -39,9 +39,10 @@ def reported_status(decision: Decision, denying: Sequence[Status]) -> Status | N
 def denying_statuses(decision: Decision) -> Sequence[Status]:
     """Return the statuses that a denied caller has to wait for; empty for an allowed call.
 
-    The call passes once all of them would allow it. These are all denials, except that of exhausted quotas only one
-    must recover, and only if no other quota has anything remaining: it is the one that recovers first, and it comes
-    before the others. A quota that the call can never fit into does not count as recovering.
+    The call passes once all of them would allow it:
+    * every limit that denies,
+    * and one quota, if all quotas are exhausted: the one that recovers first. It comes before the others. A quota that
+      the call can never fit into does not count.
     """
     if decision.code is not _OVER_LIMIT:
         return ()

@@ -15,7 +15,7 @@ from ratelimit_rls.core.plan import validate_request
 from ratelimit_rls.pipeline.codec import Codec
 from ratelimit_rls.pipeline.limiter import NO_LIMIT, RateLimiter
 from ratelimit_rls.pipeline.message_bounds import DEFAULT_BOUNDS, MessageBounds
-from ratelimit_rls.pipeline.request_cache import DEFAULT_CACHE_BYTES, CacheBudget, CachedRequest, RequestCache
+from ratelimit_rls.pipeline.request_cache import DEFAULT_CACHE_BYTES, CacheBudget, PreparedRequest, RequestCache
 from ratelimit_rls.pipeline.request_id import extract_request_id
 
 
@@ -52,14 +52,14 @@ class RlsCodec(Codec[ResponseTemplate]):
         self.cache.clear()
         self._authenticated.clear()
 
-    def _lookup_valid(self, message: bytes) -> CachedRequest[ResponseTemplate] | None:
+    def _lookup_valid(self, message: bytes) -> PreparedRequest[ResponseTemplate] | None:
         """Look up a message where subjects have limits of their own, which may end before the rules change."""
         cached = self.cache.get(message)
         if cached is None or (valid := cached.call.valid) is None or valid.holds(time()):
             return cached
         return None
 
-    def decode(self, message: bytes) -> CachedRequest[ResponseTemplate]:
+    def decode(self, message: bytes) -> PreparedRequest[ResponseTemplate]:
         request = decode_request(message, self._purpose, self.bounds)
         had_credential = False
         identity = self._identity_config(request.domain)
@@ -67,15 +67,15 @@ class RlsCodec(Codec[ResponseTemplate]):
             # From here on, the request contains the caller's identity instead of the credentials.
             request, rejection, had_credential = resolve_credentials(request, identity, self.verifier, time())
             if rejection is not None:
-                call = self.limiter.deny(request, rejection)
-                return CachedRequest(call, self._encoder.response_template(request, call.template))
+                call = self.limiter.reject(request, rejection)
+                return PreparedRequest(call, self._encoder.response_template(request, call.template))
         if self._request_id_entry:
             cached = self._read_identified(request)
         else:
             call = (
                 self.prepare_cached(request, self._authenticated) if had_credential else self.limiter.prepare(request)
             )
-            cached = CachedRequest(call, self._encoder.response_template(request, call.template))
+            cached = PreparedRequest(call, self._encoder.response_template(request, call.template))
         # A request with an id is repeated only by a retry, and one with a credential must not be cached.
         if cached.request_id is None and not had_credential:
             self.cache.put(message, cached)
@@ -87,14 +87,14 @@ class RlsCodec(Codec[ResponseTemplate]):
         identity = loaded.tree.identities.get(domain) if loaded is not None else None
         return identity if identity is not None and identity.entries else None
 
-    def _read_identified(self, request: Request) -> CachedRequest[ResponseTemplate]:
+    def _read_identified(self, request: Request) -> PreparedRequest[ResponseTemplate]:
         """Prepare a request with an id. A descriptor that has only the id is not decided; its status is OK without a
         limit."""
         validate_request(request)
         rest, request_id, dropped = extract_request_id(request, self._request_id_entry)
         call = self.limiter.prepare(rest) if rest.descriptors else NO_LIMIT
         template = self._encoder.response_template(rest, call.template)
-        return CachedRequest(call, replace(template, undecided=dropped) if dropped else template, request_id)
+        return PreparedRequest(call, replace(template, undecided=dropped) if dropped else template, request_id)
 
     def encode(self, decision: Decision, response_template: ResponseTemplate) -> bytes:
         return self._encoder.encode(decision, response_template)

@@ -190,7 +190,7 @@ def _template(template: PlanTemplate) -> ResponseTemplate:
 
 
 def _has_header_policy(rule: Rule) -> bool:
-    return rule.style.headers is not None or rule.warn_at is not None
+    return rule.response_policy.headers is not None or rule.warn_at is not None
 
 
 def _before_retry_after(fields: Mapping[str, str]) -> bytes:

@@ -49,7 +49,7 @@ TakenHits = Sequence[tuple[Grant, int]]
 
 
 class Demand:
-    """Demand per lease period: in the current period, and usually, where each period counts half of the next."""
+    """Demand in the current lease period, and a decaying average: each period weighs half as much as the next one."""
 
     __slots__ = ("_batches", "_hits", "_last_batch", "_lease_us", "_period_ends_us", "_usual_batches", "_usual_hits")
 

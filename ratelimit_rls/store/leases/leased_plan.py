@@ -180,7 +180,7 @@ class ServedCall(NamedTuple):
         if rest is not None:
             # The earliest, since a later refund must not go to a window that was never charged.
             store_times_us.append(rest.now_us)
-            if rest.refused:
+            if rest.denied:
                 for part, taken in self.taken:
                     part.lease.put_back(taken)
         elif len(self.taken) == 1:
@@ -191,5 +191,5 @@ class ServedCall(NamedTuple):
         if self.remainder is not None and rest is not None:
             for number, reading in zip(self.remainder.numbers, rest.readings, strict=True):
                 readings[number] = reading
-        denied, remembered = (rest.refused, rest.remembered) if rest is not None else (False, False)
+        denied, remembered = (rest.denied, rest.remembered) if rest is not None else (False, False)
         return StoreResult(denied, min(store_times_us), tuple(readings), remembered=remembered)

@@ -267,7 +267,7 @@ class LeasingStore:
             return result  # leased hits stay spent: the fallback decides whether such a call passes
         served = call.served
         outcome = served.result(result) if served is not None else result
-        if result.refused:
+        if result.denied:
             if served is not None:
                 self._served_total -= len(served.taken)
                 for part, _ in served.taken:

@@ -19,7 +19,7 @@ from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan,
 Run = Sequence[EncodedPlan[bytes]]
 """Plans that are decided by one run of the script."""
 
-CHANNEL = b"rl:freed"
+FREED_CHANNEL = b"rl:freed"
 """The channel for the keys of refunded or deleted counters (after the key prefix)."""
 
 
@@ -38,7 +38,7 @@ class RedisOptions:
 
     @property
     def channel(self) -> bytes:
-        return self.key_prefix + CHANNEL
+        return self.key_prefix + FREED_CHANNEL
 
 
 class ScriptNode:

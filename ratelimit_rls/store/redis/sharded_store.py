@@ -255,7 +255,7 @@ def _merge(
     refunds: list[ShardPart] = []
     if denied and not plan.layout.flags & CALL_SHADOWED:
         for part, result in zip(plan.parts, merged, strict=True):
-            if not result.refused and part.plan.charged_at_us is None:
+            if not result.denied and part.plan.charged_at_us is None:
                 refunds += _charges_to_refund(part, result, readings)
     replayed = all(result.replayed for result in merged)
     now_us = max(decided_at_us)

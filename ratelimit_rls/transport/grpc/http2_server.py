@@ -48,7 +48,7 @@ from ratelimit_rls.transport.grpc.slow_lane import SlowLane
 from ratelimit_rls.transport.grpc.standard_services import MAX_MESSAGES, StandardService, StandardServices
 from ratelimit_rls.transport.grpc.tls import TlsListener
 from ratelimit_rls.transport.health import Health
-from ratelimit_rls.transport.sockets import BACKLOG, listening_socket
+from ratelimit_rls.transport.sockets import LISTEN_BACKLOG, listening_socket
 
 CLOSE_GRACE_S = 0.1
 """Time for clients to react to GOAWAY, and then to receive the last responses."""
@@ -196,9 +196,9 @@ class Http2Server:
         self._listening: asyncio.Server | None = None
         self._unix_path = ""
         self._services = StandardServices(health, services)
-        self._fallback = aio.server(options=SERVER_OPTIONS)
-        self._fallback_target = f"unix:{directory / 'fallback.sock'}"
-        self._proxy = CallProxy(self._fallback_target)
+        self._aio_server = aio.server(options=SERVER_OPTIONS)
+        self._aio_target = f"unix:{directory / 'aio.sock'}"
+        self._proxy = CallProxy(self._aio_target)
         self._connections = OpenConnections(limits, self.config, abuse)
         self._is_dispatch_scheduled = False
         self._backlog: Backlog[_Method] = Backlog()
@@ -215,9 +215,9 @@ class Http2Server:
         listening = listening_socket(target, reuse_port=self._reuse_port)
         port = 0 if target.startswith("unix:") else int(listening.getsockname()[1])
         self._unix_path = target.removeprefix("unix:") if target.startswith("unix:") else ""
-        await self._services.attach(self._fallback)
-        self._fallback.add_insecure_port(self._fallback_target)
-        await self._fallback.start()
+        await self._services.attach(self._aio_server)
+        self._aio_server.add_insecure_port(self._aio_target)
+        await self._aio_server.start()
         loop = asyncio.get_running_loop()
         self.slow_lane = SlowLane(loop.call_soon)
         self.bulk_lane = SlowLane(loop.call_soon, lambda: self._backlog.count > MAX_READ_AHEAD)
@@ -225,7 +225,9 @@ class Http2Server:
         if self._tls is not None:
             self._tls.start(listening, lambda: GrpcProtocol(self))
         else:
-            self._listening = await loop.create_server(lambda: GrpcProtocol(self), sock=listening, backlog=BACKLOG)
+            self._listening = await loop.create_server(
+                lambda: GrpcProtocol(self), sock=listening, backlog=LISTEN_BACKLOG
+            )
         return port
 
     async def drain(self, timeout_s: float) -> None:
@@ -249,7 +251,7 @@ class Http2Server:
             connection.close()
         await self._proxy.close()
         await self._services.close()
-        await self._fallback.stop(None)
+        await self._aio_server.stop(None)
         await wait_until_zero(lambda: len(self._connections), CLOSE_GRACE_S)
         for connection in list(self._connections):
             connection.abort()

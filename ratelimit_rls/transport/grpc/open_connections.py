@@ -68,7 +68,7 @@ class OpenConnections:
         return rejection
 
     def _evict_idle(self, address: str, rejection: Abuse) -> bool:
-        """Close a connection that waits for its client to admit a new one, so that these cannot lock out others.
+        """Make room for a new connection: close one that waits for its client. Idle clients must not lock out others.
 
         Evicts from the peer with the most connections, if the new one's peer has fewer: an idle connection, or else the
         one that has been silent for longest of those whose calls are all unfinished. If no peer has more, evicts an

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ratelimit_rls.errors import SettingsError
 
-_MAX_PATH_BYTES = 107 - len("/fallback.sock")
+_MAX_PATH_BYTES = 107 - len("/aio.sock")
 """Longest socket address that the kernel accepts, minus the longest file name that we use."""
 
 

@@ -17,7 +17,7 @@ from ratelimit_rls.transport.http.connection import HttpConnection, HttpPort
 from ratelimit_rls.transport.http.limits import BufferBudget, HttpLimits
 from ratelimit_rls.transport.http.loop_share import LoopShare
 from ratelimit_rls.transport.http.tls import HttpTlsFiles
-from ratelimit_rls.transport.sockets import BACKLOG, host_port, listening_socket
+from ratelimit_rls.transport.sockets import LISTEN_BACKLOG, host_port, listening_socket
 
 GRACE_S = 2
 DATE_S = 1.0
@@ -121,7 +121,9 @@ class _Server(uvicorn.Server):
                 self._tls.start(listening, self._new_connection)
             else:
                 loop = asyncio.get_running_loop()
-                self.servers.append(await loop.create_server(self._new_connection, sock=listening, backlog=BACKLOG))
+                self.servers.append(
+                    await loop.create_server(self._new_connection, sock=listening, backlog=LISTEN_BACKLOG)
+                )
         self.started = True
         self.up.set()
 

@@ -101,7 +101,7 @@ def report(line: str) -> None:
 async def hammer(one: Replica, plan: Plan, *servers: RedisServer) -> None:
     """A denied client calls without a pause until just before the denial ends, and once more when it has."""
     answer, sent_s = None, 0.0
-    while answer is None or not answer.refused:
+    while answer is None or not answer.denied:
         sent_s = time.monotonic()
         answer = await one.ask(plan)
     holds_s = answer.readings[0].retry_us / 1e6
@@ -113,11 +113,11 @@ async def hammer(one: Replica, plan: Plan, *servers: RedisServer) -> None:
     assert not asked or time.monotonic() >= safe_s, answer  # the machine may have been busy before the request
     assert evalshas(*servers) == before + asked
     report(f"{calls:,} refused calls in {holds_s:.3f} s: no call of Redis")
-    if answer.refused:
+    if answer.denied:
         await asyncio.sleep(answer.readings[0].retry_us / 1e6)
         answer = await one.ask(plan)
         asked += 1
-    assert not answer.refused, answer
+    assert not answer.denied, answer
     assert evalshas(*servers) == before + asked
 
 
@@ -154,7 +154,7 @@ async def test_a_refund_by_another_process_ends_the_denial_everywhere(redis_serv
             await third.ask(call(long_step(limit=1, cost=-1)))
         took_s = await until(lambda: one.gauge("remembered") == two.gauge("remembered") == 0)
         report(f"a {how} elsewhere was heard of within {took_s * 1000:.1f} ms of its answer")
-        assert not (await one.ask(plan)).refused
+        assert not (await one.ask(plan)).denied
         assert not (await two.ask(plan)).remembered  # another client has used it again
 
 
@@ -285,7 +285,7 @@ async def test_denials_on_a_cluster() -> None:
             await two.store.forget([asked[2].key])
             took_s = await until(lambda: one.gauge("remembered") == two.gauge("remembered") == 0)
             report(f"cluster: heard of within {took_s * 1000:.1f} ms")
-            assert not (await one.ask(plan)).refused
+            assert not (await one.ask(plan)).denied
 
             quick = call(step(limit=5, unit=Unit.SECOND, algorithm=Algorithm.GCRA, burst=1))
             await hammer(one, quick, *cluster.nodes)

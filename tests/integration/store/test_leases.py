@@ -58,7 +58,7 @@ class Replica:
     async def warm(self, plan: Plan, admitted: int, calls: int = 5) -> None:
         """Make `admitted` calls, so that the counter is leased and has hits available."""
         for _ in range(admitted // calls):
-            assert not any(answer.refused for answer in await self.ask(plan, calls))
+            assert not any(answer.denied for answer in await self.ask(plan, calls))
             await asyncio.sleep(0.001)
         assert self.available > 0
 
@@ -144,15 +144,15 @@ async def test_a_refund_by_one_process_ends_denials_in_another(any_redis: RedisS
         await one.warm(plan, admitted=200)
         in_hand = one.available
         admitted = 0
-        while not (answers := await other.ask(plan))[0].refused:
+        while not (answers := await other.ask(plan))[0].denied:
             admitted += 1
         while one.available and not answers[0].remembered:
             answers = await other.ask(plan)  # until the denial is cached here
         async with asyncio.timeout(SOON_S):
-            while (await other.ask(plan))[0].refused:
+            while (await other.ask(plan))[0].denied:
                 await asyncio.sleep(0.001)
         admitted += 1
-        while not (await other.ask(plan))[0].refused:
+        while not (await other.ask(plan))[0].denied:
             admitted += 1
         assert in_hand > 0
         assert 200 + admitted == 600
@@ -168,8 +168,8 @@ async def test_the_remainder_of_a_call_goes_to_its_cluster_node() -> None:
             admitted = refused = 0
             for _ in range(100):
                 answers = await one.ask(both, 3)
-                admitted += sum(not answer.refused for answer in answers)
-                refused += sum(answer.refused for answer in answers)
+                admitted += sum(not answer.denied for answer in answers)
+                refused += sum(answer.denied for answer in answers)
                 await asyncio.sleep(0.001)
             assert (admitted, refused) == (100, 200)
             async with asyncio.timeout(SOON_S):

@@ -98,7 +98,7 @@ def test_two_servers_give_the_same_results_and_counters_as_one(
         ]
         results.append(
             (
-                answer.refused,
+                answer.denied,
                 [reading.left for reading in answer.readings],
                 [look.readings[0].left for look in looks],
             )
@@ -117,13 +117,13 @@ def test_a_refund_uses_the_charge_time_of_each_server(stores: tuple[StoreUnderTe
     assert answer.decided_at_us == (store.now_us, store.now_us)
 
     store.now_us += 1
-    assert not store.spend(call(main(1)))[0].refused
+    assert not store.spend(call(main(1)))[0].denied
     late = answer._replace(now_us=max(moments_us), decided_at_us=moments_us)
     charged = refund(decide(limits.template, late))
     assert charged is not None
     store.answered(store.store.refund_of(store.store.prepare(limits), charged))
 
-    assert store.spend(call(main(1)))[0].refused
+    assert store.spend(call(main(1)))[0].denied
 
 
 def test_a_lost_idempotency_record_does_not_admit_a_refunded_call(
@@ -132,12 +132,12 @@ def test_a_lost_idempotency_record_does_not_admit_a_refunded_call(
     _, store = stores
     store.spend(call(second(1)))
     prepared = store.store.prepare(call(main(1), second(1))).idempotent(b"id")
-    assert store.answered(prepared)[0].refused
+    assert store.answered(prepared)[0].denied
     servers[2].flush()
     (again,) = store.answered(prepared)
 
-    assert not again.refused
-    assert store.spend(call(main(1)))[0].refused  # the retry was charged
+    assert not again.denied
+    assert store.spend(call(main(1)))[0].denied  # the retry was charged
 
 
 def test_a_request_id_cannot_collide_with_another_call(stores: tuple[StoreUnderTest, StoreUnderTest]) -> None:

@@ -200,7 +200,7 @@ async def test_rlconfig_prints_every_limit_sorted(ops: Port, service: Service) -
 
 
 async def test_rejected_rules_update_is_shown_in_rlconfig(ops: Port, service: Service) -> None:
-    service.rules.refuse(RulesError(Problem("a.yaml", line, 1, "wröng " * 20) for line in range(1, 9)))
+    service.rules.reject(RulesError(Problem("a.yaml", line, 1, "wröng " * 20) for line in range(1, 9)))
     headers = (await ops.get("/rlconfig")).headers
     assert headers["x-ratelimit-rules-failures"] == "1"
     error = headers["x-ratelimit-rules-last-error"]

@@ -172,7 +172,7 @@ async def test_new_rules_apply_to_cached_requests(client: Client, service: Servi
     assert (await client.ask({"user": "a"})).statuses[0].current_limit.requests_per_unit == 2
     service.load(b"domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 77}}]")
     assert (await client.ask({"user": "a"})).statuses[0].current_limit.requests_per_unit == 77
-    service.rules.refuse(RulesError(()))
+    service.rules.reject(RulesError(()))
     assert (await client.ask({"user": "a"})).statuses[0].limit_remaining == 75
 
 

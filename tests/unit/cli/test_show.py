@@ -75,7 +75,7 @@ descriptors:
 def without_places(tree: Tree) -> list[object]:
     """Return the meaning of rules without positions. The charge of rules without limits is ignored."""
     of_domains = [
-        (root.key, root.style, root.deny, root.on_store_failure, root.shard_by, tree.mappings.get(root.key))
+        (root.key, root.response_policy, root.deny, root.on_store_failure, root.shard_by, tree.mappings.get(root.key))
         for root in tree.domains.values()
     ]
     rules = [

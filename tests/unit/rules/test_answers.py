@@ -34,7 +34,12 @@ def rule(written: str = "", domain_keys: str = "") -> Rule:
 def test_rule_without_extensions_has_the_defaults() -> None:
     found = rule()
 
-    assert (found.penalty, found.warn_at, found.style, found.deny) == (None, None, DEFAULT_RESPONSE_POLICY, None)
+    assert (found.penalty, found.warn_at, found.response_policy, found.deny) == (
+        None,
+        None,
+        DEFAULT_RESPONSE_POLICY,
+        None,
+    )
 
 
 PENALTIES = {
@@ -80,9 +85,12 @@ STYLES = {
 
 @pytest.mark.parametrize("written", STYLES)
 def test_rule_answer_overrides_the_domain_answer(written: str) -> None:
-    assert rule(f"answer: {written}").style == STYLES[written]
-    assert rule(domain_keys=f"answer: {written}").style == STYLES[written]
-    assert rule(f"answer: {written}", "answer: {headers: [retry-after], retry_jitter: 9s}").style == STYLES[written]
+    assert rule(f"answer: {written}").response_policy == STYLES[written]
+    assert rule(domain_keys=f"answer: {written}").response_policy == STYLES[written]
+    assert (
+        rule(f"answer: {written}", "answer: {headers: [retry-after], retry_jitter: 9s}").response_policy
+        == STYLES[written]
+    )
 
 
 DENIALS = {
@@ -112,7 +120,7 @@ def test_limit_from_the_request_uses_the_domain_answer() -> None:
     (found,) = match(rules, Request("d", (descriptor,)))
 
     assert found.rule is not None
-    assert found.rule.style == ResponsePolicy((HeaderFamily.IETF,))
+    assert found.rule.response_policy == ResponsePolicy((HeaderFamily.IETF,))
     assert found.rule.deny == DenyResponse(status=503)
 
 
@@ -124,7 +132,7 @@ def test_domain_setting_of_one_file_applies_to_all_its_files() -> None:
 
     (found,) = compile_documents(files, merge_domains=True).tree.rules()
 
-    assert (found.style, found.deny) == (ResponsePolicy((HeaderFamily.RULE,)), DenyResponse(BodyFormat.JSON))
+    assert (found.response_policy, found.deny) == (ResponsePolicy((HeaderFamily.RULE,)), DenyResponse(BodyFormat.JSON))
 
 
 def test_merge_key_replaces_a_block_as_a_whole() -> None:

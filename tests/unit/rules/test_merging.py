@@ -237,7 +237,7 @@ def test_domain_setting_comes_from_the_first_source_with_it() -> None:
         OnStoreFailure.DENY,
     )
     assert rule.deny is not None
-    assert (rule.deny.status, rule.style.headers) == (503, ())
+    assert (rule.deny.status, rule.response_policy.headers) == (503, ())
     assert list(compiled.tree.mappings) == list(compiled.tree.identities) == ["edge"]
     assert [(warning.line, warning.message.partition(":")[0]) for warning in compiled.warnings] == [
         (2, "'charge' of domain 'edge' is ignored"),

@@ -108,7 +108,7 @@ class Harness:
         """Call until the plan is denied for the first time."""
         for _ in range(20):
             answer = await self.ask(plan)
-            if answer.refused:
+            if answer.denied:
                 assert not answer.remembered
                 return answer
         raise AssertionError("it was never refused")
@@ -141,17 +141,17 @@ async def test_a_denial_is_repeated_without_the_store_until_it_ends(harness: Har
     for share in (0, 1, 1, 250, 700, 990, 999):
         harness.now_us = begun_us + retry_us * share // 1000
         again = await harness.ask(plan)
-        assert again.refused
+        assert again.denied
         assert again.remembered
         assert abs(harness.now_us + again.readings[0].retry_us - (begun_us + retry_us)) <= 1
     assert harness.inner.asked == asked
     assert harness.gauge("answered") == 7
 
     harness.now_us = begun_us + retry_us - 1
-    assert (await harness.ask(plan)).refused
+    assert (await harness.ask(plan)).denied
     harness.now_us = begun_us + retry_us
     last = await harness.ask(plan)
-    assert not last.refused
+    assert not last.denied
     assert not last.remembered
     assert harness.remembered == 0
 
@@ -167,7 +167,7 @@ async def test_a_repeated_denial_has_the_values_the_store_would_return(harness: 
     assert isinstance(true, StoreResult)
 
     assert again.remembered
-    assert (again.refused, again.now_us) == (true.refused, true.now_us)
+    assert (again.denied, again.now_us) == (true.denied, true.now_us)
     assert again.readings[:2] == true.readings[:2]
     # A fixed window that has ended is empty, and the next one begins with the next call.
     assert (again.readings[2].left, again.readings[2].retry_us) == (true.readings[2].left, 0)
@@ -256,7 +256,7 @@ async def test_a_denial_in_global_shadow_mode_is_not_cached(harness: Harness) ->
 async def test_a_limit_in_shadow_mode_does_not_deny(harness: Harness) -> None:
     plan = call(step("a", 1, shadow=True), step("b", 2))
     await harness.ask(plan)
-    assert not (await harness.ask(plan)).refused
+    assert not (await harness.ask(plan)).denied
     assert harness.remembered == 0
     assert (await harness.refused(plan)).readings[0].retry_us > 0
     assert (await harness.ask(plan)).remembered
@@ -283,7 +283,7 @@ async def test_a_call_with_a_request_id_is_not_cached(harness: Harness) -> None:
     prepared = harness.denials.prepare(plan).idempotent(b"1")
     for _ in range(2):
         (answer,) = await harness.answered(prepared)
-        assert answer.refused
+        assert answer.denied
         assert not answer.remembered
     assert harness.remembered == 0
 
@@ -344,7 +344,7 @@ class TestSkippedOverLimitCharges:
             assert (await harness.ask(plan)).remembered
         assert (await harness.ask(call(step(limit=2, cost=0)))).readings[0].left == -1
         harness.now_us += MINUTE_US
-        assert not (await harness.ask(plan)).refused
+        assert not (await harness.ask(plan)).denied
 
     async def test_all_hits_of_a_later_call_are_over_limit_in_metrics(self) -> None:
         harness = Harness(skip_over_limit_charges=True)
@@ -402,7 +402,7 @@ class TestPenalties:
         assert again.remembered
         assert abs(again.readings[1].retry_us - MINUTE_US // 2) <= 1
         harness.now_us += MINUTE_US // 2
-        assert not (await harness.ask(plan)).refused
+        assert not (await harness.ask(plan)).denied
 
     async def test_without_a_cooldown_denials_are_not_cached(self, harness: Harness) -> None:
         """A denial before a cooldown begins counts as a violation, though no call was admitted in between."""
@@ -431,7 +431,7 @@ class TestRefunds:
         await harness.refused(plan)
         assert (await harness.ask(plan)).remembered
         await harness.ask(call(step(limit=2, cost=-1)))
-        assert not (await harness.ask(plan)).refused
+        assert not (await harness.ask(plan)).denied
         assert harness.gauge("forgotten") == 1
 
     async def test_the_refund_of_a_disconnected_caller_ends_the_denial(self, harness: Harness) -> None:
@@ -441,7 +441,7 @@ class TestRefunds:
         charged = refund(decide(plan.template, admitted))
         assert charged is not None
         await harness.answered(harness.denials.refund_of(harness.denials.prepare(plan), charged))
-        assert not (await harness.ask(plan)).refused
+        assert not (await harness.ask(plan)).denied
 
     async def test_a_returned_lease_ends_the_denial(self, harness: Harness) -> None:
         plan = call(step(limit=1))
@@ -450,7 +450,7 @@ class TestRefunds:
         admitted = await harness.ask(plan)
         await harness.refused(plan)
         await harness.answered(harness.denials.prepare(plan).refund(1, admitted.now_us))
-        assert not (await harness.ask(plan)).refused
+        assert not (await harness.ask(plan)).denied
 
     @pytest.mark.parametrize("refund_first", [True, False])
     async def test_a_refund_in_the_same_batch_ends_the_denial(self, harness: Harness, refund_first: bool) -> None:
@@ -458,9 +458,9 @@ class TestRefunds:
         await harness.refused(plan)
         batch = [given_back, plan] if refund_first else [plan, given_back]
         answers = await harness.spend(*batch)
-        assert [answer.refused for answer in answers] == [not refund_first, False]
+        assert [answer.denied for answer in answers] == [not refund_first, False]
         if not refund_first:
-            assert not (await harness.ask(plan)).refused
+            assert not (await harness.ask(plan)).denied
 
     async def test_a_denial_decided_before_a_refund_and_received_after_is_not_cached(self, harness: Harness) -> None:
         plan, given_back = call(step(limit=1)), call(step(limit=1, cost=-1))
@@ -471,9 +471,9 @@ class TestRefunds:
             await harness.ask(given_back)
 
         harness.inner.after = refund_meanwhile
-        assert (await harness.ask(plan)).refused
+        assert (await harness.ask(plan)).denied
         assert harness.remembered == 0
-        assert not (await harness.ask(plan)).refused
+        assert not (await harness.ask(plan)).denied
 
     async def test_a_failed_refund_invalidates_because_it_may_have_happened(self, harness: Harness) -> None:
         plan, given_back = call(step(limit=1)), call(step(limit=1, cost=-1))
@@ -481,7 +481,7 @@ class TestRefunds:
         harness.inner.fault = StoreTimeout("late")
         assert await harness.denials.spend([harness.denials.prepare(given_back)]) == [harness.inner.fault]
         harness.inner.fault = None
-        assert not (await harness.ask(plan)).refused
+        assert not (await harness.ask(plan)).denied
 
     async def test_a_cancelled_refund_invalidates_because_it_may_have_happened(self, harness: Harness) -> None:
         plan, given_back = call(step(limit=1)), call(step(limit=1, cost=-1))
@@ -490,7 +490,7 @@ class TestRefunds:
         async def never() -> None:
             harness.inner.after = None
             (again,) = await harness.spend(plan)
-            assert not again.refused
+            assert not again.denied
             await harness.refused(plan)  # cached while the refund is in flight
             await asyncio.Event().wait()
 
@@ -527,7 +527,7 @@ class TestInvalidation:
             harness.denials.forget([a.keys[0]])
 
         harness.inner.after = invalidate
-        assert [answer.refused for answer in await harness.spend(a, b)] == [True, True]
+        assert [answer.denied for answer in await harness.spend(a, b)] == [True, True]
         harness.inner.after = None
         assert [answer.remembered for answer in await harness.spend(a, b)] == [False, True]
         assert [answer.remembered for answer in await harness.spend(a, b)] == [True, True]
@@ -549,7 +549,7 @@ class TestInvalidation:
                 harness.denials.set_subscribed(event == "back")
 
         harness.inner.after = happen
-        assert (await harness.ask(other)).refused  # requests in flight are not cached, either
+        assert (await harness.ask(other)).denied  # requests in flight are not cached, either
         assert harness.remembered == 0
         assert harness.gauge("bytes") == 0
         assert harness.gauge("forgotten") == 1
@@ -667,10 +667,10 @@ async def test_an_expired_entry_is_dropped_on_lookup(harness: Harness) -> None:
     others = [longer._replace(keys=(b"rl:{%d}:fixed_window:3600" % number,)) for number in range(200)]
     await harness.spend(*others)
     harness.now_us += MINUTE_US
-    assert [answer.refused for answer in await harness.spend(plan, plan)] == [False, True]
+    assert [answer.denied for answer in await harness.spend(plan, plan)] == [False, True]
     assert harness.remembered == len(others) + 1
     harness.now_us += MINUTE_US
-    assert [answer.refused for answer in await harness.spend(plan, other)] == [False, False]
+    assert [answer.denied for answer in await harness.spend(plan, other)] == [False, False]
     assert harness.remembered == len(others)
 
 
@@ -680,10 +680,10 @@ async def test_concurrent_identical_denials_are_cached_once(harness: Harness) ->
 
     async def meanwhile() -> None:
         harness.inner.after = None
-        assert (await harness.ask(plan)).refused
+        assert (await harness.ask(plan)).denied
 
     harness.inner.after = meanwhile
-    assert (await harness.ask(plan)).refused
+    assert (await harness.ask(plan)).denied
     assert harness.remembered == 1
     harness.denials.forget(plan.keys)
     assert harness.gauge("bytes") == 0
@@ -823,8 +823,8 @@ def assert_equal_results(mine: StoreResult, true: StoreResult, alone: bool) -> N
     if not mine.remembered:
         assert mine == true
         return
-    assert mine.refused
-    assert true.refused
+    assert mine.denied
+    assert true.denied
     assert abs(mine.now_us - true.now_us) <= 1
     for reported, now in zip(mine.readings, true.readings, strict=True):
         if reported.retry_us > 0:
@@ -847,7 +847,7 @@ async def play(twins: Twins, drawn: list[Plan], events: Sequence[tuple[int, int 
         mine, true = await twins.ask(plan)
         assert_equal_results(mine, true, alone=len(plans) == 1)
         last_retry_us = max((reading.retry_us for reading in true.readings), default=0)
-        if leaves and not true.refused:
+        if leaves and not true.denied:
             await twins.give_back(plan, true)
     for wait_us in (0, SECOND_US, 30 * SECOND_US, MINUTE_US):  # so that every count becomes visible
         twins.harness.now_us += wait_us
@@ -894,7 +894,7 @@ async def test_verdicts_with_skipped_charges_equal_the_plain_stores(seed: int) -
     for _ in range(150):
         twins.harness.now_us += lot.choice([0, 0, 1, 200_000, SECOND_US, 7 * SECOND_US])
         mine, true = await twins.ask(lot.choice(plans))
-        assert mine.refused == true.refused
-        if not true.refused:
+        assert mine.denied == true.denied
+        if not true.denied:
             assert mine == true
     assert twins.repeated > 0

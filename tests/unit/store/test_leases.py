@@ -166,7 +166,7 @@ async def ask(world: World, leases: LeasingStore, *prepared: PreparedPlan) -> tu
     for one, answer in zip(prepared, answers, strict=True):
         assert isinstance(answer, StoreResult), answer
         assert len(answer.readings) == len(one.keys)
-        if not answer.refused:
+        if not answer.denied:
             hits = one.layout.descriptor_plans[0].hits
             admitted.append(Admitted(arrived_us if at_once else answer.now_us, hits))
     return answers, admitted  # type: ignore[return-value]
@@ -407,7 +407,7 @@ async def test_no_hit_is_lost_or_counted_twice_with_mixed_calls() -> None:
         chosen = chance.choices(plans, k=chance.randint(1, 5))
         for plan, answer in zip(chosen, await leases.spend([leases.prepare(plan) for plan in chosen]), strict=True):
             assert isinstance(answer, StoreResult)
-            for key in plan.keys if not answer.refused else ():
+            for key in plan.keys if not answer.denied else ():
                 admitted[key] += plan.template.descriptor_plans[0].hits
 
     processes = [leases_on(world) for _ in range(2)]
@@ -507,7 +507,7 @@ async def test_hits_too_few_for_a_large_call_are_refunded() -> None:
     await warm(world, leases, hot_call(limit), times=10, pause_us=1_000)
     await leases.close()
     (answer,), _ = await ask(world, leases, leases.prepare(hot_call(limit, cost=95)))
-    assert answer.refused
+    assert answer.denied
     assert world.left(hot_call(limit)) == [90]
 
 

@@ -46,7 +46,7 @@ def test_single_results_equal_batch_results() -> None:
         answer = alone.spend_single(alone.prepare_single(plan))
 
         if answer is None:
-            assert not expected.refused
+            assert not expected.denied
             assert not any(reading.retry_us for reading in expected.readings)
             plain += 1
         else:

@@ -56,7 +56,7 @@ class Met(NamedTuple):
 
 def rule(*limits: Limit, path: str = "edge.user", headers: Sequence[HeaderFamily] | None = None, **more: Any) -> Rule:
     style = more.pop("style", ResponsePolicy(None if headers is None else tuple(headers)))
-    return Rule(path, limits or (MINUTE_LIMIT,), position=more.pop("position", WRITTEN), style=style, **more)
+    return Rule(path, limits or (MINUTE_LIMIT,), position=more.pop("position", WRITTEN), response_policy=style, **more)
 
 
 def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decision:

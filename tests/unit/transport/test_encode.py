@@ -81,7 +81,7 @@ def decisions(draw: st.DrawFn) -> Decision:
             metadata=said,
             position=draw(st.none() | st.just(Position("a.yaml", 1, 1))),
             warn_at=next((one for one in watched if isinstance(one, WarnAt)), None),
-            style=draw(styles),
+            response_policy=draw(styles),
             deny=draw(denies),
         )
         descriptor_plan = DescriptorPlan(rule, (step,), 1, watchers=watched)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from ratelimit_rls.api.ext_authz.decode import attributes, parse
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.h2.status import RpcError, StatusCode
 from ratelimit_rls.pipeline.batch import DelayedResponse
-from ratelimit_rls.pipeline.limiter import Call, RateLimiter
+from ratelimit_rls.pipeline.limiter import PlannedCall, RateLimiter
 from ratelimit_rls.pipeline.message_bounds import MessageBounds
 from ratelimit_rls.pipeline.request_cache import CacheBudget
 from ratelimit_rls.protos.messages import CheckRequest, CheckResponse
@@ -63,7 +63,7 @@ class Limiter(RateLimiter):
         tree = compile_documents({f"{number}.yaml": text.encode() for number, text in enumerate(documents)}).tree
         self.snapshot.swap(tree, digest="", files=1, loaded_at=datetime.now(UTC))
 
-    def prepare(self, request: Any) -> Call:
+    def prepare(self, request: Any) -> PlannedCall:
         self.prepared += 1
         return super().prepare(request)
 

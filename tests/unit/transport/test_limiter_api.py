@@ -24,7 +24,7 @@ from ratelimit_rls.database.repository import Actor
 from ratelimit_rls.errors import StoreError, StoreUnavailable, Unauthenticated
 from ratelimit_rls.h2.status import RpcError, StatusCode
 from ratelimit_rls.identity.directory import SubjectEntitlement
-from ratelimit_rls.pipeline.limiter import Call, RateLimiter
+from ratelimit_rls.pipeline.limiter import PlannedCall, RateLimiter
 from ratelimit_rls.pipeline.message_bounds import MessageBounds
 from ratelimit_rls.protos.messages import (
     LimiterCheckRequest,
@@ -93,7 +93,7 @@ class Limiter(RateLimiter):
         tree = compile_documents({"rules.yaml": rules.encode()}).tree
         self.snapshot.swap(tree, digest="", files=1, loaded_at=datetime.now(UTC))
 
-    def prepare(self, request: Request) -> Call:
+    def prepare(self, request: Request) -> PlannedCall:
         self.prepared.append(request)
         return super().prepare(request)
 

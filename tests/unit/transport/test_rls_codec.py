@@ -20,7 +20,7 @@ from ratelimit_rls.pipeline.message_bounds import MAX_MESSAGE_BYTES, MessageBoun
 from ratelimit_rls.pipeline.request_cache import (
     MAX_CACHED_MESSAGE_BYTES,
     CacheBudget,
-    CachedRequest,
+    PreparedRequest,
     RequestCache,
     entry_bytes,
 )
@@ -127,8 +127,8 @@ async def test_errors_are_not_cached(limiter: Limiter) -> None:
     assert remaining(answer) == 1
 
 
-def known(limiter: Limiter, message: bytes) -> CachedRequest[ResponseTemplate]:
-    return CachedRequest(limiter.prepare(decode(message)), ResponseTemplate({}))
+def known(limiter: Limiter, message: bytes) -> PreparedRequest[ResponseTemplate]:
+    return PreparedRequest(limiter.prepare(decode(message)), ResponseTemplate({}))
 
 
 def test_own_data_of_a_request_is_charged_to_the_cache(limiter: Limiter) -> None:
