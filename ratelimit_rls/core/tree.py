@@ -78,11 +78,10 @@ class Node(NamedTuple):
     value_to_metric: bool = False
     position: Position | None = None
     overrode: tuple[Position, ...] = ()  # overridden definitions from sources of lower priority
-    response_policy: ResponsePolicy = (
-        DEFAULT_RESPONSE_POLICY  # roots only, for limits carried by requests; each rule has its own
-    )
-    deny: DenyResponse | None = None  # roots only, as above
-    on_store_failure: OnStoreFailure | None = None  # roots only, as above
+    # Of roots only, for limits carried by requests; each rule has its own.
+    response_policy: ResponsePolicy = DEFAULT_RESPONSE_POLICY
+    deny: DenyResponse | None = None
+    on_store_failure: OnStoreFailure | None = None
     shard_by: ShardBy = ShardBy.DESCRIPTOR  # roots only
     exact: Mapping[tuple[str, str], Node] = _NO_CHILDREN
     wildcards: tuple[Wildcard, ...] = ()  # in file order
