@@ -21,6 +21,9 @@ INLINE_SHARE = 0.25
 """Slow input is read immediately, outside the lane, up to this share of a core. Most slow input comes from well-behaved
 clients: a new header block, a message in two frames, or many calls at once."""
 
+BLOCKED_INTERVAL_S = 0.1
+"""Interval at which a blocked lane reads one connection all the same: other clients cannot stop it for good."""
+
 MAX_DEBT_S = 0.01
 """Maximum delay of a connection behind the others for CPU time that it used before, inline included."""
 
@@ -49,9 +52,10 @@ class SlowLane:
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], is_blocked: Callable[[], bool] = lambda: False
     ) -> None:
-        """Nothing is read while `is_blocked` returns True. It is asked once in an event loop iteration."""
+        """While `is_blocked` returns True, one connection is read every BLOCKED_INTERVAL_S."""
         self._call_soon = call_soon
         self.is_blocked = is_blocked
+        self._run_s = 0.0  # when connections were last read
         self._queue: list[tuple[float, int, SlowReader]] = []
         self._entries = 0  # makes heap entries unique, and equal ones first in, first out
         self._floor_s = 0.0  # lowest CPU time in the queue; idle connections accumulate no credit below it
@@ -86,11 +90,15 @@ class SlowLane:
 
     def _run(self) -> None:
         self._is_scheduled = False
-        if self.is_blocked():
+        now_s = monotonic()
+        is_blocked = self.is_blocked()
+        if is_blocked and now_s - self._run_s < BLOCKED_INTERVAL_S:
             self._schedule()
             return
-        until_s = monotonic() + LANE_SLICE_S
-        for _ in range(len(self._queue)):  # connections that enqueue themselves again wait for the next iteration
+        self._run_s = now_s
+        until_s = now_s + LANE_SLICE_S
+        # Connections that enqueue themselves again wait for the next iteration.
+        for _ in range(1 if is_blocked else len(self._queue)):
             self._floor_s, _, connection = heappop(self._queue)
             try:
                 connection.continue_reading()

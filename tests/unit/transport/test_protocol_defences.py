@@ -173,8 +173,9 @@ class TestLargeReads:
         assert client.socket.reads
         assert client.server.buffered_bytes == buffered_bytes
 
-    def test_many_calls_at_once_wait_while_others_are_queued(self, client: Client) -> None:
+    def test_many_calls_at_once_wait_while_others_are_queued(self, client: Client, clock: Clock) -> None:
         client.server.blocks_bulk = True
+        client.server.bulk_lane._run_s = clock.now_s
         client.server.slow_lane.charge_inline(1.0)
         client.connection.data_received(self.calls(client, 3, 5))
         for _ in range(10):
@@ -184,8 +185,9 @@ class TestLargeReads:
         client.settle()
         assert len(client.queued) == 6
 
-    def test_slow_input_before_many_calls_does_not_help(self, client: Client) -> None:
+    def test_slow_input_before_many_calls_does_not_help(self, client: Client, clock: Clock) -> None:
         client.server.blocks_bulk = True
+        client.server.bulk_lane._run_s = clock.now_s
         client.server.slow_lane.charge_inline(1.0)
         client.connection.data_received(frame(PING, 0, 0, b"12345678"))  # waits in the slow lane
         client.connection.data_received(self.calls(client, 3, 5))

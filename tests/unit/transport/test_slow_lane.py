@@ -8,7 +8,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from ratelimit_rls.transport.grpc import slow_lane as module
-from ratelimit_rls.transport.grpc.slow_lane import INLINE_BURST_S, INLINE_SHARE, LANE_SLICE_S, MAX_DEBT_S, SlowLane
+from ratelimit_rls.transport.grpc.slow_lane import (
+    BLOCKED_INTERVAL_S,
+    INLINE_BURST_S,
+    INLINE_SHARE,
+    LANE_SLICE_S,
+    MAX_DEBT_S,
+    SlowLane,
+)
 
 
 class Loop:
@@ -122,6 +129,24 @@ def test_some_slow_input_is_read_inline(loop: Loop, lane: SlowLane) -> None:
     assert lane.has_inline_time(loop.now_s)
     lane.charge_inline(1.01 * INLINE_BURST_S * INLINE_SHARE)
     assert not lane.has_inline_time(loop.now_s)
+
+
+def test_blocked_lane_reads_one_connection_at_a_time(loop: Loop) -> None:
+    blocked = True
+    lane = SlowLane(lambda callback: loop.soon.append(callback), lambda: blocked)
+    readers = [Reader(loop, lane, 1, 0.0) for _ in range(5)]
+    loop.turn()
+    assert sum(reader.left for reader in readers) == 4
+    for _ in range(100):
+        loop.turn()
+    assert sum(reader.left for reader in readers) == 4
+    loop.now_s += 1.01 * BLOCKED_INTERVAL_S
+    loop.turn()
+    assert sum(reader.left for reader in readers) == 3
+    blocked = False
+    loop.turn()
+    assert not any(reader.left for reader in readers)
+    assert not loop.soon
 
 
 def test_long_pause_is_not_owed_for_long(loop: Loop, lane: SlowLane) -> None:
