@@ -164,7 +164,7 @@ def _filter(results: Results) -> list[str]:
 
 
 def _redis_commands(results: Results, scenario: Scenario) -> list[str]:
-    """Report the Redis commands per call. An EVALSHA is a round trip; commands of its script are not."""
+    """Report the Redis commands per call. An FCALL or EVALSHA is a round trip; commands of its script are not."""
     told = ", ".join(f"{name} {often:.3f}" for name, often in _per_call(results.get(scenario, ())).items())
     return [f"Redis commands a call, {scenario.name}: {told}"] if told else []
 

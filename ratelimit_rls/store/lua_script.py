@@ -1,7 +1,8 @@
 """The Lua script, assembled once from the files of lua/: the same for Redis and for the embedded store.
 
-The definitions are the library, the algorithms and the watchers; decide.lua is the script proper. Redis runs both with
-every call; the embedded store runs the definitions once and keeps the rest as a function.
+The definitions are the library, the algorithms and the watchers; decide.lua is the script proper. As a Redis function
+(Redis 7, Valkey) and in the embedded store, the definitions run once; as a script (EVALSHA), Redis runs them with every
+call.
 """
 
 from __future__ import annotations
@@ -41,6 +42,37 @@ def definitions() -> str:
 def script() -> bytes:
     """Return the script that Redis runs."""
     return f"{definitions()}\n{read_source('decide')}".encode()
+
+
+@cache
+def function_name() -> bytes:
+    """Return the name of the Redis function, which is also that of its library.
+
+    Names are global on a server. This one has the digest of the text, so that two releases can share a server.
+    """
+    return b"ratelimit_rls_" + script_sha()[:16]
+
+
+@cache
+def function_library() -> bytes:
+    """Return the script as a library of one Redis function.
+
+    The definitions run with the first call: while a library is loaded, Redis offers it neither `math` nor `string`.
+    """
+    name = function_name().decode()
+    return f"""#!lua name={name}
+local decide
+local function load_definitions()
+{definitions()}
+return function(KEYS, ARGV)
+{read_source("decide")}
+end
+end
+redis.register_function("{name}", function(keys, arguments)
+  decide = decide or load_definitions()
+  return decide(keys, arguments)
+end)
+""".encode()
 
 
 @cache

@@ -1,6 +1,6 @@
 """Traces: a span for each sampled call, and one for each batch sent to the store.
 
-    Envoy's span ─► envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit ─► EVALSHA decide
+    Envoy's span ─► envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit ─► decide
 
 Calls are processed in batches, so a batch has one store span: a child of the first sampled call, with links to the
 others. Envoy decides which calls are sampled; calls without a parent are sampled by TRACING_SAMPLING_RATE. With tracing
@@ -214,11 +214,10 @@ class _BatchSpan:
         if is_redis:
             attributes |= {
                 "db.system.name": "redis",
-                "db.operation.name": "EVALSHA",
                 "db.stored_procedure.name": "decide",
             }
         self._span = traced.tracer.start_span(
-            "EVALSHA decide" if is_redis else "decide",
+            "decide",
             context=set_span_in_context(first),
             kind=SpanKind.CLIENT if is_redis else SpanKind.INTERNAL,
             attributes=attributes,

@@ -132,7 +132,7 @@ def test_resharding_and_failover_fail_no_call_and_exceed_no_limit(cluster: Redis
         for kind in (calls[1], calls[11]):
             move_slowly(cluster, kind.slot, guest)
         assert figures.tell("a node joined and got two") == 0
-        assert evals(guest) > 0
+        assert guest.script_runs() > 0
 
         victim = cluster.owner(calls[3].slot)
         on_victim = [cluster.owner(kind.slot) is victim for kind in calls]
@@ -140,7 +140,7 @@ def test_resharding_and_failover_fail_no_call_and_exceed_no_limit(cluster: Redis
         cluster.kill(victim)
         heir = wait_for_heir(cluster, calls[3].slot, victim)
         taken_over_s = time.monotonic()
-        wait_until(lambda: evals(heir) > 0, "the service counts on the heir")
+        wait_until(lambda: heir.script_runs() > 0, "the service counts on the heir")
         back_s = time.monotonic()
         service.wait_for_log("store_fallback_ended")
         figures.tell("a master died")
@@ -209,11 +209,6 @@ def move_slowly(cluster: RedisCluster, slot: int, to: RedisServer) -> None:
 def wait_for_heir(cluster: RedisCluster, slot: int, victim: RedisServer) -> RedisServer:
     wait_until(lambda: cluster.owner(slot) is not victim, "a replica takes over")
     return cluster.owner(slot)
-
-
-def evals(server: RedisServer) -> int:
-    stats = server.cli("INFO", "commandstats")
-    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("eval", "evalsha"))
 
 
 class _CallFigures:

@@ -87,9 +87,9 @@ def test_denial_cache_saves_calls_and_lease_is_exact(
 ) -> None:
     proxy = envoy_on()
     assert statuses(proxy, "somebody", 5)[-2:] == [200, 429]
-    before = runs(any_redis)
+    before = any_redis.script_runs()
     assert statuses(proxy, "somebody", 20) == [429] * 20
-    assert runs(any_redis) == before
+    assert any_redis.script_runs() == before
     assert sorted(statuses(proxy, "hot", 35)) == [200] * 30 + [429] * 5
 
 
@@ -99,8 +99,3 @@ def test_retry_with_a_request_id_is_counted_once(envoy_on: Callable[..., EnvoySe
 
     assert statuses(proxy, "somebody", 10, x_request_id=same) == [200] * 10
     assert statuses(proxy, "somebody", 4) == [200, 200, 200, 429]
-
-
-def runs(server: RedisServer) -> int:
-    """Return how often the script has run."""
-    return int(server.cli("INFO", "commandstats")["cmdstat_evalsha"]["calls"])

@@ -77,7 +77,7 @@ def test_trace_contains_envoy_service_and_store_spans(
         (of_store,) = (one for one in spans.values() if one.parent_id == last.span_id)
         assert parent.resource["service.name"] == "envoy"
         assert {parent.trace_id, last.trace_id, of_store.trace_id} == {last.trace_id}
-        assert (of_store.name, of_store.attributes["db.system.name"]) == ("EVALSHA decide", "redis")
+        assert (of_store.name, of_store.attributes["db.system.name"]) == ("decide", "redis")
         assert last.attributes["ratelimit.limited"] is True
         assert last.attributes["ratelimit.rule"] == "edge.path_/limited"
         assert last.resource["service.name"] == "RateLimit"

@@ -96,7 +96,7 @@ class Load:
         return LoadResult(calls, calls - refused, took_s, self._scripts() - before)
 
     def _scripts(self) -> int:
-        return int(self.redis.cli("INFO", "commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+        return self.redis.script_runs()
 
     def counted(self, key: str) -> int:
         """Return the hits of a fixed window in Redis."""

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from lupa.luajit21 import LuaRuntime
 
 from ratelimit_rls.core.model import Algorithm
-from ratelimit_rls.store.lua_script import LIBRARY, WATCHERS, definitions, read_source, script, script_dir, script_sha
+from ratelimit_rls.store.lua_script import (
+    LIBRARY,
+    WATCHERS,
+    definitions,
+    function_library,
+    function_name,
+    read_source,
+    script,
+    script_dir,
+    script_sha,
+)
 from tests.support.servers import RedisServer
 
 HEADER = ("State", "Bounds", "Retry", "Reset", "Cost")
@@ -53,6 +63,11 @@ def test_decide_header_documents_all_spec_fields() -> None:
 
 def test_script_sha_matches_redis(redis_server: RedisServer) -> None:
     assert redis_server.cli("SCRIPT", "LOAD", script()) == script_sha()
+
+
+def test_function_name_is_that_of_its_text() -> None:
+    assert function_library().startswith(b"#!lua name=%s\n" % function_name())
+    assert function_name().endswith(script_sha()[:16])
 
 
 def _mul_div() -> Callable[[int, int, int], tuple[int, int]]:

@@ -105,6 +105,12 @@ class RedisServer(Process):
             line += ["--user", name, "on", f">{password}", "~*", "&*", "+@all"]
         return line
 
+    def script_runs(self) -> int:
+        """Return how often clients have run the script, as a function or not; a replica receives plain writes."""
+        stats = self.cli("INFO", "commandstats")
+        names = ("eval", "evalsha", "fcall")
+        return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in names)
+
     def cli(self, *command: str | bytes | int, database: int = 0, timeout_s: float | None = 5.0) -> Any:
         """Send a command on a new connection and return the reply."""
         secret = self.password or None

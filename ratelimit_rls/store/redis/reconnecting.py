@@ -208,7 +208,7 @@ class ReconnectingConnection:
             await asyncio.shield(self._connection.closed)
 
 
-NON_FATAL_ERRORS = ("NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+NON_FATAL_ERRORS = ("NOSCRIPT", "ERR Function not found", "ERR Library", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 """Errors that redirect or request the script, and do not indicate a faulty server; CLUSTERDOWN is about its cluster."""
 
 

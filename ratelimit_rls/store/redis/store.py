@@ -1,6 +1,6 @@
 """Store on one Redis: a single server, or the current master of a Sentinel deployment.
 
-    calls of one event loop iteration ─► runs of at most 128 limits ─► one EVALSHA each ─► results
+    calls of one event loop iteration ─► runs of at most 128 limits ─► one FCALL or EVALSHA each ─► results
 
 Several batches may be in flight on the one connection; Redis answers them in order. If a batch gets no reply in time,
 the connection is closed: later replies would be late, too, and nothing must accumulate.

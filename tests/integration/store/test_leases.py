@@ -109,19 +109,15 @@ def at(server: RedisServer) -> RedisServers:
     return RedisServers("single", (RedisAddress("127.0.0.1", server.port),))
 
 
-def scripts_run(server: RedisServer) -> int:
-    return int(server.cli("INFO", "commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
-
-
 async def test_a_hot_key_is_leased_and_unused_hits_are_refunded_at_the_end(
     redis_server: RedisServer,
 ) -> None:
     plan = plan_of((b"{hot}", yearly(10_000), True))
     async with replica(at(redis_server)) as other:
         async with replica(at(redis_server)) as one:
-            before = scripts_run(redis_server)
+            before = redis_server.script_runs()
             await one.warm(plan, admitted=500)
-            assert scripts_run(redis_server) - before < 25
+            assert redis_server.script_runs() - before < 25
             assert (await other.left(plan))[0] < 9_500
         assert await other.left(plan) == [9_500]
 

@@ -88,15 +88,16 @@ async def test_counters_are_in_the_configured_database(any_redis: RedisServer) -
 
 async def test_a_batch_on_one_key_is_one_script_one_read_and_one_write(redis_server: RedisServer) -> None:
     async with connected(at(redis_server)) as store:
-        before = {command: calls_of(redis_server, command) for command in ("evalsha", "mget", "set")}
+        before = {command: calls_of(redis_server, command) for command in ("mget", "set")}
+        runs_before = redis_server.script_runs()
         answers = await spend(store, *(call(long_step("hot", 1000)) for _ in range(60)))
 
     assert all(isinstance(answer, StoreResult) for answer in answers)
     assert {command: calls_of(redis_server, command) - before[command] for command in before} == {
-        "evalsha": 1,
         "mget": 1,
         "set": 1,
     }
+    assert redis_server.script_runs() == runs_before + 1
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
@@ -263,8 +264,73 @@ async def test_a_reply_received_in_time_counts_even_if_read_late(any_redis: Redi
         assert store.connected
 
 
+def has_functions(server: RedisServer) -> bool:
+    """Return True for Redis 7 and Valkey."""
+    try:
+        server.cli("FUNCTION", "LIST")
+    except redis.ResponseError:
+        return False
+    return True
+
+
+@pytest.fixture
+def with_functions(any_redis: RedisServer) -> RedisServer:
+    if not has_functions(any_redis):
+        pytest.skip("this server has no functions")
+    any_redis.cli("CONFIG", "RESETSTAT")
+    return any_redis
+
+
+async def take(store: RedisStore, key: str = "k") -> int:
+    """Charge one of three hits, and return what is left."""
+    (result,) = await spend(store, call(long_step(key)))
+    assert isinstance(result, StoreResult), result
+    return result.readings[0].left
+
+
+class TestFunctions:
+    async def test_script_is_a_function_where_the_server_has_them(self, any_redis: RedisServer) -> None:
+        any_redis.cli("CONFIG", "RESETSTAT")
+        async with connected(at(any_redis)) as store:
+            assert [await take(store) for _ in range(3)] == [2, 1, 0]
+        expected = (3, 0) if has_functions(any_redis) else (0, 3)
+        assert (calls_of(any_redis, "fcall"), calls_of(any_redis, "evalsha")) == expected
+
+    async def test_deleted_function_is_loaded_again(self, with_functions: RedisServer) -> None:
+        async with connected(at(with_functions)) as store:
+            with_functions.cli("FUNCTION", "FLUSH")
+            with_functions.cli("SCRIPT", "FLUSH")
+            assert [await take(store) for _ in range(3)] == [2, 1, 0]
+            assert store.connected
+        assert (calls_of(with_functions, "fcall"), calls_of(with_functions, "eval")) == (3, 1)
+
+    @pytest.mark.parametrize("forbidden", ["-fcall", "-function"])
+    async def test_script_is_used_if_functions_are_not_allowed(
+        self, with_functions: RedisServer, forbidden: str
+    ) -> None:
+        with_functions.cli("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", forbidden)
+        async with connected(at(with_functions, username="limited", password=SecretStr("secret"))) as store:
+            assert [await take(store) for _ in range(3)] == [2, 1, 0]
+            assert store.connected
+        with_functions.cli("ACL", "DELUSER", "limited")
+        assert calls_of(with_functions, "evalsha") == 3
+
+    async def test_denials_are_still_read_while_memory_is_full(self, with_functions: RedisServer) -> None:
+        async with connected(at(with_functions)) as store:
+            assert [await take(store) for _ in range(3)] == [2, 1, 0]
+            with_functions.cli("CONFIG", "SET", "maxmemory", 1)
+            try:
+                (denied,) = await spend(store, call(long_step("k")))
+                (failed,) = await spend(store, call(long_step("other")))
+            finally:
+                with_functions.cli("CONFIG", "SET", "maxmemory", 0)
+        assert isinstance(denied, StoreResult)
+        assert denied.denied
+        assert isinstance(failed, StoreUnavailable)
+
+
 class ScriptedServer:
-    """A server that accepts the handshake, and answers SCRIPT LOAD and EVALSHA with given replies; None: no reply."""
+    """A server without functions that answers SCRIPT LOAD and EVALSHA with given replies; None: no reply."""
 
     def __init__(self, loads: list[bytes | None], evals: list[bytes | None]) -> None:
         self._loads, self._evals = iter(loads), iter(evals)
@@ -285,7 +351,11 @@ class ScriptedServer:
             while data := await reader.read(65536):
                 commands.feed(data)
                 while (command := commands.gets()) is not False:
-                    replies = {b"SCRIPT": self._loads, b"EVALSHA": self._evals}.get(command[0], iter([b"+OK\r\n"]))
+                    replies = {
+                        b"FUNCTION": iter([b"-ERR unknown command 'FUNCTION'\r\n"]),
+                        b"SCRIPT": self._loads,
+                        b"EVALSHA": self._evals,
+                    }.get(command[0], iter([b"+OK\r\n"]))
                     writer.write(next(replies, None) or b"")
         writer.close()
 

@@ -221,7 +221,7 @@ def test_a_store_span_is_a_child_of_the_first_call_with_links() -> None:
     for number in range(3):
         batch.ended(number)
     of_store, first, second = setup.spans()
-    assert (of_store.name, of_store.kind) == ("EVALSHA decide", SpanKind.CLIENT)
+    assert (of_store.name, of_store.kind) == ("decide", SpanKind.CLIENT)
     assert of_store.parent is not None
     assert f"{of_store.parent.span_id:016x}" == ids(first).span_id
     assert [link.context.span_id for link in of_store.links] == [int(ids(second).span_id, 16)]
