@@ -322,7 +322,7 @@ async def test_hits_return_to_the_lease_if_the_remainder_is_denied() -> None:
     for _ in range(100):
         answers += await leases.spend([prepared, prepared])
         await sleep_us(1_000)
-    assert [answer.refused for answer in answers] == [False] * 20 + [True] * 180  # type: ignore[union-attr]
+    assert [answer.denied for answer in answers] == [False] * 20 + [True] * 180  # type: ignore[union-attr]
     last = answers[-1]
     assert (last.readings[0].retry_us > 0, last.readings[1].left, last.readings[1].retry_us) == (True, 980, 0)  # type: ignore[union-attr]
     await leases.close()
@@ -435,18 +435,18 @@ async def test_an_empty_bucket_is_requested_periodically_and_denies_in_between()
     admitted = 0
     for _ in range(500):
         answers = await leases.spend([prepared] * 3)
-        admitted += sum(not answer.refused for answer in answers)  # type: ignore[union-attr]
+        admitted += sum(not answer.denied for answer in answers)  # type: ignore[union-attr]
         await sleep_us(1_000)
     assert world.trips < 40
     assert admitted > 0.98 * (100 + 500)
     (answer,) = await leases.spend([prepared])
-    while not answer.refused:  # type: ignore[union-attr]
+    while not answer.denied:  # type: ignore[union-attr]
         (answer,) = await leases.spend([prepared])
     assert answer.remembered  # type: ignore[union-attr]
     (reading,) = answer.readings  # type: ignore[union-attr]
     assert 0 < reading.retry_us <= LEASE_US // 4 + 1_000
     await sleep_us(reading.retry_us)
-    assert not (await leases.spend([prepared]))[0].refused  # type: ignore[union-attr]
+    assert not (await leases.spend([prepared]))[0].denied  # type: ignore[union-attr]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ async def test_calls_wait_for_a_lease_request_in_flight() -> None:
     await sleep_us(LEASE_US)
     prepared, before = leases.prepare(plan), world.trips
     results = await asyncio.gather(*(leases.spend([prepared]) for _ in range(5)))
-    assert [answer.refused for (answer,) in results] == [False] * 5  # type: ignore[union-attr]
+    assert [answer.denied for (answer,) in results] == [False] * 5  # type: ignore[union-attr]
     assert world.trips == before + 1
 
 
