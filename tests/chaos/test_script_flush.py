@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 CALLS = 3000
 
 
-async def test_flushed_scripts_neither_lose_nor_double_hits(any_redis: RedisServer, tmp_path: Path) -> None:
+async def test_flushed_scripts_neither_lose_nor_double_hits(redis_server: RedisServer, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(
         "domain: flushed\ndescriptors: [{key: all, rate_limit: {unit: year, requests_per_unit: 4000000000}}]\n"
@@ -29,12 +29,12 @@ async def test_flushed_scripts_neither_lose_nor_double_hits(any_redis: RedisServ
     async def flush() -> None:
         nonlocal flushes
         while True:
-            await asyncio.to_thread(any_redis.cli, "SCRIPT", "FLUSH")
+            await asyncio.to_thread(redis_server.cli, "SCRIPT", "FLUSH")
             with suppress(redis.ResponseError):  # Redis 6.2 has no functions
-                await asyncio.to_thread(any_redis.cli, "FUNCTION", "FLUSH")
+                await asyncio.to_thread(redis_server.cli, "FUNCTION", "FLUSH")
             flushes += 1
 
-    with Service({"RLS_RULES": rules, "REDIS_URL": any_redis.address}) as service:
+    with Service({"RLS_RULES": rules, "REDIS_URL": redis_server.address}) as service:
         flushing = asyncio.create_task(flush())
         message = bytes(rate_limit_request("flushed", {"all": "hits"}))
         outcomes = await run_load([service.grpc_address], message, clients=64, calls=CALLS)
@@ -44,4 +44,4 @@ async def test_flushed_scripts_neither_lose_nor_double_hits(any_redis: RedisServ
     print(f"{flushes} flushes during {CALLS} calls")
     assert outcomes == {Code.OK: CALLS}
     assert flushes > 5  # otherwise nothing was tested
-    assert int(any_redis.cli("GET", "rl:{flushed/all=hits}:fixed_window:31536000")) >> 16 == CALLS
+    assert int(redis_server.cli("GET", "rl:{flushed/all=hits}:fixed_window:31536000")) >> 16 == CALLS

@@ -56,6 +56,10 @@ def calls_of(server: RedisServer, command: str) -> int:
     return int(server.cli("INFO", "commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
+def rejected_calls_of(server: RedisServer, command: str) -> int:
+    return int(server.cli("INFO", "commandstats").get(f"cmdstat_{command}", {}).get("rejected_calls", 0))
+
+
 async def test_the_store_connects_over_a_unix_socket(any_redis: RedisServer) -> None:
     async with connected(RedisAddress(path=str(any_redis.unix_socket))) as store:
         assert await left(store, "k") == 3
@@ -274,11 +278,11 @@ def has_functions(server: RedisServer) -> bool:
 
 
 @pytest.fixture
-def with_functions(any_redis: RedisServer) -> RedisServer:
-    if not has_functions(any_redis):
+def with_functions(redis_server: RedisServer) -> RedisServer:
+    if not has_functions(redis_server):
         pytest.skip("this server has no functions")
-    any_redis.cli("CONFIG", "RESETSTAT")
-    return any_redis
+    redis_server.cli("CONFIG", "RESETSTAT")
+    return redis_server
 
 
 async def take(store: RedisStore, key: str = "k") -> int:
@@ -289,12 +293,12 @@ async def take(store: RedisStore, key: str = "k") -> int:
 
 
 class TestFunctions:
-    async def test_script_is_a_function_where_the_server_has_them(self, any_redis: RedisServer) -> None:
-        any_redis.cli("CONFIG", "RESETSTAT")
-        async with connected(at(any_redis)) as store:
+    async def test_script_is_a_function_where_the_server_has_them(self, redis_server: RedisServer) -> None:
+        redis_server.cli("CONFIG", "RESETSTAT")
+        async with connected(at(redis_server)) as store:
             assert [await take(store) for _ in range(3)] == [2, 1, 0]
-        expected = (3, 0) if has_functions(any_redis) else (0, 3)
-        assert (calls_of(any_redis, "fcall"), calls_of(any_redis, "evalsha")) == expected
+        expected = (3, 0) if has_functions(redis_server) else (0, 3)
+        assert (calls_of(redis_server, "fcall"), calls_of(redis_server, "evalsha")) == expected
 
     async def test_deleted_function_is_loaded_again(self, with_functions: RedisServer) -> None:
         async with connected(at(with_functions)) as store:
@@ -302,7 +306,11 @@ class TestFunctions:
             with_functions.cli("SCRIPT", "FLUSH")
             assert [await take(store) for _ in range(3)] == [2, 1, 0]
             assert store.connected
-        assert (calls_of(with_functions, "fcall"), calls_of(with_functions, "eval")) == (3, 1)
+        assert {name: calls_of(with_functions, name) for name in ("fcall", "evalsha", "eval")} == {
+            "fcall": 3,  # the first one failed
+            "evalsha": 1,
+            "eval": 1,
+        }
 
     @pytest.mark.parametrize("forbidden", ["-fcall", "-function"])
     async def test_script_is_used_if_functions_are_not_allowed(
@@ -314,6 +322,7 @@ class TestFunctions:
             assert store.connected
         with_functions.cli("ACL", "DELUSER", "limited")
         assert calls_of(with_functions, "evalsha") == 3
+        assert rejected_calls_of(with_functions, "fcall") == (forbidden == "-fcall")
 
     async def test_denials_are_still_read_while_memory_is_full(self, with_functions: RedisServer) -> None:
         async with connected(at(with_functions)) as store:
