@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
@@ -12,12 +13,26 @@ UNIX = "unix"
 """Peer address of Unix socket connections. File permissions control access, so there is no limit per peer."""
 
 _IPV6_NETWORK_BITS = 64
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_CLOSE_WAIT = 8
+"""Value of `tcpi_state` on Linux, the first byte of TCP_INFO, after a FIN was received."""
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:
     """Return the address of a connection's peer without the port, or UNIX."""
     name = transport.get_extra_info("peername")
     return str(name[0]) if isinstance(name, tuple) and name else UNIX
+
+
+def has_peer_closed(transport: asyncio.BaseTransport) -> bool:
+    """Return True if the peer of a TCP connection has closed it, although the transport is not reading.
+
+    A transport that does not read learns of it only when it reads again. False if the system cannot tell (not Linux).
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6) or _TCP_INFO is None:
+        return False
+    return bool(connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] == _CLOSE_WAIT)
 
 
 def peer_group(address: str) -> str:

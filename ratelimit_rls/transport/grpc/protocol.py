@@ -23,7 +23,7 @@ from ratelimit_rls.h2.request_stream import StreamingCall
 from ratelimit_rls.h2.status import RpcError
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
-from ratelimit_rls.transport.peers import peer_address, peer_group
+from ratelimit_rls.transport.peers import has_peer_closed, peer_address, peer_group
 
 SLOW_SLICE_S = 0.002
 """CPU time for slow input before the next connection is read. Ordinary calls are not slow, and few can be open."""
@@ -184,7 +184,8 @@ class GrpcProtocol(Connection, asyncio.Protocol):
                 self.on_abuse(Abuse.WRITE_TIMEOUT)
                 self.abort()
         elif self._is_deferred or self.is_backlogged:
-            pass  # the connection waits for us
+            if has_peer_closed(self._transport):  # reading what it sent would be wasted
+                self.abort()
         elif not self.check_progress(now_s):
             self.abort()
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from ratelimit_rls.telemetry.abuse import Abuse
-from ratelimit_rls.transport.peers import UNIX, ConnectionLimits, Evicted, PendingTasks, peer_address, peer_group
+from ratelimit_rls.transport.peers import (
+    UNIX,
+    ConnectionLimits,
+    Evicted,
+    PendingTasks,
+    has_peer_closed,
+    peer_address,
+    peer_group,
+)
 from tests.unit.transport.http2_client import Socket
 
 
@@ -121,3 +130,41 @@ class TestPendingTasks:
             None,
             Evicted(first, UNIX, Abuse.TOO_MANY_CONNECTIONS),
         ]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux reports the state of a connection")
+async def test_closed_peer_is_noticed_without_reading() -> None:
+    accepted: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.pause_reading()
+            accepted.put_nowait(transport)
+
+    server = await asyncio.get_running_loop().create_server(Protocol, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"unread")
+    transport = await accepted.get()
+    assert not has_peer_closed(transport)
+
+    writer.close()
+    async with asyncio.timeout(10):
+        while not has_peer_closed(transport):
+            await asyncio.sleep(0.001)
+    transport.abort()
+    server.close()
+
+
+def test_peer_of_a_unix_socket_is_never_reported_closed() -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+
+        class Transport(asyncio.Transport):
+            def get_extra_info(self, name: str, default: object = None) -> object:
+                return connection
+
+        assert not has_peer_closed(Transport())
+
+
+def test_peer_of_a_transport_without_a_socket_is_never_reported_closed() -> None:
+    assert not has_peer_closed(Socket())

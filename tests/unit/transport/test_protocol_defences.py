@@ -198,6 +198,18 @@ class TestLargeReads:
         client.settle()
         assert len(client.queued) == 6
 
+    @pytest.mark.parametrize("is_gone", [True, False])
+    def test_deferred_input_of_a_client_that_has_gone_is_dropped(
+        self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+    ) -> None:
+        monkeypatch.setattr(module, "has_peer_closed", lambda transport: is_gone)
+        client.server.blocks_bulk = True
+        client.server.bulk_lane._run_s = clock.now_s
+        client.server.slow_lane.charge_inline(1.0)
+        client.connection.data_received(self.calls(client, 3, 5))
+        client.connection.check_timeouts(clock.now_s + 1)
+        assert client.socket.is_aborted is is_gone
+
     def test_few_calls_do_not_wait(self, client: Client) -> None:
         client.server.slow_lane.charge_inline(1.0)
         client.connection.data_received(self.calls(client, 3, 2))
