@@ -12,6 +12,9 @@ from ratelimit_rls.telemetry.abuse import Abuse
 UNIX = "unix"
 """Peer address of Unix socket connections. File permissions control access, so there is no limit per peer."""
 
+GONE = ""
+"""Peer address of TCP connections that were reset before they were accepted. Close them: they are not UNIX."""
+
 _IPV6_NETWORK_BITS = 64
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _CLOSE_WAIT = 8
@@ -19,9 +22,16 @@ _CLOSE_WAIT = 8
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:
-    """Return the address of a connection's peer without the port, or UNIX."""
+    """Return the address of a connection's peer without the port, UNIX, or GONE."""
     name = transport.get_extra_info("peername")
-    return str(name[0]) if isinstance(name, tuple) and name else UNIX
+    if isinstance(name, tuple) and name:
+        return str(name[0])
+    return GONE if _is_tcp(transport) else UNIX
+
+
+def _is_tcp(transport: asyncio.BaseTransport) -> bool:
+    connection = transport.get_extra_info("socket")
+    return connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
 
 
 def has_peer_closed(transport: asyncio.BaseTransport) -> bool:
@@ -29,9 +39,9 @@ def has_peer_closed(transport: asyncio.BaseTransport) -> bool:
 
     A transport that does not read learns of it only when it reads again. False if the system cannot tell (not Linux).
     """
-    connection = transport.get_extra_info("socket")
-    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6) or _TCP_INFO is None:
+    if _TCP_INFO is None or not _is_tcp(transport):
         return False
+    connection = transport.get_extra_info("socket")
     return bool(connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] == _CLOSE_WAIT)
 
 

@@ -8,6 +8,7 @@ tolerates.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeVar, overload
 
@@ -53,13 +54,13 @@ class StrictMapping:
             self._reject_repeated_keys(node, keys)
 
     def _reject_repeated_keys(self, node: YamlMap, keys: Sequence[str]) -> None:
-        """Report keys written twice in this mapping. Overriding keys merged by `<<` is the purpose of merging."""
-        written: set[str] = set()
+        """Report keys written twice, each once. Overriding keys merged by `<<` is the purpose of merging."""
+        written: Counter[str] = Counter()
         for key, _ in node.pairs:
             if isinstance(key, YamlScalar) and key.text in keys:
-                if key.text in written:
+                written[key.text] += 1
+                if written[key.text] == 2:
                     self.found.error(key, f"'{key.text}' is written twice")
-                written.add(key.text)
 
     def not_a_mapping(self, keys: Sequence[str]) -> str:
         """Override: format the message for a node that is not a mapping."""

@@ -314,8 +314,9 @@ class Http2Server:
             self._dispatch_from_backlog()
             return
         for method in called:
-            self._start_pipeline(method, method.queue)
+            calls = method.queue.copy()
             method.queue.clear()
+            self._start_pipeline(method, calls)
 
     def _respond_to_health_checks(self) -> None:
         for connection, stream_id, message, _, _ in self._health_checks:
@@ -346,6 +347,9 @@ class Http2Server:
             try:
                 run.send(None)
             except StopIteration:
+                return
+            except Exception:  # other batches of this iteration must not be affected
+                _log.exception("batch_failed")
                 return
             raise RuntimeError("the pipeline of a synchronous store has suspended")
         task = asyncio.get_running_loop().create_task(run)

@@ -23,7 +23,7 @@ from ratelimit_rls.h2.request_stream import StreamingCall
 from ratelimit_rls.h2.status import RpcError
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
-from ratelimit_rls.transport.peers import has_peer_closed, peer_address, peer_group
+from ratelimit_rls.transport.peers import GONE, has_peer_closed, peer_address, peer_group
 
 SLOW_SLICE_S = 0.002
 """CPU time for slow input before the next connection is read. Ordinary calls are not slow, and few can be open."""
@@ -97,8 +97,9 @@ class GrpcProtocol(Connection, asyncio.Protocol):
         self.queued_bytes = 0  # size of this connection's messages in the backlog
         self.is_backlogged = False  # reading is paused until more of them are decided
         self._is_admitted = False
-        self._is_deferred = False  # reading waits in the slow lane
-        self._is_in_lane = False  # the slow lane is reading
+        self._is_deferred = False  # reading waits in a lane
+        self._is_bulk = False  # that lane is the one for much input
+        self._is_in_lane = False  # a lane is reading
         self._slow_since_s = self._slow_until_s = 0.0  # when slow input of this read began, and its last frame ended
         self._is_write_paused = False  # writing is paused until the client reads
         self._write_paused_s = 0.0  # since when writing is paused
@@ -108,6 +109,10 @@ class GrpcProtocol(Connection, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
         self.peer = peer_address(transport)
+        if self.peer == GONE:
+            self.terminate()
+            self.abort()
+            return
         self.peer_group = peer_group(self.peer)
         self.start(monotonic())
         rejection = self._server.admit(self)
@@ -142,7 +147,7 @@ class GrpcProtocol(Connection, asyncio.Protocol):
                 self.keep_data(data)  # was in transit when reading was paused
             return
         now_s = monotonic()
-        if len(data) > LARGE_READ_BYTES and not self._server.slow_lane.has_inline_time(now_s):
+        if len(data) > LARGE_READ_BYTES and not self._may_read_inline(now_s):
             self.keep_data(data)
             self._defer_reading()
             return
@@ -151,6 +156,10 @@ class GrpcProtocol(Connection, asyncio.Protocol):
             self._slow_since_s, self._slow_until_s = now_s, monotonic()
         if self._slow_since_s:
             self._server.slow_lane.charge_inline(self._charge_slow_input())
+
+    def _may_read_inline(self, now_s: float) -> bool:
+        """Return True if much input can be read at once, without waiting for its turn."""
+        return self._server.slow_lane.has_inline_time(now_s) and not self._server.bulk_lane.is_blocked()
 
     # Called by the server.
 
@@ -199,7 +208,7 @@ class GrpcProtocol(Connection, asyncio.Protocol):
         self._is_deferred = False
         if self._is_write_paused or self._is_closed or self.is_backlogged:
             return
-        if len(self._buffer) > LARGE_READ_BYTES and self._server.bulk_lane.is_blocked():
+        if not self._is_bulk and len(self._buffer) > LARGE_READ_BYTES and self._server.bulk_lane.is_blocked():
             self._defer_reading()
             return
         now_s = monotonic()
@@ -216,8 +225,8 @@ class GrpcProtocol(Connection, asyncio.Protocol):
         if not self._is_deferred and not self._is_closed:
             self._is_deferred = True
             self._transport.pause_reading()
-            is_bulk = len(self._buffer) > LARGE_READ_BYTES
-            (self._server.bulk_lane if is_bulk else self._server.slow_lane).enqueue(self)
+            self._is_bulk = len(self._buffer) > LARGE_READ_BYTES
+            (self._server.bulk_lane if self._is_bulk else self._server.slow_lane).enqueue(self)
 
     def _charge_slow_input(self) -> float:
         """Add the CPU time of slow input to the connection's, and return it."""
@@ -292,6 +301,9 @@ class GrpcProtocol(Connection, asyncio.Protocol):
             self._server.on_connection_lost(self)
 
     def _on_preface_timeout(self) -> None:
+        if self._is_deferred:  # it has sent something, which waits to be read
+            self._timers["preface"] = self._loop.call_later(self._config.timeouts.preface_s, self._on_preface_timeout)
+            return
         message = f"no connection preface within {self._config.timeouts.preface_s:g} s"
         self.disconnect(Abuse.IDLE_TIMEOUT, message, ErrorCode.SETTINGS_TIMEOUT)
 

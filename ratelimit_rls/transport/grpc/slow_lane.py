@@ -21,7 +21,7 @@ INLINE_SHARE = 0.25
 """Slow input is read immediately, outside the lane, up to this share of a core. Most slow input comes from well-behaved
 clients: a new header block, a message in two frames, or many calls at once."""
 
-BLOCKED_INTERVAL_S = 0.1
+BLOCKED_INTERVAL_S = 0.02
 """Interval at which a blocked lane reads one connection all the same: other clients cannot stop it for good."""
 
 MAX_DEBT_S = 0.01

@@ -10,6 +10,7 @@ import pytest
 
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.peers import (
+    GONE,
     UNIX,
     ConnectionLimits,
     Evicted,
@@ -154,6 +155,17 @@ async def test_closed_peer_is_noticed_without_reading() -> None:
             await asyncio.sleep(0.001)
     transport.abort()
     server.close()
+
+
+@pytest.mark.parametrize(("family", "peer"), [(socket.AF_INET, GONE), (socket.AF_INET6, GONE), (socket.AF_UNIX, UNIX)])
+def test_tcp_connection_without_an_address_is_gone(family: socket.AddressFamily, peer: str) -> None:
+    with socket.socket(family) as connection:
+
+        class Transport(asyncio.Transport):
+            def get_extra_info(self, name: str, default: object = None) -> object:
+                return connection if name == "socket" else None
+
+        assert peer_address(Transport()) == peer
 
 
 def test_peer_of_a_unix_socket_is_never_reported_closed() -> None:

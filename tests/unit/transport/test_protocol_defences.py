@@ -28,6 +28,7 @@ from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.grpc import protocol as module
 from ratelimit_rls.transport.grpc import slow_lane
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
+from ratelimit_rls.transport.peers import GONE
 from tests.unit.h2.client import fields, prefixed
 from tests.unit.transport.http2_client import Client, FakeServer
 
@@ -198,6 +199,30 @@ class TestLargeReads:
         client.settle()
         assert len(client.queued) == 6
 
+    def test_much_input_is_read_at_last_while_others_stay_queued(self, client: Client, clock: Clock) -> None:
+        client.server.blocks_bulk = True
+        client.server.slow_lane.charge_inline(1.0)
+        client.connection.data_received(self.calls(client, 3, 5))
+        for _ in range(3):
+            clock.now_s += 1.01 * slow_lane.BLOCKED_INTERVAL_S
+            client.loop.turn()
+        assert len(client.queued) == 6
+
+    def test_much_input_waits_while_others_are_queued_even_if_there_is_time(self, client: Client, clock: Clock) -> None:
+        client.server.blocks_bulk = True
+        client.server.bulk_lane._run_s = clock.now_s
+        client.connection.data_received(self.calls(client, 3, 5))
+        assert len(client.queued) == 1
+
+    def test_preface_that_waits_to_be_read_does_not_time_out(self, clock: Clock) -> None:
+        client = Client(sends_preface=False)
+        client.server.blocks_bulk = True
+        client.server.bulk_lane._run_s = 2 * clock.now_s  # so that nothing is read
+        client.connection.data_received(PREFACE + frames.settings({}) + bytes(5000))
+        client.loop._soon.clear()
+        client.loop.wait(10 * TIMEOUTS.preface_s)
+        assert not client.is_closed
+
     @pytest.mark.parametrize("is_gone", [True, False])
     def test_deferred_input_of_a_client_that_has_gone_is_dropped(
         self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, is_gone: bool
@@ -273,6 +298,17 @@ class TestBacklog:
         paused.disconnect()
         paused.connection.resume_from_backlog()
         paused.loop.run()
+
+
+def test_connection_that_was_reset_before_it_was_accepted_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no address, and would be exempt from the limits of its peer."""
+    monkeypatch.setattr(module, "peer_address", lambda transport: GONE)
+    client = Client(sends_preface=False)
+    assert client.socket.is_aborted
+    assert not client.server.connections
+    client.send(PREFACE + frames.settings({}))
+    assert not client.writes
+    client.disconnect()
 
 
 def test_connection_error_is_not_logged_at_info_level() -> None:
