@@ -1,8 +1,8 @@
 # The image of ratelimit-rls. `docker build -t ratelimit-rls .` from the root of a checkout.
 #
-# A tag may name another image tomorrow. For a release name the base by its digest, and refuse anything else:
+# A tag may refer to another image tomorrow. For a release, set the base by its digest, and reject anything else:
 # --build-arg BASE_IMAGE=python:3.11-slim-bookworm@sha256:… --build-arg REQUIRE_DIGEST=1 (docs/security.md says how to
-# find it). Any image with Python 3.11 to 3.14 and glibc serves.
+# find it). Any image with Python 3.11 to 3.14 and glibc works.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
@@ -16,9 +16,9 @@ RUN case "${BASE_IMAGE}" in \
 ENV PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-# Everything that is downloaded has its hash in requirements/, and nothing is built but this project.
+# Every download has its hash in requirements/, and only this project is built.
 #
-# The environment of the image has no pip. The one that builds the wheel is left behind.
+# The environment of the image has no pip. The environment that builds the wheel is not copied to it.
 COPY requirements requirements
 RUN python -m venv --without-pip /src/builder \
     && python -m pip --python /src/builder/bin/python install -q --require-hashes --only-binary :all: \
@@ -37,8 +37,8 @@ RUN python -m pip --python /src/builder/bin/python wheel -q --no-deps --no-index
     && python -m pip --python /opt/ratelimit-rls/bin/python check \
     && /opt/ratelimit-rls/bin/python sbom.py /opt/ratelimit-rls --report dependencies.json --report project.json \
       --base-image "${BASE_IMAGE}" > /opt/ratelimit-rls/sbom.cdx.json
-# Bytecode is written now: the file system is read-only later, and every start would compile for two seconds. It is
-# never compared with its source, whose dates a copy of a layer need not keep.
+# Bytecode is written now: the file system is read-only later, and every start would compile for two seconds. Python never
+# compares it with its source, because a copy of a layer may change the dates of files.
 RUN /opt/ratelimit-rls/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/ratelimit-rls/lib \
     && chmod -R go-w /opt/ratelimit-rls
 
@@ -49,7 +49,7 @@ LABEL org.opencontainers.image.title="ratelimit-rls" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
 COPY --from=build /opt/ratelimit-rls /opt/ratelimit-rls
-# /bin/ratelimit is what gateways start in the reference's image, without arguments: it serves.
+# /bin/ratelimit is the command that gateways start in the image of envoyproxy/ratelimit, without arguments: it serves.
 RUN ln -s /opt/ratelimit-rls/bin/ratelimit-rls /usr/local/bin/ratelimit-rls \
     && ln -s /opt/ratelimit-rls/bin/ratelimit /bin/ratelimit
 ENV PYTHONDONTWRITEBYTECODE=1 \
@@ -59,9 +59,10 @@ USER 65534:65534
 WORKDIR /
 # gRPC, HTTP, debug, admin, metrics.
 EXPOSE 8081 8080 6070 8082 9090
-# No HEALTHCHECK: Kubernetes ignores it, and elsewhere it would start an interpreter every few seconds to ask what gRPC
-# health and /healthcheck tell whoever wants to know.
+# No HEALTHCHECK: Kubernetes ignores it, and elsewhere it would start an interpreter every few seconds, although gRPC health
+# and /healthcheck report the same.
 #
-# The entrypoint serves, and knows our other verbs. The reference's image has none, so whoever moves from it says
-# `command: /bin/ratelimit`; under Compose that becomes an argument of this one, which ignores it aloud and serves.
+# The entrypoint serves, and accepts our other verbs. The image of envoyproxy/ratelimit has no entrypoint, so its users set
+# `command: /bin/ratelimit`. Under Compose that becomes an argument of this entrypoint, which ignores it with a message
+# and serves.
 ENTRYPOINT ["/bin/ratelimit"]

@@ -27,7 +27,7 @@ def ask(method: str, url: str, headers: dict[str, str], body: str | None = None)
     try:
         connection.connect()
     except OSError as error:
-        sys.exit(f"nobody listens on {parts.netloc}: {error}")
+        sys.exit(f"no server listens on {parts.netloc}: {error}")
     try:
         connection.request(method, target, body, headers)
         answer = connection.getresponse()

@@ -1,12 +1,12 @@
-# What every verify.sh is written in. It speaks to the sandbox where the configuration files put it, or where these
-# variables say: ENVOY, ADMIN (Envoy's) and DEBUG (the service's). PYTHON is any Python 3.
+# Functions that every verify.sh uses. They use the addresses of the configuration files, or those in these variables:
+# ENVOY, ADMIN (Envoy's admin interface) and DEBUG (the debug port of the service). PYTHON is any Python 3.
 envoy=${ENVOY:-http://localhost:10000}
 admin=${ADMIN:-http://localhost:9901}
 debug=${DEBUG:-http://localhost:6070}
 ask_py=$(dirname "$0")/../ask.py
 failures=0
 
-# Somebody new each time, so that a second run does not meet what the first has used.
+# A new name for each run, so that a second run does not use the counters of the first.
 me=verify-$$-$(date +%s)
 
 # Limits are per minute or hour; checks that span the end of one would see two windows. They take a few seconds.
@@ -32,7 +32,7 @@ expect() {
   fi
 }
 
-# eventually WHAT WANTED COMMAND…: what comes a moment after an answer
+# eventually WHAT WANTED COMMAND…: for results that are visible only a moment after a response
 eventually() {
   what=$1 wanted=$2 tries=0
   shift 2
@@ -43,7 +43,7 @@ eventually() {
   expect "$what" "$wanted" "$seen"
 }
 
-# counter NAME: one of Envoy's own, as it stands now; those that never counted anything are not there yet
+# counter NAME: the value of a counter of Envoy; 0 if Envoy does not have it yet, because it never counted anything
 counter() {
   value=$(ask -b "$admin/stats?filter=^$1\$" | sed -n 's/^.*: \([0-9]*\)$/\1/p')
   echo "${value:-0}"

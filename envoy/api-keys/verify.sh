@@ -1,6 +1,6 @@
 #!/bin/sh
-# rules.yaml: a key is limited as administrators say, and what they change acts at once. API is the service's admin API,
-# TOKEN one of its tokens.
+# rules.yaml: administrators define the limits of a key, and their changes take effect at once. API is the address of the
+# admin API, TOKEN one of its tokens.
 . "$(dirname "$0")/../check.sh"
 api=${API:-http://localhost:8082}/api/v1
 
@@ -30,6 +30,6 @@ eventually 'refuses' '1x403' call
 expect 'lifted again' '1x200' "$(admin DELETE "/users/$me/block")"
 eventually 'it is the limit again' '1x429' call
 expect 'the key is revoked' '1x200' "$(admin DELETE "/keys/$id")"
-eventually 'refused as nobody' '1x401' call
+eventually 'rejected as an unknown key' '1x401' call
 expect 'without a key the address counts' '3x200 1x429' "$(ask -n 4 "$envoy/")"
 finish

@@ -1,5 +1,5 @@
 #!/bin/sh
-# envoy.yaml: which limits a request meets is said by its route; rules.yaml has the figures.
+# envoy.yaml: the route determines the limits of a request; rules.yaml has their values.
 . "$(dirname "$0")/../check.sh"
 
 expect 'a route without a word: the limit of the host' '6x200 1x429' "$(ask -n 7 -H "x-user: $me-a" "$envoy/")"
@@ -8,5 +8,5 @@ expect 'which has left that of the host alone' '6x200 1x429' "$(ask -n 7 -H "x-u
 expect '/upload: both, the smaller refuses' '4x200 1x429' "$(ask -n 5 -H "x-user: $me-c" "$envoy/upload")"
 expect 'and that of the host was spent, too' '1x200 1x429' "$(ask -n 2 -H "x-user: $me-c" "$envoy/")"
 expect '/export: a domain of its own' '1x200 1x429' "$(ask -n 2 -H "x-user: $me-d" "$envoy/export")"
-expect '/health: never asked about' '9x200' "$(ask -n 9 -H "x-user: $me-a" "$envoy/health")"
+expect '/health: the service is not called' '9x200' "$(ask -n 9 -H "x-user: $me-a" "$envoy/health")"
 finish

@@ -1,5 +1,5 @@
 #!/bin/sh
-# rules.yaml: /limited has five requests a minute, and each user twenty wherever they go.
+# rules.yaml: /limited has five requests a minute, and each user twenty to all paths together.
 . "$(dirname "$0")/../check.sh"
 
 expect 'six requests to /limited' '5x200 1x429' "$(ask -n 6 "$envoy/limited")"

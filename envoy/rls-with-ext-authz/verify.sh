@@ -1,5 +1,5 @@
 #!/bin/sh
-# rules.yaml: ext_authz finds out the plan of an API key and refuses who has none; the rate limit filter counts by plan.
+# rules.yaml: ext_authz determines the plan of an API key and rejects requests without a key; the rate limit filter counts by plan.
 . "$(dirname "$0")/../check.sh"
 
 expect 'no key: refused by ext_authz, with its status' '1x401' "$(ask "$envoy/reports")"
