@@ -48,12 +48,12 @@ class CompiledRule(NamedTuple):
     others: RulesById
 
     async def add(self, unit: UnitOfWork) -> StoredRule:
-        """Store it as a new rule. Raises RulesChanged."""
+        """Store the rule as a new one. Raises RulesChanged if `others` are no longer the other rules."""
         await self._require_same_others(unit)
         return await unit.add_rule(self.rule)
 
     async def put(self, unit: UnitOfWork, expected: int) -> StoredRule:
-        """Replace the rule with the same id, which must have this version. Raises RulesChanged."""
+        """Replace the stored rule with the same id, whose version must be `expected`. Raises RulesChanged."""
         await self._require_same_others(unit)
         return await unit.put_rule(self.rule, expected)
 

@@ -1,4 +1,4 @@
-"""A cache of at most so many entries, for results that are replaced or cleared; else `functools.lru_cache` suffices."""
+"""Cache with a maximum number of entries, for results that are replaced or cleared; else use `functools.lru_cache`."""
 
 from __future__ import annotations
 

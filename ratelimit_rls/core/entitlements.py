@@ -32,7 +32,7 @@ class Entitlement(Protocol):
 
     @property
     def block(self) -> Block | None:
-        """If set, calls are rejected; what cannot be rejected is counted by the limits."""
+        """The block of the subject, if any: calls are rejected. What cannot be rejected counts towards the limits."""
         ...
 
     @property

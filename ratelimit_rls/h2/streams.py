@@ -201,7 +201,7 @@ class Streams(Hooks):
     # Bounds.
 
     def expire(self, count: int, reason: StrEnum) -> None:
-        """Reset the oldest streams that wait for the client, so many of them at most."""
+        """Reset up to `count` of the oldest streams that wait for the client."""
         if not self._is_closed:
             unfinished = (stream_id for stream_id, stream in self._streams.items() if _waits_for_client(stream))
             self._expire(list(islice(unfinished, count)), reason)

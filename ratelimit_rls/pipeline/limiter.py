@@ -97,7 +97,7 @@ class RateLimiter:
 
     @property
     def has_subject_limits(self) -> bool:
-        """Return True if subjects may have limits of their own, so that a call may become invalid before the rules."""
+        """Return True if subjects may have limits of their own: prepared calls may become stale without new rules."""
         return self._entitlements is not None
 
     @property

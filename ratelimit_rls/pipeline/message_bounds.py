@@ -33,7 +33,7 @@ MAX_LIMITER_FIELDS = 100
 
 _PLAIN_BYTES = 4096
 _MIN_PLAIN_ENTRY_BYTES = 6
-"""In decode.read_plain: the tags and lengths of an entry, of its key and of its value."""
+"""Minimum size of an entry in decode.read_plain: tags and lengths of the entry, its key and its value."""
 
 _OTHER_FIELDS = 64
 _FIELDS_PER_DESCRIPTOR = 16  # the API has eight, apart from the entries

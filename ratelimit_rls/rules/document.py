@@ -53,7 +53,7 @@ class MatchDocument:
 
     @property
     def patterns(self) -> list[tuple[str, Positioned[str]]]:
-        """The patterns that are present. Exactly one is valid."""
+        """Kind and text of each pattern that is present. A valid document has exactly one."""
         patterns = (("cidr", self.cidr), ("prefix", self.prefix), ("regex", self.regex))
         return [(kind, written) for kind, written in patterns if written is not None]
 

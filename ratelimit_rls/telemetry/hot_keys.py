@@ -41,7 +41,7 @@ REPEAT_WARNING_S = 600.0
 """The same counter is not logged again for this long."""
 
 MAX_WARNINGS = 3
-"""Per minute."""
+"""Maximum hot-key warnings logged per minute."""
 
 MAX_LOGGED_KEY_LENGTH = 120
 """Longer keys are truncated in the log."""

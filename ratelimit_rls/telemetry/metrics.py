@@ -85,7 +85,7 @@ class PassCounter:
 
 
 Counters = tuple[LimitCounters | PassCounter, ...]
-"""One per descriptor of a call."""
+"""Counters of a call: one element per descriptor."""
 
 _LIMIT_NAMES = tuple(each.name for each in fields(LimitCounters) if each.compare)
 _STATE_NAMES = ("state_warning", "state_throttled")  # exported only above 0: few rules use them

@@ -23,7 +23,10 @@ DEFAULT_LIMIT = 100
 MAX_LIMIT = 500
 
 MAX_CURSOR_LENGTH: Final = 2048
-"""In characters. An id has at most 255, each at most twelve characters in JSON within base64."""
+"""Maximum length of a cursor in characters.
+
+An id has at most 255 characters, each of which takes at most twelve in JSON within base64.
+"""
 
 _SIGNATURE_BYTES = 12
 

@@ -117,7 +117,7 @@ class CallProxy:
         )
 
     def _count(self, task: asyncio.Task[None], connection: GrpcProtocol) -> None:
-        """Until the task has ended, which may be later than the call has for its caller."""
+        """Count a call until its task ends, which may be after the call has ended for its caller."""
         group = peer_group(connection.peer)
 
         def ended(task: asyncio.Task[None]) -> None:

@@ -172,9 +172,9 @@ class OpenConnections:
             self._allow_streams(self._max_concurrent_streams)
 
     def _expire_streams(self, too_many: int) -> int:
-        """Begin to reset so many streams that wait for their clients, and return how many there are, at most.
+        """Begin to reset up to `too_many` streams that wait for their clients, and return the maximum number of resets.
 
-        Connections keep an equal number of them, as far as they have them; the oldest of a connection go.
+        Each connection keeps the same number of such streams, or all if it has fewer. Its oldest streams are reset.
         """
         waiting = sorted([(one.unfinished_streams, one) for one in self._connections], key=itemgetter(0))
         room = sum([count for count, _ in waiting]) - too_many

@@ -1,4 +1,4 @@
-"""Limits the share of the event loop that HTTP requests use: only so many reads start in one iteration.
+"""Limits the share of the event loop that HTTP requests use, by the number of reads in one iteration.
 
 Without it, each of N flooding connections would have a request answered before a gRPC call is read.
 """

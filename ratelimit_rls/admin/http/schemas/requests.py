@@ -243,7 +243,7 @@ class RuleInput(RequestBody):
     targeting: TargetingInput = Field(default_factory=lambda: TargetingInput(scope=None))
 
     def to_rule(self, rule_id: str, document: str) -> StoredRule:
-        """Return the rule to be stored. `document` is the text of its document; a new rule has the id "" until then."""
+        """Return the rule to be stored. `document` is its text; `rule_id` is "" for a new rule, which has no id yet."""
         return StoredRule(rule_id, self.name, document, self.priority, self.enabled, self.targeting.to_targeting())
 
 
