@@ -12,7 +12,7 @@ from ratelimit_rls.telemetry.abuse import Abuse
 UNIX = "unix"
 """Peer address of Unix socket connections. File permissions control access, so there is no limit per peer."""
 
-GONE = ""
+DISCONNECTED = ""
 """Peer address of TCP connections that were reset before they were accepted. Close them: they are not UNIX."""
 
 _IPV6_NETWORK_BITS = 64
@@ -22,11 +22,11 @@ _CLOSE_WAIT = 8
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:
-    """Return the address of a connection's peer without the port, UNIX, or GONE."""
+    """Return the address of a connection's peer without the port, UNIX, or DISCONNECTED."""
     name = transport.get_extra_info("peername")
     if isinstance(name, tuple) and name:
         return str(name[0])
-    return GONE if _is_tcp(transport) else UNIX
+    return DISCONNECTED if _is_tcp(transport) else UNIX
 
 
 def _is_tcp(transport: asyncio.BaseTransport) -> bool:

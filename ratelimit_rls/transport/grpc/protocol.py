@@ -23,7 +23,7 @@ from ratelimit_rls.h2.request_stream import StreamingCall
 from ratelimit_rls.h2.status import RpcError
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
-from ratelimit_rls.transport.peers import GONE, has_peer_closed, peer_address, peer_group
+from ratelimit_rls.transport.peers import DISCONNECTED, has_peer_closed, peer_address, peer_group
 
 SLOW_SLICE_S = 0.002
 """CPU time for slow input before the next connection is read. Ordinary calls are not slow, and few can be open."""
@@ -109,7 +109,7 @@ class GrpcProtocol(Connection, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not instances of it
         self.peer = peer_address(transport)
-        if self.peer == GONE:
+        if self.peer == DISCONNECTED:
             self.terminate()
             self.abort()
             return

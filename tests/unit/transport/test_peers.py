@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.peers import (
-    GONE,
+    DISCONNECTED,
     UNIX,
     ConnectionLimits,
     Evicted,
@@ -157,7 +157,9 @@ async def test_closed_peer_is_noticed_without_reading() -> None:
     server.close()
 
 
-@pytest.mark.parametrize(("family", "peer"), [(socket.AF_INET, GONE), (socket.AF_INET6, GONE), (socket.AF_UNIX, UNIX)])
+@pytest.mark.parametrize(
+    ("family", "peer"), [(socket.AF_INET, DISCONNECTED), (socket.AF_INET6, DISCONNECTED), (socket.AF_UNIX, UNIX)]
+)
 def test_tcp_connection_without_an_address_is_gone(family: socket.AddressFamily, peer: str) -> None:
     with socket.socket(family) as connection:
 

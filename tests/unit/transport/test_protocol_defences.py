@@ -28,7 +28,7 @@ from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.grpc import protocol as module
 from ratelimit_rls.transport.grpc import slow_lane
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
-from ratelimit_rls.transport.peers import GONE
+from ratelimit_rls.transport.peers import DISCONNECTED
 from tests.unit.h2.client import fields, prefixed
 from tests.unit.transport.http2_client import Client, FakeServer
 
@@ -302,7 +302,7 @@ class TestBacklog:
 
 def test_connection_that_was_reset_before_it_was_accepted_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no address, and would be exempt from the limits of its peer."""
-    monkeypatch.setattr(module, "peer_address", lambda transport: GONE)
+    monkeypatch.setattr(module, "peer_address", lambda transport: DISCONNECTED)
     client = Client(sends_preface=False)
     assert client.socket.is_aborted
     assert not client.server.connections
