@@ -80,6 +80,7 @@ FIXED: dict[str, list[int | str]] = {
     "a header list, decoded": [size(header_blocks.MAX_LIST_BYTES)],
     "connection preface": [seconds(Timeouts().preface_s)],
     "a frame or a header block to its end": [seconds(Timeouts().frame_s)],
+    "input that waits for its turn, to its end, once some of it has been read": [seconds(Timeouts().frame_s)],
     "a socket that takes nothing": [seconds(Timeouts().write_s)],
     "TCP keepalive: idle, interval, probes": [
         seconds(sockets.KEEPALIVE_IDLE_S),

@@ -25,6 +25,7 @@ class Abuse(StrEnum):
     TOO_MANY_CONNECTIONS_OF_PEER = "too_many_connections_of_peer"
     IDLE_TIMEOUT = "idle_timeout"
     WRITE_TIMEOUT = "write_timeout"
+    SLOW_INPUT_TIMEOUT = "slow_input_timeout"
     KEEPALIVE_TIMEOUT = "keepalive_timeout"
     UNFINISHED_BYTES = "unfinished_bytes"
     TLS_KEY_UPDATE_FLOOD = "tls_key_update_flood"

@@ -22,6 +22,9 @@ from ratelimit_rls.transport.peers import ConnectionLimits, peer_group
 
 EVICTION_INTERVAL_S = 0.02
 
+MIN_LATE_S = 1.0
+"""A connection whose input is late by more than this is evicted before one that is idle between two calls."""
+
 MIN_STREAMS = 16
 """Streams that every connection may have, regardless of the total of the process."""
 
@@ -70,10 +73,11 @@ class OpenConnections:
     def _evict_idle(self, address: str, rejection: Abuse) -> bool:
         """Make room for a new connection: close one that waits for its client. Idle clients must not lock out others.
 
-        Evicts from the peer with the most connections, if the new one's peer has fewer: an idle connection, or else the
-        one that has been silent for longest of those whose calls are all unfinished. If no peer has more, evicts an
-        idle connection that never made a call. Happens at most every EVICTION_INTERVAL_S, because it scans all
-        connections. Return whether a connection was evicted.
+        Evicts from the peer with the most connections, if the new one's peer has fewer: an idle connection that never
+        made a call, or else the one whose input is late for longest, or else an idle one, or else the one that has been
+        silent for longest of those whose calls are all unfinished. If no peer has more, evicts an idle connection that
+        never made a call. Happens at most every EVICTION_INTERVAL_S, because it scans all connections. Return whether a
+        connection was evicted.
         """
         now_s = monotonic()
         if now_s - self._evicted_s < EVICTION_INTERVAL_S:
@@ -87,8 +91,12 @@ class OpenConnections:
             largest = ""
         members = [one for one in self._connections if not largest or one.peer_group == largest]
         idle = [one for one in members if one.is_idle and (largest or not one.idle_order[0])]
-        if idle:
-            evicted = min(idle, key=lambda one: one.idle_order)
+        first = min(idle, key=lambda one: one.idle_order, default=None)
+        late = max(members, key=lambda one: one.late_s(now_s), default=None) if largest else None
+        if late is not None and late.late_s(now_s) > MIN_LATE_S and (first is None or first.idle_order[0]):
+            evicted = late
+        elif first is not None:
+            evicted = first
         elif largest:
             by_silence = sorted(members, key=lambda one: one.idle_order)
             unfinished = next((one for one in by_silence if one.waits_for_client), None)
@@ -113,7 +121,8 @@ class OpenConnections:
             return
         for connection in self._connections:
             connection.clear_header_cache()  # free caches before closing a connection
-        if self._buffered_bytes > self._limits.max_unfinished_bytes:
+        # If that frees little, the limit would soon be exceeded again, and each time all connections are scanned.
+        if self._buffered_bytes > self._limits.max_unfinished_bytes * ROOM_SHARE:
             self._close_largest()
 
     def _close_largest(self) -> None:

@@ -100,6 +100,8 @@ class GrpcProtocol(Connection, asyncio.Protocol):
         self._is_deferred = False  # reading waits in a lane
         self._is_bulk = False  # that lane is the one for much input
         self._is_in_lane = False  # a lane is reading
+        self._deferred_since_s = 0.0  # since when input waits in lanes without having been read to its end
+        self._had_turn = False  # a lane has read some of it
         self._slow_since_s = self._slow_until_s = 0.0  # when slow input of this read began, and its last frame ended
         self._is_write_paused = False  # writing is paused until the client reads
         self._write_paused_s = 0.0  # since when writing is paused
@@ -166,6 +168,7 @@ class GrpcProtocol(Connection, asyncio.Protocol):
     def pause_for_backlog(self) -> None:
         """Read nothing more: too many bytes of this connection's messages wait to be decided."""
         self.is_backlogged = True
+        self._deferred_since_s = 0.0  # from here on it waits for us
         if not self._is_closed:
             self._transport.pause_reading()
 
@@ -178,6 +181,10 @@ class GrpcProtocol(Connection, asyncio.Protocol):
     def waits_for_client(self) -> bool:
         """True if no call can go on before the client sends more of it, or reads its response."""
         return not self._is_deferred and super().waits_for_client
+
+    def late_s(self, now_s: float) -> float:
+        """Return for how long deferred input has not been read to its end, although the connection had a turn."""
+        return now_s - self._deferred_since_s if self._deferred_since_s and self._had_turn else 0.0
 
     def close_idle(self) -> None:
         """Close this connection, which waits for its client, and release its place at once."""
@@ -195,6 +202,9 @@ class GrpcProtocol(Connection, asyncio.Protocol):
         elif self._is_deferred or self.is_backlogged:
             if has_peer_closed(self._transport):  # reading what it sent would be wasted
                 self.abort()
+            elif self.late_s(now_s) > self._config.timeouts.frame_s:
+                message = f"input of this connection could not be read within {self._config.timeouts.frame_s:g} s"
+                self.disconnect(Abuse.SLOW_INPUT_TIMEOUT, message)
         elif not self.check_progress(now_s):
             self.abort()
 
@@ -212,18 +222,21 @@ class GrpcProtocol(Connection, asyncio.Protocol):
             self._defer_reading()
             return
         now_s = monotonic()
-        self._is_in_lane = True
+        self._is_in_lane = self._had_turn = True
         self.receive_data(b"", now_s)
         self._is_in_lane = False
         self._slow_since_s, self._slow_until_s = now_s, monotonic()
         self._charge_slow_input()
         if not (self._is_deferred or self._is_closed or self._is_write_paused or self.is_backlogged):
+            self._deferred_since_s = 0.0
             self._transport.resume_reading()
 
     def _defer_reading(self) -> None:
         """Leave the rest of the input to a slow lane, and pause reading until then."""
         if not self._is_deferred and not self._is_closed:
             self._is_deferred = True
+            if not self._deferred_since_s:
+                self._deferred_since_s, self._had_turn = monotonic(), False
             self._transport.pause_reading()
             self._is_bulk = len(self._buffer) > LARGE_READ_BYTES
             (self._server.bulk_lane if self._is_bulk else self._server.slow_lane).enqueue(self)

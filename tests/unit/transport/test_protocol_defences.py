@@ -235,6 +235,48 @@ class TestLargeReads:
         client.connection.check_timeouts(clock.now_s + 1)
         assert client.socket.is_aborted is is_gone
 
+    def defer_for_ever(self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have every frame take longer than a turn, so that the input is never read to its end."""
+        handle_frame = client.connection._handle_frame
+
+        def take_long(kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+            clock.now_s += 2 * module.SLOW_SLICE_S
+            handle_frame(kind, flags, stream_id, payload)
+
+        monkeypatch.setattr(client.connection, "_handle_frame", take_long)
+        client.server.slow_lane.charge_inline(1.0)
+        client.connection.data_received(frame(PING, 0, 0, b"12345678") * 3)
+
+    def test_input_that_is_not_read_to_its_end_in_time_ends_the_connection(
+        self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.defer_for_ever(client, clock, monkeypatch)
+        client.loop.turn()
+        began_s = clock.now_s
+        client.connection.check_timeouts(began_s + TIMEOUTS.frame_s - 0.1)
+        assert not client.is_closed
+        client.connection.check_timeouts(began_s + TIMEOUTS.frame_s + 0.1)
+        client.settle()
+        assert client.error == ErrorCode.ENHANCE_YOUR_CALM
+        assert client.server.abuse.count(Abuse.SLOW_INPUT_TIMEOUT) == 1
+
+    def test_input_that_had_no_turn_yet_does_not_end_the_connection(
+        self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.defer_for_ever(client, clock, monkeypatch)
+        client.connection.check_timeouts(clock.now_s + 10 * TIMEOUTS.frame_s)
+        assert not client.is_closed
+
+    def test_input_that_was_read_to_its_end_is_no_longer_late(
+        self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.defer_for_ever(client, clock, monkeypatch)
+        client.settle()
+        assert client.socket.reads
+        assert client.connection.late_s(clock.now_s + 10 * TIMEOUTS.frame_s) == 0.0
+        client.connection.check_timeouts(clock.now_s + 1)
+        assert not client.is_closed
+
     def test_few_calls_do_not_wait(self, client: Client) -> None:
         client.server.slow_lane.charge_inline(1.0)
         client.connection.data_received(self.calls(client, 3, 2))
