@@ -49,7 +49,7 @@ MAX_LOGGED_KEY_LENGTH = 120
 MAX_OWN_BYTES = 8192
 """Requests may carry data (a limit, values for metrics) that would be kept with the key; larger ones are skipped."""
 
-HOTTEST = "ratelimit.hot_keys.hottest_per_second"
+MAX_RATE = "ratelimit.hot_keys.max_rate"
 OVER_THRESHOLD = "ratelimit.hot_keys.over_threshold"
 
 
@@ -200,7 +200,7 @@ class HotKeys:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         recent = self._recent()
-        yield HOTTEST, round(max(recent.used.values(), default=0) / recent.seconds)
+        yield MAX_RATE, round(max(recent.used.values(), default=0) / recent.seconds)
         yield OVER_THRESHOLD, len(recent.worth_a_lease(self._warn_per_second))
 
     def _recent(self) -> _Recent:

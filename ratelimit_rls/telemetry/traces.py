@@ -165,7 +165,7 @@ class TracedBatch:
         span = self.spans.get(number)
         if span is None:
             return
-        span.set_attribute("rpc.status_code", status)
+        span.set_attribute("rpc.response.status_code", status)
         if status != "OK":
             from opentelemetry.trace import Status, StatusCode
 

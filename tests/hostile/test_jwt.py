@@ -337,7 +337,7 @@ def test_forged_token_is_refused(
     service: ServiceProcess, calls: EnvoyCalls, forge: Callable[[], str], reason: str
 ) -> None:
     token = forge()
-    before = counts_by_reason(service, "ratelimit_tokens_refused_total")
+    before = counts_by_reason(service, "ratelimit_tokens_rejected_total")
 
     refused = calls.check(bearer(token))
     answer = calls.should_rate_limit(DOMAIN, [("token", token)])
@@ -345,7 +345,7 @@ def test_forged_token_is_refused(
     assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
     assert not refused.upstream
     assert answer.overall_code == RateLimitResponse.OVER_LIMIT
-    after = counts_by_reason(service, "ratelimit_tokens_refused_total")
+    after = counts_by_reason(service, "ratelimit_tokens_rejected_total")
     grown = {name: count - before[name] for name, count in after.items() if count != before[name]}
     assert grown == ({reason: 2} if reason != TOO_LONG else {})
 

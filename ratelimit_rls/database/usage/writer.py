@@ -60,10 +60,10 @@ MAX_CELLS = 4 * MAX_ENTRIES
 MAX_WAITING_USERS = 50_000
 """Users whose activity waits to be written."""
 
-DECISIONS_WRITTEN = "ratelimit.audit.written_total"
-DECISIONS_REFUSED = "ratelimit.audit.refused_total"
-USAGE_WAITING = "ratelimit.usage.waiting"
-USAGE_DROPPED = "ratelimit.usage.dropped_total"
+DECISIONS_WRITTEN = "ratelimit.audit.written"
+DECISIONS_REJECTED = "ratelimit.audit.rejected"
+USAGE_BUFFERED = "ratelimit.usage.buffered"
+USAGE_DROPPED = "ratelimit.usage.dropped"
 
 
 class UserActivity(NamedTuple):
@@ -153,8 +153,8 @@ class UsageWriter:
             flushing.result()
         except (DatabaseError, TimeoutError) as error:
             await self._take_usage()  # count the lost usage, too
-            lost = {name: number for name, number in (*self._recorder.gauges(), *self.gauges()) if "waiting" in name}
-            log.error("usage_lost", error=str(error) or "timeout", **lost)
+            decisions, rows = self._recorder.decisions, len(self._unwritten)
+            log.error("usage_lost", error=str(error) or "timeout", decisions=decisions, usage_rows=rows)
 
     async def flush(self) -> None:
         """Write everything now. Raises DatabaseError if that fails."""
@@ -165,8 +165,8 @@ class UsageWriter:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         yield DECISIONS_WRITTEN, self.written
-        yield DECISIONS_REFUSED, self.refused
-        yield USAGE_WAITING, len(self._unwritten)
+        yield DECISIONS_REJECTED, self.refused
+        yield USAGE_BUFFERED, len(self._unwritten)
         yield USAGE_DROPPED, self.usage_dropped
 
     async def _run(self) -> None:

@@ -119,7 +119,7 @@ def test_clock_skew_is_counted_and_logged_once(rules: Path) -> None:
         for _ in range(2):
             answer = channel.unary_unary(CHECK_RATE_LIMIT)(request.SerializeToString(), timeout=10)  # type: ignore[var-annotated]
             assert LimiterCheckResponse.FromString(answer).allowed
-        assert service.stat("ratelimit.limiter.clock_skew_total") == 2
+        assert service.stat("ratelimit.limiter.clock_skew") == 2
         assert service.log().count("client_clock_skewed") == 1
 
 

@@ -49,7 +49,7 @@ class Replica:
         raise AssertionError("no refusal was remembered")
 
     def gauge(self, name: str) -> int:
-        return dict(self.denials.gauges())[f"ratelimit.denials.{name}"]
+        return dict(self.denials.gauges())[f"ratelimit.denial_cache.{name}"]
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def test_a_refund_by_another_process_ends_the_denial_everywhere(redis_serv
             assert await third.store.forget([plan.keys[0]]) == [plan.keys[0]]
         else:
             await third.ask(call(long_step(limit=1, cost=-1)))
-        took_s = await until(lambda: one.gauge("remembered") == two.gauge("remembered") == 0)
+        took_s = await until(lambda: one.gauge("entries") == two.gauge("entries") == 0)
         report(f"a {how} elsewhere was heard of within {took_s * 1000:.1f} ms of its answer")
         assert not (await one.ask(plan)).denied
         assert not (await two.ask(plan)).remembered  # another client has used it again
@@ -162,8 +162,8 @@ async def test_a_process_without_a_subscription_caches_nothing(redis_server: Red
     async with replica(single(redis_server)) as one:
         await one.refused(plan)
         redis_server.cli("CLIENT", "KILL", "TYPE", "pubsub")
-        await until(lambda: one.gauge("remembered") == 0)
-        assert one.gauge("forgotten") == 1
+        await until(lambda: one.gauge("entries") == 0)
+        assert one.gauge("invalidations") == 1
         await until(lambda: one.listener.connected)
         assert not (await one.ask(plan)).remembered
         assert (await one.ask(plan)).remembered
@@ -176,7 +176,7 @@ async def test_nothing_is_cached_while_the_subscription_is_lost(any_redis: Redis
         try:
             any_redis.cli("ACL", "SETUSER", "default", "resetchannels")
             any_redis.cli("CLIENT", "KILL", "TYPE", "pubsub")
-            await until(lambda: not one.listener.connected and one.gauge("remembered") == 0)
+            await until(lambda: not one.listener.connected and one.gauge("entries") == 0)
             for _ in range(20):
                 assert not (await one.ask(plan)).remembered
         finally:
@@ -190,7 +190,7 @@ async def test_nothing_is_cached_after_the_listener_is_closed(any_redis: RedisSe
     async with replica(single(any_redis)) as one:
         await one.refused(plan)
         await one.listener.close()
-        assert one.gauge("remembered") == 0
+        assert one.gauge("entries") == 0
         for _ in range(2):
             assert not (await one.ask(plan)).remembered
 
@@ -203,7 +203,7 @@ async def test_a_dead_subscription_is_detected(any_redis: RedisServer, monkeypat
         await asyncio.sleep(0.06)  # pings are answered meanwhile
         assert (await one.ask(plan)).remembered
         any_redis.pause()
-        await until(lambda: one.gauge("remembered") == 0)
+        await until(lambda: one.gauge("entries") == 0)
         any_redis.resume()
         await until(lambda: one.listener.connected and one.store.connected)
         await one.refused(plan)
@@ -215,7 +215,7 @@ async def test_all_denials_are_dropped_when_the_store_loses_its_connection(any_r
     async with replica(single(any_redis)) as one:
         await one.refused(plan)
         any_redis.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        await until(lambda: one.gauge("remembered") == 0)
+        await until(lambda: one.gauge("entries") == 0)
         await until(lambda: one.listener.connected and one.store.connected)
         await one.refused(plan)
 
@@ -253,7 +253,7 @@ async def test_messages_of_other_prefixes_and_odd_messages_are_ignored(any_redis
         await asyncio.sleep(0.01)
         assert (await one.ask(plan)).remembered
         any_redis.cli("PUBLISH", "edge:rl:freed", b"another\n" + plan.keys[0])
-        await until(lambda: one.gauge("remembered") == 0)
+        await until(lambda: one.gauge("entries") == 0)
 
 
 def on_each_node(cluster: RedisCluster, limits: list[int]) -> list[KeyedOp]:
@@ -282,7 +282,7 @@ async def test_denials_on_a_cluster() -> None:
                 assert (await one.ask(plan)).remembered
             assert script_runs(*cluster.nodes) == before
             await two.store.forget([asked[2].key])
-            took_s = await until(lambda: one.gauge("remembered") == two.gauge("remembered") == 0)
+            took_s = await until(lambda: one.gauge("entries") == two.gauge("entries") == 0)
             report(f"cluster: heard of within {took_s * 1000:.1f} ms")
             assert not (await one.ask(plan)).denied
 
@@ -303,9 +303,9 @@ async def test_invalidations_of_the_new_master_arrive_after_a_failover() -> None
         async with replica(servers) as one, replica(servers) as two:
             await one.refused(plan)
             gone = sentinels.kill_master()
-            await until(lambda: one.gauge("remembered") == 0)
+            await until(lambda: one.gauge("entries") == 0)
             await asyncio.to_thread(sentinels.wait_for_another, gone)
             await until(lambda: all(each.store.connected and each.listener.connected for each in (one, two)), 20)
             await one.refused(plan)
             await two.store.forget([plan.keys[0]])
-            await until(lambda: one.gauge("remembered") == 0)
+            await until(lambda: one.gauge("entries") == 0)

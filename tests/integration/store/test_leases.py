@@ -64,7 +64,7 @@ class Replica:
 
     @property
     def available(self) -> int:
-        return dict(self.leases.gauges())["ratelimit.leases.hits_in_hand"]
+        return dict(self.leases.gauges())["ratelimit.leases.available_hits"]
 
 
 @asynccontextmanager

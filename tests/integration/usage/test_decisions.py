@@ -315,7 +315,7 @@ async def test_lost_usage_is_logged_on_close(clock: Clock) -> None:
     with capture_logs() as result:
         await UsageWriter(nowhere, recorder, server_id="here", clock=clock).close(within_s=2)
     (lost,) = [line for line in result if line["event"] == "usage_lost"]
-    assert (lost["ratelimit.audit.waiting"], lost["ratelimit.usage.waiting"]) == (3, 1)
+    assert (lost["decisions"], lost["usage_rows"]) == (3, 1)
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ async def test_close_ends_while_the_database_hangs(clock: Clock) -> None:
             await usage_writer.close(within_s=1)
         assert time.monotonic() - began_s < 10
         (lost,) = [line for line in result if line["event"] == "usage_lost"]
-        assert 5000 - usage_writer.written - 200 <= lost["ratelimit.audit.waiting"] <= 5000 - usage_writer.written
-        assert lost["ratelimit.usage.waiting"] == 1
+        assert 5000 - usage_writer.written - 200 <= lost["decisions"] <= 5000 - usage_writer.written
+        assert lost["usage_rows"] == 1
         server.resume()
         await database.close()

@@ -26,7 +26,7 @@ from ratelimit_rls.core.model import (
 from ratelimit_rls.server import worker_stats as module
 from ratelimit_rls.server.worker_stats import WorkerStats
 from ratelimit_rls.telemetry.collector import series
-from ratelimit_rls.telemetry.hot_keys import HOTTEST, HotKeys
+from ratelimit_rls.telemetry.hot_keys import MAX_RATE, HotKeys
 from ratelimit_rls.telemetry.instruments import REFERENCE_REQUESTS, WORKERS
 from ratelimit_rls.telemetry.metrics import CallTimes, Metrics
 
@@ -95,7 +95,7 @@ async def test_hot_keys_are_summed_but_process_gauges_are_not(workers: list[Work
             ("rl:{edge/user=0}:gcra:60", 320, 320, "edge.user"),
             ("rl:{edge/user=1}:gcra:60", 1, 1, "edge.user"),
         ]
-        assert dict(await worker.stats.stats())[HOTTEST] == 300
+        assert dict(await worker.stats.stats())[MAX_RATE] == 300
 
 
 async def test_worker_without_response_is_left_out(
@@ -144,7 +144,7 @@ async def test_counters_of_ended_workers_are_kept_but_gauges_are_not(
     for _ in range(2):
         result = await left.stats.collect_all()
         assert (result.series[REQUESTS], result.series[WORKERS_THERE]) == (35, 1)
-        assert (result.names[TOTAL], result.names[HOTTEST]) == (35, 10)
+        assert (result.names[TOTAL], result.names[MAX_RATE]) == (35, 10)
     monkeypatch.setattr("os.getpid", lambda: 0)  # process ids are reused
     another = new_worker(tmp_path)
     await another.stats.start()

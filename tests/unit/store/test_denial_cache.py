@@ -114,11 +114,11 @@ class Harness:
         raise AssertionError("it was never refused")
 
     def gauge(self, name: str) -> int:
-        return dict(self.denials.gauges())[f"ratelimit.denials.{name}"]
+        return dict(self.denials.gauges())[f"ratelimit.denial_cache.{name}"]
 
     @property
     def remembered(self) -> int:
-        return self.gauge("remembered")
+        return self.gauge("entries")
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def test_a_denial_is_repeated_without_the_store_until_it_ends(harness: Har
         assert again.remembered
         assert abs(harness.now_us + again.readings[0].retry_us - (begun_us + retry_us)) <= 1
     assert harness.inner.asked == asked
-    assert harness.gauge("answered") == 7
+    assert harness.gauge("hits") == 7
 
     harness.now_us = begun_us + retry_us - 1
     assert (await harness.ask(plan)).denied
@@ -432,7 +432,7 @@ class TestRefunds:
         assert (await harness.ask(plan)).remembered
         await harness.ask(call(step(limit=2, cost=-1)))
         assert not (await harness.ask(plan)).denied
-        assert harness.gauge("forgotten") == 1
+        assert harness.gauge("invalidations") == 1
 
     async def test_the_refund_of_a_disconnected_caller_ends_the_denial(self, harness: Harness) -> None:
         plan = call(step(limit=1))
@@ -551,8 +551,8 @@ class TestInvalidation:
         harness.inner.after = happen
         assert (await harness.ask(other)).denied  # requests in flight are not cached, either
         assert harness.remembered == 0
-        assert harness.gauge("bytes") == 0
-        assert harness.gauge("forgotten") == 1
+        assert harness.gauge("size") == 0
+        assert harness.gauge("invalidations") == 1
         assert not (await harness.ask(plan)).remembered
 
     async def test_nothing_is_cached_without_a_subscription(self, harness: Harness) -> None:
@@ -572,28 +572,28 @@ class TestMemory:
         plans = [shape._replace(keys=(f"rl:{{{number}}}:fixed_window:60".encode(),)) for number in range(500)]
         for plan in plans:
             await harness.ask(plan)
-            assert harness.gauge("bytes") <= 100_000
-        assert harness.remembered == 500 - harness.gauge("evicted")
+            assert harness.gauge("size") <= 100_000
+        assert harness.remembered == 500 - harness.gauge("evictions")
         assert harness.remembered > 50
         again = await harness.spend(*plans)
-        assert sum(answer.remembered for answer in again) == harness.gauge("answered")
+        assert sum(answer.remembered for answer in again) == harness.gauge("hits")
 
     async def test_an_entry_larger_than_the_budget_is_not_kept(self) -> None:
         harness = Harness(max_bytes=2_000)
         plan = call(*(step(str(number), 0) for number in range(50)))
         await harness.refused(plan)
         assert harness.remembered == 0
-        assert harness.gauge("bytes") == 0
+        assert harness.gauge("size") == 0
 
     async def test_a_layout_counts_towards_the_size(self, harness: Harness) -> None:
         shape = call(step("k", 0))
         for key in (b"rl:{a}:fixed_window:60", b"rl:{b}:fixed_window:60"):
             await harness.ask(shape._replace(keys=(key,)))
-        sharing = harness.gauge("bytes")
+        sharing = harness.gauge("size")
         harness.denials.forget_all()
         for cost in (0, 1):
             await harness.ask(call(step("k", 0, cost=cost)))
-        assert harness.gauge("bytes") > sharing + 1000
+        assert harness.gauge("size") > sharing + 1000
 
     async def test_expired_entries_do_not_accumulate(self, harness: Harness) -> None:
         shape = call(step("k", 0))
@@ -605,7 +605,7 @@ class TestMemory:
         for _ in range(60):
             await harness.ask(other)
         assert harness.remembered == 0
-        assert harness.gauge("bytes") == 0
+        assert harness.gauge("size") == 0
 
     async def test_a_key_that_occurs_twice_in_a_call_is_kept_once(self, harness: Harness) -> None:
         plan = call(step("a", 0), step("a", 0))
@@ -630,10 +630,10 @@ class TestMemory:
             taken, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             print(
-                f"{len(shape.keys)} keys: {taken / 2000:.0f} bytes each, said to be {harness.gauge('bytes') / 2000:.0f}"
+                f"{len(shape.keys)} keys: {taken / 2000:.0f} bytes each, said to be {harness.gauge('size') / 2000:.0f}"
             )
             assert harness.remembered == 2000
-            assert taken <= harness.gauge("bytes") <= 2 * taken
+            assert taken <= harness.gauge("size") <= 2 * taken
 
     @pytest.mark.slow
     async def test_forgotten_entries_leave_no_memory_behind(self) -> None:
@@ -648,7 +648,7 @@ class TestMemory:
         gc.collect()
         left, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert harness.gauge("forgotten") == 500
+        assert harness.gauge("invalidations") == 500
         assert left < held / 10, f"{left} of {held} bytes"
 
 
@@ -686,7 +686,7 @@ async def test_concurrent_identical_denials_are_cached_once(harness: Harness) ->
     assert (await harness.ask(plan)).denied
     assert harness.remembered == 1
     harness.denials.forget(plan.keys)
-    assert harness.gauge("bytes") == 0
+    assert harness.gauge("size") == 0
 
 
 async def test_a_store_error_does_not_affect_cached_denials(harness: Harness) -> None:

@@ -241,11 +241,11 @@ def test_a_value_equal_to_a_bound_is_in_the_bucket_below() -> None:
 
 def test_external_values_are_collected() -> None:
     counted = Metrics()
-    counted.watch(lambda: [("ratelimit.throttle.held", 2), ("ratelimit.throttle.held_total", 7)])
+    counted.watch(lambda: [("ratelimit.throttle.queue_length", 2), ("ratelimit.throttle.delayed", 7)])
     counted.measure(lambda: [(series(instruments.STORE_AVAILABLE), 1)])
     collected = collect(counted)
-    assert collected[series(BY_NAME["ratelimit.throttle.held"])] == 2
-    assert collected[series(BY_NAME["ratelimit.throttle.holds"])] == 7
+    assert collected[series(BY_NAME["ratelimit.throttle.queue_length"])] == 2
+    assert collected[series(BY_NAME["ratelimit.throttle.delayed"])] == 7
     assert collected[series(instruments.STORE_AVAILABLE)] == 1
 
 
@@ -255,7 +255,7 @@ def process(requests: int, available: int, refused: int, seconds: float) -> Coll
     return {
         series(instruments.REFERENCE_REQUESTS, "ShouldRateLimit"): requests,
         series(instruments.STORE_AVAILABLE): available,
-        series(instruments.RULES_REFUSED): refused,
+        series(instruments.RULES_REJECTED_UPDATES): refused,
         series(instruments.STORE_DURATION, "redis", ""): durations.value,
     }
 
@@ -284,3 +284,7 @@ def test_instrument_names_are_unique_and_include_the_unit() -> None:
             assert one.prometheus.endswith("_total") == (one.kind is InstrumentKind.COUNTER)
         if one.unit in ("s", "By") and not one.reference:
             assert {"s": "_seconds", "By": "_bytes"}[one.unit] in one.prometheus
+
+
+def test_stats_and_statsd_use_the_names_of_the_instruments() -> None:
+    assert {name for name, one in instruments.EXTERNAL_INSTRUMENTS.items() if name != one.name} == set()

@@ -31,9 +31,9 @@ from ratelimit_rls.errors import StoreError, StoreTimeout
 from ratelimit_rls.store.redis.keyspace import RedisKeyspace
 from ratelimit_rls.telemetry.hot_keys import (
     GENERATION_S,
-    HOTTEST,
     MAX_KEPT,
     MAX_LOGGED_KEY_LENGTH,
+    MAX_RATE,
     MAX_WARNINGS,
     OVER_THRESHOLD,
     REPEAT_WARNING_S,
@@ -319,8 +319,8 @@ def test_warnings_are_rate_limited_and_the_hottest_come_first() -> None:
 
 
 def test_gauges_do_not_contain_keys(harness: Harness) -> None:
-    assert dict(harness.hot_keys.gauges()) == {HOTTEST: 0, OVER_THRESHOLD: 0}
+    assert dict(harness.hot_keys.gauges()) == {MAX_RATE: 0, OVER_THRESHOLD: 0}
     harness = Harness(warn_per_second=50)
     harness.ask_for(3, "alice", 80)
     harness.ask_for(1, "leased", 300, template=ONE_LEASED)
-    assert dict(harness.hot_keys.gauges()) == {HOTTEST: 75, OVER_THRESHOLD: 1}
+    assert dict(harness.hot_keys.gauges()) == {MAX_RATE: 75, OVER_THRESHOLD: 1}

@@ -29,10 +29,10 @@ from ratelimit_rls.errors import StoreError, StoreTimeout
 from ratelimit_rls.telemetry.histogram import bucket_of
 from ratelimit_rls.telemetry.usage_counts import OTHER, DecisionOutcome, UsageCounts, UsageKey
 from ratelimit_rls.telemetry.usage_recorder import (
+    BUFFERED,
     DROPPED,
-    LEFT_OUT,
-    LINES,
-    WAITING,
+    SAMPLED_OUT,
+    USAGE_ENTRIES,
     RecordedCaller,
     UsageEntry,
     UsageRecorder,
@@ -220,7 +220,7 @@ def test_the_newest_records_are_dropped_and_counted_when_full(clock: Clock) -> N
     kept = recorder.take_decisions(9)
     assert kept[:3] == oldest
     assert [one.log_id - oldest[0].log_id for one in kept] == [0, 1, 2, 3, 4]
-    assert dict(recorder.gauges()) == {WAITING: 0, DROPPED: 4, LEFT_OUT: 0, LINES: 1}
+    assert dict(recorder.gauges()) == {BUFFERED: 0, DROPPED: 4, SAMPLED_OUT: 0, USAGE_ENTRIES: 1}
 
 
 def test_a_flood_of_denials_is_sampled_and_usage_stays_exact(clock: Clock) -> None:
@@ -234,7 +234,7 @@ def test_a_flood_of_denials_is_sampled_and_usage_stays_exact(clock: Clock) -> No
         recorded.append(len(recorder.take_decisions(10_000)))
         clock.now_s += 1.0
     assert recorded == [60, *[1] * 599]  # a minute's worth at once, then evenly spread
-    assert dict(recorder.gauges())[LEFT_OUT] == 100 * 600 - sum(recorded)
+    assert dict(recorder.gauges())[SAMPLED_OUT] == 100 * 600 - sum(recorded)
     counted = [counts.sums for _, _, counts in taken(recorder)]
     assert sum(sums.throttled for sums in counted) == sum(sums.blocked for sums in counted) == 50 * 600
 
