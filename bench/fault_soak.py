@@ -65,7 +65,7 @@ POOL_THREADS = 4
 AWAY_MARGIN_S = 0.1
 """Margin after a server is gone, in which calls are still decided by earlier state."""
 
-OUTCOME_LABELS: dict[Outcome, str] = {Code.OK: "passed", Code.OVER_LIMIT: "refused"}
+OUTCOME_LABELS: dict[Outcome, str] = {Code.OK: "passed", Code.OVER_LIMIT: "denied"}
 TIMED_OUT = grpc.StatusCode.DEADLINE_EXCEEDED
 
 

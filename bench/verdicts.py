@@ -90,7 +90,7 @@ class Target:
 def targets() -> Iterator[Target]:
     yield Target("redis, 2 descriptors ÷ bare echo", REDIS_2, ECHO, 1 / 0.4)
     yield Target("embedded, 2 descriptors ÷ bare echo", EMBEDDED_2, ECHO, 1 / 0.45)
-    yield Target("all refused, as is known, 2 descriptors ÷ bare echo", ALL_DENIED, ECHO, 1 / 0.65)
+    yield Target("all denied, as is known, 2 descriptors ÷ bare echo", ALL_DENIED, ECHO, 1 / 0.65)
     yield Target("mTLS ÷ plaintext", replace(REDIS_2, way=ClientRoute.MTLS), REDIS_2, 1 / 0.7)
     yield Target("TLS ÷ plaintext, embedded", replace(EMBEDDED_2, way=ClientRoute.TLS), EMBEDDED_2, 1.5)
     yield Target("TLS ÷ plaintext, bare echo", replace(ECHO, way=ClientRoute.TLS), ECHO, 1.5)

@@ -124,7 +124,7 @@ def _limit_series(limit: LimitSeries, counters: LimitCounters) -> Iterator[tuple
         if count or (outcome != "shadowed" and source == "store"):
             yield series(instruments.DECISIONS, *rule, outcome, source), count
     yield series(instruments.HITS, *rule, "ok"), counters.within_limit
-    yield series(instruments.HITS, *rule, "over_limit"), counters.refused
+    yield series(instruments.HITS, *rule, "over_limit"), counters.denied
     if counters.shadow_mode:
         yield series(instruments.HITS, *rule, "shadowed"), counters.shadow_mode
     yield series(instruments.NEAR_LIMIT, *rule), counters.near_limit

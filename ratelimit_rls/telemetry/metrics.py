@@ -72,7 +72,7 @@ class LimitCounters:
     state_warning: int = 0
     state_throttled: int = 0
     # The part of over_limit that was denied and did not pass in shadow mode. Not in envoyproxy/ratelimit.
-    refused: int = field(default=0, compare=False)
+    denied: int = field(default=0, compare=False)
     # Decisions, not hits: for each of OUTCOMES one count per source.
     outcomes: list[int] = field(default_factory=lambda: [0] * (len(OUTCOMES) * len(SOURCES)), compare=False)
 
@@ -301,7 +301,7 @@ class Metrics:
         if code is Code.OK:
             counted.shadow_mode += over
         else:
-            counted.refused += over
+            counted.denied += over
         return False
 
     def names(self, external_values: Iterable[tuple[str, int]] | None = None) -> dict[str, int]:

@@ -150,16 +150,16 @@ def test_a_database_outage_slows_no_call_and_records_stay_exact(setup: Setup) ->
             assert all((call.outcome == Code.OK) == (call.message == 0) for call in load.calls[10:])
 
     for service, database, load, is_small in zip(services, databases, loads, (False, True), strict=True):
-        refused = load.outcomes[Code.OVER_LIMIT]
+        denied = load.outcomes[Code.OVER_LIMIT]
         service.wait_until(lambda service=service: service.stat("ratelimit.audit.buffered") == 0, "has caught up")  # type: ignore[misc]
         dropped = service.stat("ratelimit.audit.dropped")
         assert service.stop() == 0  # the last records, and usage of the current minute, are written by then
         recorded = int(postgres.sql(f"SELECT count(*) FROM {RECORDED} WHERE decision = 'throttled'", database))
         usage = postgres.sql(f"SELECT sum(total_requests), sum(throttled_requests) FROM {BY_THE_MINUTE}", database)
-        print(f"{refused} refused, {recorded} recorded, {dropped} dropped; usage {usage.strip()} of {len(load.calls)}")
-        assert recorded == refused - dropped
+        print(f"{denied} denied, {recorded} recorded, {dropped} dropped; usage {usage.strip()} of {len(load.calls)}")
+        assert recorded == denied - dropped
         assert (dropped > 0) == is_small
-        assert usage.strip() == f"{len(load.calls)}|{refused}"
+        assert usage.strip() == f"{len(load.calls)}|{denied}"
 
 
 FLOOD_S = 15.0
@@ -174,9 +174,9 @@ def test_administrators_can_make_changes_during_a_flood_of_denials(tmp_path: Pat
         ServiceWithDatabase(f"sqlite:///{path}", {"RLS_RULES": tmp_path / "rules.yaml"}) as service,
         ExitStack() as stack,
     ):
-        refused = new_callers(service)[1]
+        denied = new_callers(service)[1]
         service.admin.put_user("quiet", limits=[yearly_limit(1)])
-        flood = stack.enter_context(Flood(service.grpc_address, refused, FLOODERS))
+        flood = stack.enter_context(Flood(service.grpc_address, denied, FLOODERS))
         took_s = []
         until_s = time.monotonic() + FLOOD_S
         while time.monotonic() < until_s:

@@ -22,7 +22,7 @@ ENVOYS = (
 FILTER = 'job=~"$envoy_job"'  # metrics of the filters; their envoy_cluster_name is the upstream of the request
 CLUSTER = 'job=~"$envoy_job",envoy_cluster_name="$envoy_cluster"'
 
-REFUSED = 'ratelimit_outcome="over_limit"'
+DENIED = 'ratelimit_outcome="over_limit"'
 FAILED = 'rpc_response_status_code!="OK"'
 
 
@@ -59,7 +59,7 @@ GLANCE = Row(
             "Share of descriptors that exceeded a limit and were denied. The usual value depends on your traffic; "
             "look into sudden changes on the dashboard of the rules.",
             "percentunit",
-            (Query(share(per_second("ratelimit.decisions", REFUSED), per_second("ratelimit.decisions"))),),
+            (Query(share(per_second("ratelimit.decisions", DENIED), per_second("ratelimit.decisions"))),),
             Kind.NUMBER,
             4,
         ),

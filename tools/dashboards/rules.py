@@ -37,7 +37,7 @@ def listed(outcome: str) -> tuple[Query, ...]:
     return (Query(most(LISTED, over_the_range(DECISIONS, decided(outcome), by=EACH_RULE))),)
 
 
-REFUSING = Row(
+DENYING = Row(
     "Denials",
     (
         Panel(
@@ -211,5 +211,5 @@ RULES = Dashboard(
     "Which rules of ratelimit-rls deny, which are near their limit, which are in shadow mode, and what matches no "
     "rule.",
     WHO + WHICH,
-    (REFUSING, SOON, ON_TRIAL, UNMET, THEMSELVES),
+    (DENYING, SOON, ON_TRIAL, UNMET, THEMSELVES),
 )

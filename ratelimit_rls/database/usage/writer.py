@@ -70,7 +70,7 @@ class UserActivity(NamedTuple):
     """Requests of a user since the last write."""
 
     calls: int
-    refused: int
+    denied: int  # over a limit, or blocked
     at_s: float
 
 
@@ -127,7 +127,7 @@ class UsageWriter:
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self.written = 0  # decisions
-        self.refused = 0  # decisions that the database rejected
+        self.rejected = 0  # decisions that the database rejected
         self.usage_dropped = 0  # requests that are in no cell
         self.error: str = ""  # why writes currently fail; "": they do not
 
@@ -165,7 +165,7 @@ class UsageWriter:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         yield DECISIONS_WRITTEN, self.written
-        yield DECISIONS_REJECTED, self.refused
+        yield DECISIONS_REJECTED, self.rejected
         yield USAGE_BUFFERED, len(self._unwritten)
         yield USAGE_DROPPED, self.usage_dropped
 
@@ -206,12 +206,12 @@ class UsageWriter:
         while batch := self._recorder.take_decisions(ROWS_PER_TRANSACTION):
             began_s = time.monotonic()
             try:
-                refused = await self._write(batch, self._insert_decisions)
+                rejected = await self._write(batch, self._insert_decisions)
             except BaseException:  # also on cancellation: the batch is still to be written
                 self._recorder.put_back(batch)
                 raise
-            self.refused += len(refused)
-            self.written += len(batch) - len(refused)
+            self.rejected += len(rejected)
+            self.written += len(batch) - len(rejected)
             await self._rest(began_s)
 
     async def _write(self, items: list[T], write: Callable[[list[T]], Awaitable[None]]) -> list[T]:
@@ -290,9 +290,9 @@ class UsageWriter:
     def _count_user(self, user: str, counts: UsageCounts, now_s: float) -> None:
         if not user or (user not in self._users and len(self._users) >= MAX_WAITING_USERS):
             return
-        calls, refused, _ = self._users.get(user, (0, 0, 0.0))
+        calls, denied, _ = self._users.get(user, (0, 0, 0.0))
         sums = counts.sums
-        self._users[user] = UserActivity(calls + sums.total, refused + sums.throttled + sums.blocked, now_s)
+        self._users[user] = UserActivity(calls + sums.total, denied + sums.throttled + sums.blocked, now_s)
 
     async def _write_usage(self, *, everything: bool = False) -> None:
         due = list(self._unwritten)
@@ -300,8 +300,8 @@ class UsageWriter:
             due = [minute for minute in due if minute.minute_s < self._finished_before_s]
         for at in range(0, len(due), ROWS_PER_TRANSACTION):
             began_s, some = time.monotonic(), due[at : at + ROWS_PER_TRANSACTION]
-            for refused in await self._write(some, self._replace_cells):
-                dropped = self._usage[refused]
+            for rejected in await self._write(some, self._replace_cells):
+                dropped = self._usage[rejected]
                 self.usage_dropped += dropped.total
                 dropped.clear()  # later counts of the same minute start at zero
             for minute in some:

@@ -147,6 +147,6 @@ async def test_retry_with_a_metadata_id_is_counted_once(identified: Client) -> N
     assert together == [1] * 10
     assert [await left("a", "1"), await left("a", "2"), await left("a", "1")] == [1, 0, 1]
     assert [await left("b"), await left("b", "")] == [1, 0]
-    with pytest.raises(aio.AioRpcError) as refused:
+    with pytest.raises(aio.AioRpcError) as raised:
         await left("c", "x" * 257)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

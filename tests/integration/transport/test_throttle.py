@@ -100,8 +100,8 @@ async def test_burst_is_answered_in_order_at_consecutive_slots(
 
 async def test_short_deadline_is_denied_at_once_and_not_charged(client: Client, service: Service) -> None:
     assert await code(client.raw(SLOW)) == OK
-    refused = [await code(client.raw(SLOW, timeout=5)) for _ in range(20)]
-    assert refused == [OVER_LIMIT] * 20
+    denied = [await code(client.raw(SLOW, timeout=5)) for _ in range(20)]
+    assert denied == [OVER_LIMIT] * 20
     (await delay_one(client, service)).cancel()
 
 

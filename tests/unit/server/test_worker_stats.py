@@ -34,7 +34,7 @@ STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 OUTLINE = PlanTemplate(
     "edge", True, (STEP,), (DescriptorPlan(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),)
 )
-REFUSED = decide(OUTLINE, StoreResult(True, 0, (LimitState(0, 5, 1),)))
+DENIED = decide(OUTLINE, StoreResult(True, 0, (LimitState(0, 5, 1),)))
 TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
 REQUESTS = series(REFERENCE_REQUESTS, "ShouldRateLimit")
 WORKERS_THERE = series(WORKERS)
@@ -56,7 +56,7 @@ class Worker(NamedTuple):
 
     def ask(self, times: int, key: bytes) -> None:
         self.metrics.calls.setdefault("/service/ShouldRateLimit", CallTimes()).answered(0.001, times)
-        self.hot_keys.observe([Call(OUTLINE, Keyed((key,)))] * times, [REFUSED] * times)
+        self.hot_keys.observe([Call(OUTLINE, Keyed((key,)))] * times, [DENIED] * times)
 
 
 def new_worker(directory: Path | None = None) -> Worker:
@@ -91,7 +91,7 @@ async def test_hot_keys_are_summed_but_process_gauges_are_not(workers: list[Work
     for worker in workers:
         report = await worker.stats.hot()
         assert report.calls_per_second == 321
-        assert [(row.key, row.per_second, row.refused_per_second, row.rule) for row in report.hottest(5)] == [
+        assert [(row.key, row.per_second, row.denied_per_second, row.rule) for row in report.hottest(5)] == [
             ("rl:{edge/user=0}:gcra:60", 320, 320, "edge.user"),
             ("rl:{edge/user=1}:gcra:60", 1, 1, "edge.user"),
         ]
