@@ -210,12 +210,12 @@ def _only_running(running: Running) -> Iterator[list[int]]:
     """
     # Now: workers may have been started since it listens.
     family = cpu.family(running.pid) if running.pid is not None else []
-    everybody = [*family, running.envoy.pid] if running.envoy is not None else family
-    _signal(everybody, signal.SIGCONT)
+    processes = [*family, running.envoy.pid] if running.envoy is not None else family
+    _signal(processes, signal.SIGCONT)
     try:
         yield family
     finally:
-        _signal(everybody, signal.SIGSTOP)
+        _signal(processes, signal.SIGSTOP)
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
