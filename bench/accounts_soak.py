@@ -182,7 +182,7 @@ def _paced(
     figures: list[list[tuple[float, float]]] = [[], []]
     for number in range(rounds + 1):
         for service, of_it in zip(services, figures, strict=True):
-            with Load(Target(("127.0.0.1", service.grpc_port)), calls, some_are_refused=True) as load:
+            with Load(Target(("127.0.0.1", service.grpc_port)), calls, some_are_denied=True) as load:
                 load.run(0, at_least_calls=len(calls) if number == 0 else 0)
                 before = cpu.process_s(service.pid)
                 tally = load.run(seconds)

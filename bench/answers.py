@@ -26,10 +26,10 @@ def check_samples(scenario: Scenario, samples: list[bytes]) -> None:
         return
     for sample in samples:
         answer = RateLimitResponse.FromString(sample)
-        if scenario.some_are_refused and answer.overall_code == RateLimitResponse.OVER_LIMIT:
+        if scenario.some_are_denied and answer.overall_code == RateLimitResponse.OVER_LIMIT:
             continue
-        if scenario.all_are_refused:
-            raise LoadError(f"expected to be refused, got:\n{answer}")
+        if scenario.all_are_denied:
+            raise LoadError(f"expected to be denied, got:\n{answer}")
         codes = [status.code for status in answer.statuses]
         if answer.overall_code != RateLimitResponse.OK or codes != [RateLimitResponse.OK] * scenario.descriptors:
             raise LoadError(f"expected OK for {scenario.descriptors} descriptors, got:\n{answer}")

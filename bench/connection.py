@@ -69,7 +69,7 @@ class Target:
 class Connection:
     def __init__(self, target: Target, timeout: str | None = "5S") -> None:
         self.answered = 0
-        self.refused = 0  # responses that deny the request
+        self.denied = 0  # responses that deny the request
         self.sent = 0
         self.reads = 0
         self.samples: list[bytes] = []  # messages of some responses, to be decoded with protobuf
@@ -191,7 +191,7 @@ class Connection:
                 if self.wants_samples:
                     self._sample(buffer[start:stop])
                 if not buffer.startswith(passes, start + GRPC_PREFIX_BYTES):
-                    self.refused += 1
+                    self.denied += 1
             else:
                 self._control(kind, flags, stream_id, buffer[start:stop])
             at = stop

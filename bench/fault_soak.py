@@ -65,7 +65,7 @@ POOL_THREADS = 4
 AWAY_MARGIN_S = 0.1
 """Margin after a server is gone, in which calls are still decided by earlier state."""
 
-OUTCOME_LABELS: dict[Outcome, str] = {Code.OK: "passed", Code.OVER_LIMIT: "refused"}
+OUTCOME_LABELS: dict[Outcome, str] = {Code.OK: "passed", Code.OVER_LIMIT: "denied"}
 TIMED_OUT = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
@@ -117,7 +117,7 @@ class Stats:
         before, before_s = 0, time.time()
         while not self._over.wait(LOOK_EVERY_S):
             looking_s = time.time()
-            now = self._service.stat("ratelimit.store_failure.local")
+            now = self._service.stat("ratelimit.fallback.decisions.local")
             if now > before:
                 self.decided_here.append((before_s, time.time()))
             before, before_s = now, looking_s
@@ -151,7 +151,7 @@ def soak(seconds: float, seed: int, *, cluster: bool = False) -> Record:
             _inject_faults(record, faults, load, service, servers, seconds)
         record.begun, record.calls, record.lags_s = load.begun, load.calls, load.lags_s
         record.faults, record.decided_here = faults.done, stats.decided_here
-        for gauge in ("ratelimit.store.calls_in_flight", "ratelimit.throttle.held"):
+        for gauge in ("ratelimit.store.calls_in_flight", "ratelimit.throttle.queue_length"):
             record.left_over[gauge] = service.stat(gauge)
     return record
 

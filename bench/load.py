@@ -27,7 +27,7 @@ class Tally:
     calls: int
     seconds: float
     reads: int
-    refused: int
+    denied: int
 
 
 class Load:
@@ -38,11 +38,11 @@ class Load:
         in_flight: int = 128,
         connections: int = 4,
         *,
-        some_are_refused: bool = False,
+        some_are_denied: bool = False,
     ) -> None:
         """Connect. A sequence of calls is repeated; an iterator must be infinite."""
         self._calls = calls if isinstance(calls, Iterator) else cycle(calls)
-        self._some_are_refused = some_are_refused
+        self._some_are_denied = some_are_denied
         self._each = max(1, in_flight // connections)
         self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}
@@ -71,14 +71,14 @@ class Load:
     def run(self, seconds: float, at_least_calls: int = 0) -> Tally:
         """Run for at least the given time and number of calls; the last ones are still in flight afterwards."""
         start = time.perf_counter()
-        before, reads_before, refused_before = self._answered, self._reads(), self._refused()
+        before, reads_before, denied_before = self._answered, self._reads(), self._denied()
         for connection in self._connections.values():
             connection.wants_samples = SAMPLES
             self._top_up(connection)
         while (now := time.perf_counter()) - start < seconds or self._answered - before < at_least_calls:
             self._turn()
-        reads, refused = self._reads() - reads_before, self._refused() - refused_before
-        return Tally(self._answered - before, now - start, reads, refused)
+        reads, denied = self._reads() - reads_before, self._denied() - denied_before
+        return Tally(self._answered - before, now - start, reads, denied)
 
     def drain(self) -> int:
         """Wait for the last responses; return the total number of responses, all of which were acceptable."""
@@ -86,8 +86,8 @@ class Load:
         while self._answered < self._sent:
             self._turn()
         for connection in self._connections.values():
-            if connection.refused and not self._some_are_refused:
-                raise LoadError(f"{connection.refused} of {connection.answered} calls were not answered OK")
+            if connection.denied and not self._some_are_denied:
+                raise LoadError(f"{connection.denied} of {connection.answered} calls were not answered OK")
             if connection.sent != connection.answered:
                 raise LoadError(f"{connection.sent} calls, {connection.answered} answers on one connection")
         return self._answered
@@ -108,5 +108,5 @@ class Load:
     def _reads(self) -> int:
         return sum(connection.reads for connection in self._connections.values())
 
-    def _refused(self) -> int:
-        return sum(connection.refused for connection in self._connections.values())
+    def _denied(self) -> int:
+        return sum(connection.denied for connection in self._connections.values())

@@ -124,17 +124,17 @@ class Bench:
         calls = self._requests(scenario)
         redis = self._fleet.redis(scenario)
         redis_pid, envoy_pid = (one.pid if one else None for one in (redis, running.envoy))
-        refused = scenario.some_are_refused
+        denied = scenario.some_are_denied
         in_flight = self._plan.in_flight * scenario.workers
         log_bytes = self._fill_logs(scenario)
         with (
             _only_running(running) as family,
-            Load(running.target, calls, in_flight, scenario.connections, some_are_refused=refused) as load,
+            Load(running.target, calls, in_flight, scenario.connections, some_are_denied=denied) as load,
         ):
             # Warm-up: a new service gets every request once before it is measured, so that every counter exists and the
             # request cache is filled. With several workers a request reaches a random one, so it is repeated until
             # hardly any is new to a worker. A denial is cached after two requests.
-            rounds = 2 if scenario.all_are_refused else 1 if scenario.workers == 1 else 4 * scenario.workers
+            rounds = 2 if scenario.all_are_denied else 1 if scenario.workers == 1 else 4 * scenario.workers
             if not is_new or not scenario.decides:
                 rounds = 0
             load.run(SETTLE_S, at_least_calls=rounds * len(calls) if isinstance(calls, Sequence) else 0)
@@ -145,9 +145,9 @@ class Bench:
             commands = _commands_of(redis) - commands_before
             self._asked[scenario] += load.drain()
             self._check(scenario, running, load.samples)
-        share = 1 if scenario.all_are_refused else callers.DENIED_SHARE if refused else 0
-        if abs(tally.refused / tally.calls - share) > DENIED_SHARE_TOLERANCE:
-            raise LoadError(f"{tally.refused} of {tally.calls} calls were refused; about {share:.0%} were to be")
+        share = 1 if scenario.all_are_denied else callers.DENIED_SHARE if denied else 0
+        if abs(tally.denied / tally.calls - share) > DENIED_SHARE_TOLERANCE:
+            raise LoadError(f"{tally.denied} of {tally.calls} calls were denied; about {share:.0%} were to be")
         return replace(_measurement(tally, spent, commands, scenario.workers), log_bytes=log_bytes)
 
     def _fill_logs(self, scenario: Scenario) -> int:
@@ -210,12 +210,12 @@ def _only_running(running: Running) -> Iterator[list[int]]:
     """
     # Now: workers may have been started since it listens.
     family = cpu.family(running.pid) if running.pid is not None else []
-    everybody = [*family, running.envoy.pid] if running.envoy is not None else family
-    _signal(everybody, signal.SIGCONT)
+    processes = [*family, running.envoy.pid] if running.envoy is not None else family
+    _signal(processes, signal.SIGCONT)
     try:
         yield family
     finally:
-        _signal(everybody, signal.SIGSTOP)
+        _signal(processes, signal.SIGSTOP)
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:

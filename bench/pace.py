@@ -78,10 +78,10 @@ class PacedConnection(Connection):
 
 class PacedLoad:
     def __init__(
-        self, target: Target, calls: Sequence[bytes], connections: int = 4, *, some_are_refused: bool = False
+        self, target: Target, calls: Sequence[bytes], connections: int = 4, *, some_are_denied: bool = False
     ) -> None:
         self._calls: Iterator[bytes] = cycle(calls)
-        self._some_are_refused = some_are_refused
+        self._some_are_denied = some_are_denied
         self._poll = select.epoll()
         self._connections: dict[int, PacedConnection] = {}
         self._quiet_since = 0.0
@@ -181,9 +181,9 @@ class PacedLoad:
 
     def _check(self) -> None:
         answered = sum(connection.answered for connection in self._connections.values())
-        refused = sum(connection.refused for connection in self._connections.values())
-        if refused and not self._some_are_refused:
-            raise LoadError(f"{refused} of {answered} calls were not answered OK")
+        denied = sum(connection.denied for connection in self._connections.values())
+        if denied and not self._some_are_denied:
+            raise LoadError(f"{denied} of {answered} calls were not answered OK")
 
 
 def percentile(ordered: Sequence[float], per_mille: int) -> float:

@@ -55,12 +55,12 @@ class Scenario:
     workers: int = 1
 
     @property
-    def all_are_refused(self) -> bool:
+    def all_are_denied(self) -> bool:
         return self.rules.most == 1
 
     @property
-    def some_are_refused(self) -> bool:
-        return self.all_are_refused or self.asked is not RequestKind.DESCRIPTORS
+    def some_are_denied(self) -> bool:
+        return self.all_are_denied or self.asked is not RequestKind.DESCRIPTORS
 
     @property
     def first_caller(self) -> int:

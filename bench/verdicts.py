@@ -90,7 +90,7 @@ class Target:
 def targets() -> Iterator[Target]:
     yield Target("redis, 2 descriptors ÷ bare echo", REDIS_2, ECHO, 1 / 0.4)
     yield Target("embedded, 2 descriptors ÷ bare echo", EMBEDDED_2, ECHO, 1 / 0.45)
-    yield Target("all refused, as is known, 2 descriptors ÷ bare echo", ALL_DENIED, ECHO, 1 / 0.65)
+    yield Target("all denied, as is known, 2 descriptors ÷ bare echo", ALL_DENIED, ECHO, 1 / 0.65)
     yield Target("mTLS ÷ plaintext", replace(REDIS_2, way=ClientRoute.MTLS), REDIS_2, 1 / 0.7)
     yield Target("TLS ÷ plaintext, embedded", replace(EMBEDDED_2, way=ClientRoute.TLS), EMBEDDED_2, 1.5)
     yield Target("TLS ÷ plaintext, bare echo", replace(ECHO, way=ClientRoute.TLS), ECHO, 1.5)
@@ -155,11 +155,11 @@ def _filter(results: Results) -> list[str]:
         return []
     asking, alone = results[THROUGH_ENVOY], results[ENVOY_ALONE]
     added = spread((one.envoy_us - other.envoy_us for one, other in zip(asking, alone, strict=True)), ".1f")
-    everybody = spread((one.envoy_us + one.service_us + one.redis_us for one in asking), ".1f")
+    total_us = spread((one.envoy_us + one.service_us + one.redis_us for one in asking), ".1f")
     own, per_s = (spread(ratios(asking, alone, cost), ".2f") for cost in (envoy_us, calls_per_s))
     return [
         f"Envoy with the rate limit filter ÷ without: its own CPU {own}, {added} µs more; requests/s {per_s}",
-        f"  a request takes {everybody} µs of Envoy, service and Redis together",
+        f"  a request takes {total_us} µs of Envoy, service and Redis together",
     ]
 
 

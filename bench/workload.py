@@ -38,7 +38,7 @@ class RuleSet:
     @property
     def name(self) -> str:
         """Differences from the default; part of the scenario's name."""
-        parts = [self.algorithm, self.charge, "leased" if self.lease else "", "refused" if self.most == 1 else ""]
+        parts = [self.algorithm, self.charge, "leased" if self.lease else "", "denied" if self.most == 1 else ""]
         parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_held}-hits" if self.hits_held else ""]
         return "-".join(part for part in parts if part)
 

@@ -29,14 +29,14 @@ def main() -> int:
         with EnvoyServer(SANDBOX / "envoy.yaml", where) as envoy, Http(envoy.url) as client:
             print(f"\nEnvoy {envoy.url} ─► upstream 127.0.0.1:{upstream.port}, asking {service.grpc_address} first:\n")
             wait_for_time_left(MINUTE_S, min_left_s=5)  # the limits are per minute, and the demo must not span two
-            refused = 0
+            denied = 0
             for user, path, times in (("ann", "/limited", 7), ("bob", "/limited", 1), ("bob", "/free", 2)):
                 for _ in range(times):
                     reply = client.get(path, x_user=user)
-                    refused += reply.status == 429
+                    denied += reply.status == 429
                     print(line(user, path, reply))
-            print(f"\n{refused} refused, {upstream.requests} reached the upstream. The set-up: {relative(SANDBOX)}/")
-            return 0 if refused == 3 and upstream.requests == 7 else 1
+            print(f"\n{denied} denied, {upstream.requests} reached the upstream. The set-up: {relative(SANDBOX)}/")
+            return 0 if denied == 3 and upstream.requests == 7 else 1
 
 
 def relative(path: Path) -> Path:

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "ratelimit_rls"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 OTHER_NAMES_OF_A_CAUSE = {"cause", "err", "exc", "exception", "failure", "problem"}
+OTHER_NAMES_OF_AN_ADDRESS = {"addr", "endpoint", "host", "server", "target"}
 
 STANDARD_LIBRARY = {
     "client/results.py",  # a library leaves the output to its application
@@ -55,3 +56,14 @@ def test_every_event_is_a_stable_identifier() -> None:
 def test_a_cause_has_the_key_error() -> None:
     keys = [(name_of(path), call.lineno, key.arg) for path, call in all_log_calls() for key in call.keywords]
     assert [key for key in keys if key[2] in OTHER_NAMES_OF_A_CAUSE] == []
+
+
+def test_an_address_has_the_key_address() -> None:
+    keys = [(name_of(path), call.lineno, key.arg) for path, call in all_log_calls() for key in call.keywords]
+    assert [key for key in keys if key[2] in OTHER_NAMES_OF_AN_ADDRESS] == []
+
+
+def test_an_error_of_a_connection_names_its_address() -> None:
+    calls = [call for path, call in all_log_calls() if ast.literal_eval(call.args[0]) == "redis_connect_failed"]
+    assert calls
+    assert [call.lineno for call in calls if "address" not in {key.arg for key in call.keywords}] == []

@@ -12,16 +12,40 @@ from functools import cache
 from pathlib import Path
 
 from ratelimit_rls.admin.http.app import documented_app
+from ratelimit_rls.telemetry.instruments import INSTRUMENTS, MergeRule
+from tests.test_log_events import all_log_calls
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ratelimit_rls"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+SIDE_FILES = sorted(
+    path
+    for folder in ("envoy", "descriptors", "lua", "charts", "tools", "bench")
+    for pattern in ("*.py", "*.yaml", "*.lua", "*.sh", "*.tpl", "*.txt", "*.md")
+    for path in (ROOT / folder).rglob(pattern)
+)
+"""Files beside the package whose comments, messages and values users and engineers read."""
+
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "lua" / "README.md"])
 
 RETIRED = re.compile(r"\b(doors?|whoever|nobody|somebody|everybody|of late|be it)\b", re.IGNORECASE)
 RIDDLES = re.compile(r"(What|Of|How|Whether|Whoever|Who|Likewise|In place of)\b")
 RETIRED_NAMES = re.compile(r"\b_?(MOST|LONGEST|LARGEST|SHORTEST|SMALLEST|LEAST)_[A-Z0-9_]+\b")
-RETIRED_COMPONENTS = re.compile(r"(Shown|Told|Made|Asked|Forgotten|Healthy|Heavy)")
+REFUSED = re.compile(r"refus(?:e|ed|es|ing|als?)", re.IGNORECASE)
+ALLOWED_REFUSED = re.compile(
+    r"(on_invalid|on_missing)(: |`: )refuse|or refuse: 401|refused?[-_]streams?|connections? (are )?refused"
+    r"|audit[-_]refusals[-_]per[-_]minute|UnauthenticatedPolicy\.REFUSE|REFUSE = \"refuse\"|server may refuse",
+    re.IGNORECASE,
+)
+"""Where "refused" is the term of HTTP/2 or TCP, a YAML value or a public setting."""
+
+RETIRED_PUBLIC_WORDS = re.compile(
+    r"\b(refus\w*|remembered|forgotten|asked|told|held|away|room|unasked|hottest|in_hand|left_out|late|lines)\b"
+    r"|_(total|room_full|in_hand)\b"
+)
+"""Words that names and descriptions of metrics, log events and operations of the admin API do not have."""
+
+RETIRED_COMPONENTS = re.compile(r"(Denial$|Shown|Told|Made|Asked|Forgotten|Healthy|Heavy)")
 
 RETIRED_IDENTIFIERS = re.compile(
     r"asked|doors?|everybody|gone|held|lots?|met|mine|nobody|ours|said|shown|somebody|spoken|tells?|theirs|told|unasked"
@@ -30,7 +54,6 @@ RETIRED_IDENTIFIERS = re.compile(
 """Words that are not part of a name: names say what is requested, displayed, reported, buffered, delayed or matched."""
 
 ALLOWED_IDENTIFIERS = {
-    "MET": "the member is named like its value, which `explain` prints",
     "rls_max_held_calls": "a public setting",
     "tell": "a method of Python's file objects",
 }
@@ -104,6 +127,67 @@ def test_modules_use_no_retired_word() -> None:
 def test_pages_use_no_retired_word() -> None:
     pages = [path for path in PAGES if path.name != "glossary.md"]
     assert [found for path in pages for found in retired(path, prose(path))] == []
+
+
+def test_files_beside_the_package_use_no_retired_word() -> None:
+    allowed = re.compile(r"front-door|nobody$|default: nobody")
+    found = [
+        f"{name_of(path)}:{number}: {hit[0]}"
+        for path in SIDE_FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (hit := RETIRED.search(line)) and not allowed.search(line)
+    ]
+    assert found == []
+
+
+def test_calls_are_denied_or_rejected_but_not_refused() -> None:
+    package = [path for path in MODULES if "h2" not in path.parts]
+    found = [
+        f"{name_of(path)}:{number}: {line.strip()[:80]}"
+        for path in [*package, *SIDE_FILES, *PAGES]
+        if path.name not in ("glossary.md", "CHANGELOG.md", "drain.md")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if REFUSED.search(ALLOWED_REFUSED.sub("", line))
+    ]
+    assert found == []
+
+
+def test_metrics_use_no_retired_word() -> None:
+    ours = [one for one in INSTRUMENTS if not one.reference]
+    texts_of_metrics = [text for one in ours for text in (one.name.replace("_", " "), one.about, *one.attributes)]
+    assert [
+        text for text in texts_of_metrics if RETIRED_PUBLIC_WORDS.search(text.replace("RLS_MAX_HELD_CALLS", ""))
+    ] == []
+
+
+def test_merge_rules_are_named_max_and_min() -> None:
+    assert {rule.name for rule in MergeRule} == {"SUM", "MAX", "MIN"}
+
+
+def test_log_events_use_no_retired_word() -> None:
+    events = [(name_of(path), ast.unparse(call.args[0])) for path, call in all_log_calls()]
+    found = {event for event in events if RETIRED_PUBLIC_WORDS.search(event[1].replace("_", " "))}
+    assert sorted(found) == []
+
+
+def test_operations_and_fields_of_the_admin_api_use_no_retired_word() -> None:
+    document = documented_app().openapi()
+    operations = [one["operationId"] for path in document["paths"].values() for one in path.values()]
+    schemas = document["components"]["schemas"]
+    fields = [f"{name}.{field}" for name, schema in schemas.items() for field in schema.get("properties", {})]
+    found = [name for name in [*operations, *fields] if RETIRED_PUBLIC_WORDS.search(re.sub(r"[_.]", " ", name))]
+    assert found == []
+
+
+def test_diagnostics_do_not_continue_with_it_is() -> None:
+    modules = [path for path in MODULES if path.parent.name in ("rules", "yaml", "simulation")]
+    found = [
+        f"{name_of(path)}:{line}: {text[:80]}"
+        for path in modules
+        for line, text in texts(path)
+        if not text.startswith(("#", '"""')) and re.search(r"(^f?[\"']|; )it is ", text)
+    ]
+    assert found == []
 
 
 def test_docstrings_say_what_the_object_is_or_does() -> None:

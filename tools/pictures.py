@@ -114,7 +114,7 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 .tick { stroke: #bbb }
 .limit { stroke: #8a6d1f; stroke-dasharray: 5 4 }
 .admitted { fill: #4c8fbd }
-.refused { fill: none; stroke: #c8503c; stroke-width: 1.6 }
+.denied { fill: none; stroke: #c8503c; stroke-width: 1.6 }
 .curve { fill: none; stroke: #2d6a94; stroke-width: 2 }
 .beyond { fill: #c8503c; opacity: 0.25 }
 .way { stroke: #4c8fbd; opacity: 0.6 }
@@ -138,7 +138,7 @@ def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _dot(hit: Hit, x: float, y: float) -> str:
-    return f'<circle class="{"admitted" if hit.admitted else "refused"}" cx="{x:.1f}" cy="{y:.1f}" r="{DOT}"/>'
+    return f'<circle class="{"admitted" if hit.admitted else "denied"}" cx="{x:.1f}" cy="{y:.1f}" r="{DOT}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
@@ -152,7 +152,7 @@ def _sheet(height: int, title: str, hits: Sequence[Hit]) -> Iterator[str]:
     yield f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6"/>'
     yield _text(LEFT, 26, title, kind="title")
     admitted = sum(hit.admitted for hit in hits)
-    counts = ((True, f"{admitted} admitted"), (False, f"{len(hits) - admitted} refused"))
+    counts = ((True, f"{admitted} admitted"), (False, f"{len(hits) - admitted} denied"))
     for column, (passed, words) in enumerate(counts):
         x = LEFT + 4 + 120 * column
         yield _dot(Hit(0, passed, 0), x, 42)

@@ -26,7 +26,7 @@ expect 'an override' '1x201' "$(admin POST "/users/$me/override" "{\"limits\": [
 eventually 'acts at once, and nothing is forgotten' '1x200' call
 expect 'one more' '1x200 1x429' "$(call -n 2)"
 expect 'a block' '1x200' "$(admin PUT "/users/$me/block" '{"reason": "spam"}')"
-eventually 'refuses' '1x403' call
+eventually 'rejects' '1x403' call
 expect 'lifted again' '1x200' "$(admin DELETE "/users/$me/block")"
 eventually 'it is the limit again' '1x429' call
 expect 'the key is revoked' '1x200' "$(admin DELETE "/keys/$id")"

@@ -2,7 +2,7 @@
 # rules.yaml: ext_authz determines the plan of an API key and rejects requests without a key; the rate limit filter counts by plan.
 . "$(dirname "$0")/../check.sh"
 
-expect 'no key: refused by ext_authz, with its status' '1x401' "$(ask "$envoy/reports")"
+expect 'no key: rejected by ext_authz, with its status' '1x401' "$(ask "$envoy/reports")"
 expect 'a key of the free plan' '2x200 1x429' "$(ask -n 3 -H "x-api-key: free-$me" "$envoy/reports")"
 expect 'a key of the gold plan' '4x200 1x429' "$(ask -n 5 -H "x-api-key: gold-$me" "$envoy/reports")"
 expect 'another page of the free plan' '1x200' "$(ask -H "x-api-key: free-$me" "$envoy/")"

@@ -53,7 +53,7 @@ class RuleCalls(NamedTuple):
 
     rule: str
     calls: int
-    refused: int
+    denied: int
 
 
 class SimulatedDecisions(NamedTuple):
@@ -71,7 +71,7 @@ class SimulatedDecisions(NamedTuple):
         return self.results.count(_OK)
 
     @property
-    def refused(self) -> int:
+    def denied(self) -> int:
         return self.results.count(_OVER_LIMIT)
 
 
@@ -144,7 +144,7 @@ async def simulate(
     planner = Planner(tree, Policy(), entitlements)
     results = [""] * len(requests)
     calls: dict[str, int] = {}
-    refused: dict[str, int] = {}
+    denied: dict[str, int] = {}
     for number in sorted(range(len(requests)), key=lambda number: requests[number].at_s):
         await pace.yield_to_loop()
         now_us = round(requests[number].at_s * 1e6)
@@ -163,8 +163,8 @@ async def simulate(
         results[number] = _OVER_LIMIT if is_over else _OK
         for rule in {one.rule.path for one in plan.template.descriptor_plans if one.rule is not None}:
             calls[rule] = calls.get(rule, 0) + 1
-            refused[rule] = refused.get(rule, 0) + is_over
-    return SimulatedDecisions(results, [RuleCalls(rule, calls[rule], refused[rule]) for rule in sorted(calls)])
+            denied[rule] = denied.get(rule, 0) + is_over
+    return SimulatedDecisions(results, [RuleCalls(rule, calls[rule], denied[rule]) for rule in sorted(calls)])
 
 
 async def compile_simulated(backend: AdminBackend, documents: Sequence[str | dict[str, Any]]) -> Tree:

@@ -67,7 +67,7 @@ def status(database: str, form: str) -> ExitCode:
     name, revision = with_database(database, work, of_any_revision=True)
     state, needed = _schema_state(revision), _head_revision()
     if form == "json":
-        fields = {"database": name, "revision": revision, "needed": needed, "standing": state}
+        fields = {"database": name, "revision": revision, "needed": needed, "state": state}
         click.echo(json.dumps(fields, indent=2))
     else:
         click.echo(f"{name}: {_format_status(state, revision, needed)}")

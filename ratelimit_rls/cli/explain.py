@@ -97,7 +97,7 @@ class _PlannedDescriptor(NamedTuple):
 
     descriptor_plan: DescriptorPlan
     entitlement: Entitlement | None  # of the descriptor's subject; None without limits_of or a database
-    is_denied: bool  # the whole request is denied, whatever the limits are, and nothing is counted
+    is_rejected: bool  # the whole request is rejected, whatever the limits are, and nothing is counted
     counters: list[str]
     watchers: list[tuple[Watcher, str]]
 
@@ -123,7 +123,7 @@ def _planned_descriptors(plan: Plan, entitlements: Sequence[Entitlement]) -> lis
 def _replaced(planned: _PlannedDescriptor) -> list[str]:
     """Return the names of matched limits that another descriptor of the request replaces."""
     descriptor_plan = planned.descriptor_plan
-    if descriptor_plan.rule is None or planned.is_denied:
+    if descriptor_plan.rule is None or planned.is_rejected:
         return []
     counted = {id(step.limit) for step in descriptor_plan.steps}
     return [limit.name for limit in descriptor_plan.rule.limits if id(limit) not in counted]
@@ -148,7 +148,7 @@ def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str
     rule = planned.descriptor_plan.rule
     if planned.entitlement is not None:
         yield escape_unprintable(_format_entitlement(planned.entitlement))
-    if planned.is_denied:
+    if planned.is_rejected:
         is_own_block = planned.entitlement is not None and planned.entitlement.block is not None
         cause = "" if is_own_block else " by another descriptor of this request"
         yield click.style(f"blocked{cause}: nothing passes, and nothing is counted", fg="red")
@@ -167,13 +167,13 @@ def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str
 
 
 def _format_entitlement(entitlement: Entitlement) -> str:
-    """Format e.g. `standing tier gold`, `standing override until 2026-08-06 08:46Z` or `standing block: spam`."""
+    """Format e.g. `entitlement tier gold`, `entitlement override until 2026-08-06 08:46Z` or `entitlement block`."""
     block = entitlement.block
     if block is not None:
         until = f" until {format_timestamp(block.until_s)}" if block.until_s is not None else ""
-        return f"standing block{until}" + (f": {block.reason}" if block.reason else "")
+        return f"entitlement block{until}" + (f": {block.reason}" if block.reason else "")
     until = f" until {format_timestamp(entitlement.until_s)}" if entitlement.until_s < inf else ""
-    return f"standing {entitlement.source or 'rule'}{until}"
+    return f"entitlement {entitlement.source or 'rule'}{until}"
 
 
 def _format_attempt(attempt: Attempt) -> str:
@@ -181,7 +181,7 @@ def _format_attempt(attempt: Attempt) -> str:
 
 
 def _outcome(attempt: Attempt) -> str:
-    color = {AttemptOutcome.MET: "green", AttemptOutcome.NOT_TRIED: "yellow"}.get(attempt.outcome)
+    color = {AttemptOutcome.MATCHED: "green", AttemptOutcome.NOT_TRIED: "yellow"}.get(attempt.outcome)
     label = click.style(attempt.outcome.value, fg=color)
     padding = " " * (_OUTCOME_WIDTH - len(attempt.outcome.value))
     return f"{label}{padding}  {escape_unprintable(str(attempt.position))}" if attempt.position else label
@@ -193,8 +193,8 @@ def _json(explanation: Explanation, planned: _PlannedDescriptor) -> dict[str, An
         "descriptor": [list(entry) for entry in explanation.descriptor.entries],
         "conclusion": explanation.conclusion,
         "rule": rule.path if rule else None,
-        "standing": _entitlement_fields(planned.entitlement) if planned.entitlement else None,
-        "refused": planned.is_denied,
+        "entitlement": _entitlement_fields(planned.entitlement) if planned.entitlement else None,
+        "rejected": planned.is_rejected,
         "limits": [_limit(limit) for limit in rule.limits] if rule else [],
         "max_delay": format_duration_us(rule.max_delay_us) if rule and rule.max_delay_us else None,
         "penalty": penalty_fields(rule.penalty) if rule and rule.penalty else None,

@@ -42,9 +42,9 @@ def _skipped_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _rule_set(report: dict[str, Any], calls: int) -> Iterator[str]:
-    share = report["refused"] / max(calls, 1)
-    verdict = f"{report['admitted']:,} admitted, {report['refused']:,} refused ({share:.1%})"
-    none = f", {report['met_no_rule']:,} met no rule" if report["met_no_rule"] else ""
+    share = report["denied"] / max(calls, 1)
+    verdict = f"{report['admitted']:,} admitted, {report['denied']:,} denied ({share:.1%})"
+    none = f", {report['unmatched']:,} matched no rule" if report["unmatched"] else ""
     yield f"{click.style(report['rules'], bold=True)}: {verdict}{none}"
     if report["counters_evicted"]:
         number = report["counters_evicted"]
@@ -66,11 +66,11 @@ class _Columns(NamedTuple):
 
 
 _COUNT_COLUMNS = _Columns(
-    ("calls", "hits", "refused"), lambda rule: [f"{rule[name]:,}" for name in ("calls", "hits", "refused")]
+    ("calls", "hits", "denied"), lambda rule: [f"{rule[name]:,}" for name in ("calls", "hits", "denied")]
 )
 _OPTIONAL_COLUMNS = (
-    _Columns(("over, let pass",), lambda rule: [f"{rule['let_pass']:,}"], "let_pass"),
-    _Columns(("waited", "longest"), lambda rule: [f"{rule['waited']:,}", f"{rule['longest_wait_s']:.3g} s"], "waited"),
+    _Columns(("over, passed",), lambda rule: [f"{rule['passed_over_limit']:,}"], "passed_over_limit"),
+    _Columns(("delayed", "longest"), lambda rule: [f"{rule['delayed']:,}", f"{rule['max_delay_s']:.3g} s"], "delayed"),
 )
 _TIME_COLUMNS = _Columns(
     ("first over", "last over", "peak"),
@@ -79,17 +79,17 @@ _TIME_COLUMNS = _Columns(
 
 
 def _difference(report: dict[str, Any], new: str, old: str) -> Iterator[str]:
-    number = report["newly_refused"]
+    number = report["newly_denied"]
     yield (
-        f"{new} compared with {old}: {number:,} {plural(number, 'request')} newly refused, "
+        f"{new} compared with {old}: {number:,} {plural(number, 'request')} newly denied, "
         f"{report['newly_admitted']:,} newly admitted"
     )
     rows = []
     for row in report["per_rule"]:
-        change = (row["refused"] or 0) - (row["refused_against"] or 0)
-        rows.append((row["rule"], _count(row["refused_against"]), _count(row["refused"]), f"{change:+,}"))
+        change = (row["denied"] or 0) - (row["denied_before"] or 0)
+        rows.append((row["rule"], _count(row["denied_before"]), _count(row["denied"]), f"{change:+,}"))
     if rows:
-        yield from _table(("rule", "refused before", "now", "change"), rows)
+        yield from _table(("rule", "denied before", "now", "change"), rows)
 
 
 def _count(number: int | None) -> str:

@@ -161,9 +161,9 @@ def _last_responses(difference: Difference, domain: str) -> Iterator[str]:
         hits = f" hits {status.descriptor_plan.hits}" if status.descriptor_plan.hits != 1 else ""
         yield f"    domain {domain} · descriptor ({format_descriptor(descriptor)}){hits}"
         if rule is None:
-            yield "      met no rule; `ratelimit-rls explain` tells why"
+            yield "      matched no rule; `ratelimit-rls explain` shows why"
         else:
-            yield f"      met {rule.path}  {format_rule(rule)}  {rule.position or ''}".rstrip()
+            yield f"      matched {rule.path}  {format_rule(rule)}  {rule.position or ''}".rstrip()
             yield f"      {status.code.name.lower()}, {status.remaining} remaining, reset in {status.reset_s}s"
 
 

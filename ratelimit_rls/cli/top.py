@@ -128,7 +128,7 @@ def _fetch(url: str, token_file: Path | None) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {token_file.read_text().strip()}"} if token_file else {}
         with opener.open(Request(url, headers=headers), timeout=RESPONSE_TIMEOUT_S) as answer:  # noqa: S310 - _base looked at it
             stats = json.loads(answer.read(MAX_RESPONSE_BYTES))
-            if not isinstance(stats, dict) or not {"hottest", "refused"} <= stats.keys():
+            if not isinstance(stats, dict) or not {"hottest", "denied"} <= stats.keys():
                 raise ValueError
     except HTTPError as error:
         with error:

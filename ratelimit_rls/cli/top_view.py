@@ -39,10 +39,10 @@ def view_lines(stats: dict[str, Any], columns: int, max_lines: int | None = None
     yield _truncate(f"{_number(stats['calls_per_second'])} calls/s in the last {stats['seconds']:.0f} s", columns)
     for title, rows, nothing in (
         ("HOTTEST", stats["hottest"], "no calls"),
-        ("MOST LIMITED", stats["refused"], "no denials"),
+        ("MOST LIMITED", stats["denied"], "no denials"),
     ):
         yield ""
-        head = _padded(title, width) + _FIGURES.format("calls/s", "share", "refused/s", "lease")
+        head = _padded(title, width) + _FIGURES.format("calls/s", "share", "denied/s", "lease")
         yield click.style(_truncate(head, columns), bold=True)
         for row in rows[:few]:
             yield _truncate(_padded(_name(row), width) + _figures(row), columns)
@@ -58,7 +58,7 @@ def _name(row: dict[str, Any]) -> str:
 def _figures(row: dict[str, Any]) -> str:
     share = f"{100 * row['share']:.0f} %"
     lease = "yes" if row["leased"] else ""
-    return _FIGURES.format(_number(row["per_second"]), share, _number(row["refused_per_second"]), lease).rstrip()
+    return _FIGURES.format(_number(row["per_second"]), share, _number(row["denied_per_second"]), lease).rstrip()
 
 
 def _number(per_second: float) -> str:

@@ -114,11 +114,11 @@ def _table(by: str, rows: Sequence[GroupedUsage], since_us: int) -> Iterator[str
         return
     names = [_truncate(escape_unprintable(use.name)) for use in rows]
     width = max(len(by), *map(len, names))
-    yield click.style(by.upper().ljust(width) + _FIGURES.format("CALLS", "REFUSED", "", "P95"), bold=True)
+    yield click.style(by.upper().ljust(width) + _FIGURES.format("CALLS", "DENIED", "", "P95"), bold=True)
     for name, use in zip(names, rows, strict=True):
-        share = f"{100 * use.refused / use.total:.1f} %"
+        share = f"{100 * use.denied / use.total:.1f} %"
         yield name.ljust(width) + _FIGURES.format(
-            f"{use.total:,}", f"{use.refused:,}", share, _format_latency(use.p95_us)
+            f"{use.total:,}", f"{use.denied:,}", share, _format_latency(use.p95_us)
         )
 
 
@@ -138,4 +138,4 @@ def _format_latency(us: float | None) -> str:
 
 
 def _json(use: GroupedUsage) -> dict[str, Any]:
-    return {**use._asdict(), "refused": use.refused}
+    return {**use._asdict(), "denied": use.denied}

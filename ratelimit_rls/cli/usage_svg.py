@@ -22,7 +22,7 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 .grid { stroke: #ddd }
 .axis { stroke: #888 }
 .admitted { fill: #4c8fbd }
-.refused { fill: #c8503c }
+.denied { fill: #c8503c }
 .strip { fill: #f2f2f2 }
 """
 
@@ -52,12 +52,12 @@ def draw(title: str, points: Sequence[SeriesPoint], granularity: str, heaviest: 
 
 
 def _legend(points: Sequence[SeriesPoint], granularity: str) -> Iterator[str]:
-    refused = sum(point.throttled + point.blocked for point in points)
-    admitted = sum(point.total for point in points) - refused
+    denied = sum(point.throttled + point.blocked for point in points)
+    admitted = sum(point.total for point in points) - denied
     yield '<rect class="admitted" y="35" width="10" height="10"/>'
     yield f'<text x="15" y="44">{admitted:,} admitted</text>'
-    yield '<rect class="refused" x="150" y="35" width="10" height="10"/>'
-    yield f'<text x="165" y="44">{refused:,} refused</text>'
+    yield '<rect class="denied" x="150" y="35" width="10" height="10"/>'
+    yield f'<text x="165" y="44">{denied:,} denied</text>'
     yield f'<text x="{_PLOT_WIDTH}" y="44" text-anchor="end">calls per {granularity}</text>'
 
 
@@ -78,13 +78,13 @@ def _over_time(points: Sequence[SeriesPoint], each_s: int) -> Iterator[str]:
 
 
 def _bar(point: SeriesPoint, x: float, width: float, scale: float) -> Iterator[str]:
-    refused = point.throttled + point.blocked
-    admitted = point.total - refused
-    low, high = _PLOT_HEIGHT * admitted / scale, _PLOT_HEIGHT * refused / scale
+    denied = point.throttled + point.blocked
+    admitted = point.total - denied
+    low, high = _PLOT_HEIGHT * admitted / scale, _PLOT_HEIGHT * denied / scale
     place = f'x="{x:.2f}" width="{max(width * 0.92, 0.5):.2f}"'
-    yield f"<g><title>{_format_time(point.at_s)}: {admitted:,} admitted, {refused:,} refused</title>"
+    yield f"<g><title>{_format_time(point.at_s)}: {admitted:,} admitted, {denied:,} denied</title>"
     yield f'<rect class="admitted" {place} y="{_PLOT_HEIGHT - low:.2f}" height="{low:.2f}"/>'
-    yield f'<rect class="refused" {place} y="{_PLOT_HEIGHT - low - high:.2f}" height="{high:.2f}"/></g>'
+    yield f'<rect class="denied" {place} y="{_PLOT_HEIGHT - low - high:.2f}" height="{high:.2f}"/></g>'
 
 
 def _times(first_s: float, each_s: int, bars: int) -> Iterator[str]:
@@ -99,13 +99,13 @@ def _rows(heaviest: Sequence[GroupedUsage]) -> Iterator[str]:
     maximum = max((use.total for use in heaviest), default=1)
     for number, use in enumerate(heaviest):
         top = number * _ROW
-        admitted = _PLOT_WIDTH * (use.total - use.refused) / maximum
-        refused = _PLOT_WIDTH * use.refused / maximum
+        admitted = _PLOT_WIDTH * (use.total - use.denied) / maximum
+        denied = _PLOT_WIDTH * use.denied / maximum
         name = use.name if len(use.name) <= _MAX_NAME_LENGTH else f"{use.name[: _MAX_NAME_LENGTH - 1]}…"
-        yield f'<text y="{top + 12}">{_escaped(name)}: {use.total:,} calls, {use.refused:,} refused</text>'
+        yield f'<text y="{top + 12}">{_escaped(name)}: {use.total:,} calls, {use.denied:,} denied</text>'
         yield f'<rect class="strip" y="{top + 16}" width="{_PLOT_WIDTH}" height="8"/>'
         yield f'<rect class="admitted" y="{top + 16}" width="{admitted:.2f}" height="8"/>'
-        yield f'<rect class="refused" x="{admitted:.2f}" y="{top + 16}" width="{refused:.2f}" height="8"/>'
+        yield f'<rect class="denied" x="{admitted:.2f}" y="{top + 16}" width="{denied:.2f}" height="8"/>'
 
 
 def _round_up(maximum: int) -> float:

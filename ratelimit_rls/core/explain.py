@@ -28,7 +28,7 @@ class MatchKind(Enum):
 
 
 class AttemptOutcome(Enum):
-    MET = "met"
+    MATCHED = "matched"
     ABSENT = "none"  # the rules define nothing of this kind for the key
     DIFFERENT = "no such value"
     NOT_TRIED = "not tried"  # it would match, but an earlier lookup did
@@ -50,7 +50,7 @@ class MatchLevel:
 
     @property
     def matched(self) -> Attempt | None:
-        return next((attempt for attempt in self.attempts if attempt.outcome is AttemptOutcome.MET), None)
+        return next((attempt for attempt in self.attempts if attempt.outcome is AttemptOutcome.MATCHED), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
         pattern = wildcard.node.value or wildcard.node.key
         outcome = AttemptOutcome.DIFFERENT
         if wildcard.node is matched and is_one_of_many:
-            outcome = AttemptOutcome.MET
+            outcome = AttemptOutcome.MATCHED
         elif wildcard.matches(entry):
             outcome = AttemptOutcome.NOT_TRIED
         yield Attempt(MatchKind.WILDCARD, pattern, outcome, _position(wildcard.node), wildcard.node.overrode)
@@ -99,7 +99,7 @@ def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
     if key_only is None:
         yield Attempt(MatchKind.KEY_ONLY, "", AttemptOutcome.ABSENT)
     elif not (is_one_of_many and key_only is matched):
-        outcome = AttemptOutcome.MET if key_only is matched else AttemptOutcome.NOT_TRIED
+        outcome = AttemptOutcome.MATCHED if key_only is matched else AttemptOutcome.NOT_TRIED
         yield Attempt(MatchKind.KEY_ONLY, key_only.key, outcome, _position(key_only), key_only.overrode)
 
 
@@ -110,7 +110,7 @@ def _patterns(node: Node, entry: Entry, matched: Node | None) -> Iterator[Attemp
         assert pattern is not None
         outcome = AttemptOutcome.DIFFERENT
         if child is matched:
-            outcome = AttemptOutcome.MET
+            outcome = AttemptOutcome.MATCHED
         elif pattern.matches(entry.value, address):
             outcome = AttemptOutcome.NOT_TRIED
         yield Attempt(MatchKind[pattern.way.name], pattern.text, outcome, _position(child), child.overrode)
@@ -120,7 +120,7 @@ def _exact(node: Node, entry: Entry, matched: Node | None) -> Attempt:
     exact = node.exact.get(entry)
     if exact is not None:
         assert exact is matched
-        return Attempt(MatchKind.EXACT, entry.value, AttemptOutcome.MET, _position(exact), exact.overrode)
+        return Attempt(MatchKind.EXACT, entry.value, AttemptOutcome.MATCHED, _position(exact), exact.overrode)
     knows_key = any(key == entry.key for key, _ in node.exact)
     return Attempt(MatchKind.EXACT, entry.value, AttemptOutcome.DIFFERENT if knows_key else AttemptOutcome.ABSENT)
 

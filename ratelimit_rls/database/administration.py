@@ -69,5 +69,5 @@ class AccountUsage:
 
     total: int = 0  # for a key, since it was created; for a user, this month (UTC)
     today: int = 0  # users only (UTC)
-    refused: int = 0  # users only, since the user was created
+    denied: int = 0  # users only, since the user was created
     last_s: float | None = None

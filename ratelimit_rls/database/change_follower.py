@@ -165,12 +165,12 @@ class ChangeFollower:
             except DatabaseError as error:
                 _log.error("snapshot_unusable", error=str(error))
         if accounts is None:
-            _log.warning("started_without_accounts", detail="the database is away and there is no snapshot")
+            _log.warning("started_without_accounts", detail="the database is unavailable, and there is no snapshot")
             return
         await self._apply_accounts(accounts, "snapshot")
         _log.warning(
             "started_from_snapshot",
-            detail="the database is away",
+            detail="the database is unavailable",
             sequence=accounts.sequence,
             users=len(accounts.users),
         )

@@ -106,7 +106,7 @@ class SnapshotFile:
             with gzip.open(self.path) as file:
                 head, body = self._parse_header(file.readline(4096)), file.read()
         except (gzip.BadGzipFile, EOFError, zlib.error):
-            raise self._unusable("it is not a complete gzip file") from None
+            raise self._unusable("the file is not a complete gzip file") from None
         if hashlib.sha256(body).hexdigest() != head.sha256:
             raise self._unusable("its checksum is wrong")
         return head, body

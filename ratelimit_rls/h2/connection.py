@@ -284,7 +284,7 @@ class Connection(FrameHandlers):
         """Reset all streams, which wait for the client, and end the connection."""
         for stream_id, stream in list(self._streams.items()):
             self._close_stream(stream_id)
-            # A call that was refused may be made again; one that has its answer was counted.
+            # A call with REFUSED_STREAM may be made again; one that has its answer was counted.
             self._reset_stream(stream_id, ErrorCode.CANCEL if stream is RESPONDING else ErrorCode.REFUSED_STREAM)
         self.close()
 

@@ -168,7 +168,7 @@ class Fallback:
         service = self._metrics.service
         service.redis_error += 1
         service.overloaded += isinstance(error, Overloaded)
-        service.late += isinstance(error, CallerDeadlineExceeded)
+        service.deadline_exceeded += isinstance(error, CallerDeadlineExceeded)
         service.unavailable += not isinstance(error, Overloaded | CallerDeadlineExceeded)
         now_s = monotonic()
         if self.outage is None:
@@ -187,8 +187,10 @@ class Fallback:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         if self._store is not None:
-            for name, number in self._store.size()._asdict().items():
-                yield f"ratelimit.store_failure.local_{name}", number
+            size = self._store.size()
+            yield "ratelimit.fallback.keys", size.keys
+            yield "ratelimit.fallback.size", size.bytes
+            yield "ratelimit.fallback.evictions", size.evicted
 
 
 def _undivided(template: PlanTemplate) -> PlanTemplate:

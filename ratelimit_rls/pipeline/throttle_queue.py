@@ -74,18 +74,18 @@ class ThrottleQueue:
         self._pending_refunds: list[Callable[[], Awaitable[None]]] = []
         self._refund_task: asyncio.Task[None] | None = None
         self._delayed_total = 0
-        self._left_total = 0
-        self._room_full_total = 0
+        self._cancelled_total = 0
+        self._queue_full_total = 0
 
     @property
     def delayed(self) -> int:
         return len(self._queue_of)
 
     def gauges(self) -> Iterator[tuple[str, int]]:
-        yield "ratelimit.throttle.held", self.delayed
-        yield "ratelimit.throttle.held_total", self._delayed_total
-        yield "ratelimit.throttle.left_total", self._left_total
-        yield "ratelimit.throttle.room_full_total", self._room_full_total
+        yield "ratelimit.throttle.queue_length", self.delayed
+        yield "ratelimit.throttle.delayed", self._delayed_total
+        yield "ratelimit.throttle.cancelled", self._cancelled_total
+        yield "ratelimit.throttle.queue_full", self._queue_full_total
 
     def reserve(self, time_left_s: float | None) -> int | None:
         """Return how many microseconds a call can be delayed that is about to be checked; None: as rules allow.
@@ -93,7 +93,7 @@ class ThrottleQueue:
         Any result but 0 has reserved a place, to be released when the call was checked.
         """
         if len(self._queue_of) + self._reserved >= self._max_delayed:
-            self._room_full_total += 1
+            self._queue_full_total += 1
             return 0
         if time_left_s is None:
             self._reserved += 1
@@ -143,7 +143,7 @@ class ThrottleQueue:
 
     def decline(self, delayed: DelayedResponse) -> None:
         """Refund the slot of a caller that disconnected before its response was added."""
-        self._left_total += 1
+        self._cancelled_total += 1
         self._queue_refund(delayed)
 
     async def drain(self, timeout_s: float) -> None:

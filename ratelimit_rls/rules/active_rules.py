@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import RateLimitRlsError
-from ratelimit_rls.telemetry.instruments import RULES_AGE, RULES_DOMAINS, RULES_IN_FORCE, RULES_REFUSED
+from ratelimit_rls.telemetry.instruments import RULES_AGE, RULES_DOMAINS, RULES_IN_FORCE, RULES_REJECTED_UPDATES
 from ratelimit_rls.telemetry.series import Series
 
 
@@ -48,7 +48,7 @@ class ActiveRules:
 
     def measured(self) -> Iterator[tuple[Series, float]]:
         """Yield the metrics of the active rules."""
-        yield Series(RULES_REFUSED.name, ()), self.failures
+        yield Series(RULES_REJECTED_UPDATES.name, ()), self.failures
         if self.current is not None:
             yield Series(RULES_IN_FORCE.name, ()), self.current.rules
             yield Series(RULES_DOMAINS.name, ()), len(self.current.tree.domains)

@@ -53,7 +53,7 @@ def too_many_nodes(most: int) -> str:
 
 
 def too_deep(most: int) -> str:
-    return not_yaml(f"nested more than {most} levels deep; that is enough for {most // 2 - 2} levels of descriptors")
+    return not_yaml(f"nested more than {most} levels deep; use at most {most // 2 - 2} levels of descriptors")
 
 
 def second_document() -> str:
@@ -68,7 +68,7 @@ def unnamed_rule(first_line: str) -> str:
 
 
 def key_not_text(key: str) -> str:
-    return f"config error, key is not of type string: {key}; put it in quotes if it is meant"
+    return f"config error, key is not of type string: {key}; put it in quotes to use it as text"
 
 
 def list_of_other_than_maps(element: str, example: str | None) -> str:
@@ -96,7 +96,7 @@ def misplaced(key: str, right: str) -> str:
 
 
 def duplicate_key(key: str, first_line: int) -> str:
-    return f"'{cut(key)}' is already written at line {first_line}; the last one counts"
+    return f"'{cut(key)}' is already written at line {first_line}; the last one is in force: drop the others"
 
 
 # -- domains and descriptors ------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def empty_domain() -> str:
 
 def duplicate_domain(domain: str, first: Position) -> str:
     return (
-        f"duplicate domain '{domain}' in config file; it is already in {first}; "
+        f"duplicate domain '{domain}' in config file; its rules are already in {first}; "
         "name another, or set MERGE_DOMAIN_CONFIG=true to merge them"
     )
 
@@ -116,7 +116,7 @@ def duplicate_domain(domain: str, first: Position) -> str:
 def conflicting_setting(key: str, domain: str, first: Position, *, of_rules: bool) -> str:
     """Format the message for a domain setting that differs between files. `of_rules`: a rule may set it, too."""
     right = "and a rule may have its own" if of_rules else "the same in all its files"
-    return f"domain '{cut(domain)}' has another {key} at {first}; a domain has one, {right}"
+    return f"domain '{cut(domain)}' has a different {key} at {first}; a domain has one, {right}"
 
 
 def duplicate_setting(key: str, domain: str, first: Position) -> str:
@@ -128,7 +128,7 @@ def empty_key() -> str:
 
 
 def duplicate_descriptor(path: str, first: Position) -> str:
-    return f"duplicate descriptor composite key '{path}'; it is already at {first}; join the two"
+    return f"duplicate descriptor composite key '{path}'; the same descriptor is at {first}; join the two"
 
 
 def duplicate_with_same_priority(path: str, first: Position) -> str:
@@ -143,7 +143,7 @@ def overridden(path: str, by: Position) -> str:
 
 
 def overridden_switch(key: str, path: str, first: Position) -> str:
-    return f"{key} of '{path}' is another at {first}, which comes first and counts"
+    return f"{key} of '{path}' differs at {first}, which comes first and is in force; make the two equal, or drop one"
 
 
 def overridden_domain_setting(key: str, domain: str, by: Position) -> str:
@@ -194,7 +194,7 @@ def unit_when_unlimited() -> str:
 
 def invalid_unit(unit: str) -> str:
     hint = did_you_mean(unit.lower(), UNITS)
-    return f"invalid rate limit unit '{cut(unit)}'; it is one of {', '.join(UNITS)}{hint}"
+    return f"invalid rate limit unit '{cut(unit)}'; must be one of {', '.join(UNITS)}{hint}"
 
 
 def empty_replaces() -> str:
@@ -211,23 +211,25 @@ def unknown_algorithm(name: str) -> str:
 
 def burst_without_bucket(algorithm: Algorithm) -> str:
     return (
-        f"burst has no meaning for algorithm {algorithm.value}; it is for {', '.join(BURST_ALGORITHMS)}: "
-        "drop it, or choose one of them"
+        f"burst has no meaning for algorithm {algorithm.value}; only {', '.join(BURST_ALGORITHMS)} have a burst: "
+        "drop burst, or choose one of them"
     )
 
 
 def zero_burst() -> str:
-    return "burst is 0, so that nothing could ever pass; it is at least 1 (requests_per_unit if not written)"
+    return "burst is 0, so that nothing could ever pass; burst must be at least 1 (default: requests_per_unit)"
 
 
 def burst_beside_zero() -> str:
-    return "burst beside requests_per_unit: 0, which denies everything; drop the burst, or allow some requests"
+    return (
+        "burst has no effect beside requests_per_unit: 0, which denies everything; drop burst, or allow some requests"
+    )
 
 
 def log_too_long(requests_per_unit: int) -> str:
     return (
-        f"sliding_log remembers every request, so requests_per_unit is at most {MAX_SLIDING_LOG:,}, "
-        f"not {requests_per_unit:,}; sliding_window counts any number"
+        f"sliding_log records every request, so requests_per_unit must be at most {MAX_SLIDING_LOG:,}, "
+        f"not {requests_per_unit:,}; sliding_window has no such bound"
     )
 
 
@@ -241,11 +243,17 @@ def refills_too_slowly(limit: Limit) -> str:
 
 
 def bad_multiplier(multiplier: int) -> str:
-    return f"unit_multiplier is from 1 to {MAX_MULTIPLIER}, not {multiplier}: unit: minute with 5 is five minutes"
+    return (
+        f"unit_multiplier must be from 1 to {MAX_MULTIPLIER}, not {multiplier}; e.g. 5 with unit: minute is five "
+        "minutes"
+    )
 
 
 def timezone_without_calendar() -> str:
-    return "timezone has no meaning without 'calendar: true': other windows are the same everywhere"
+    return (
+        "timezone has no meaning without 'calendar: true', since other windows do not depend on it; "
+        "add 'calendar: true', or drop timezone"
+    )
 
 
 def no_calendar_for_unit(unit: Unit) -> str:
@@ -257,20 +265,23 @@ def no_calendar_for_algorithm(algorithm: Algorithm) -> str:
 
 
 def calendar_with_multiplier() -> str:
-    return "unit_multiplier has no meaning for a calendar: which two months would belong together?"
+    return (
+        "unit_multiplier has no meaning with 'calendar: true', whose windows are single days, weeks, months or years; "
+        "drop one of them"
+    )
 
 
 def unknown_timezone(name: str) -> str:
     hint = did_you_mean(name, available_timezones())
-    return f"timezone '{cut(name)}' is not known; it is a name such as UTC or Europe/Berlin{hint}"
+    return f"timezone '{cut(name)}' is unknown; must be an IANA name, such as UTC or Europe/Berlin{hint}"
 
 
 def limits_beside_rate_limit() -> str:
-    return "'limits' and 'rate_limit' on one descriptor; write all of them under 'limits'"
+    return "a descriptor cannot have both 'limits' and 'rate_limit'; write all limits under 'limits'"
 
 
 def no_limits() -> str:
-    return "'limits' is an empty list; write at least one limit, or drop it"
+    return "'limits' is an empty list; write at least one limit, or drop 'limits'"
 
 
 def unlimited_among_limits() -> str:
@@ -310,29 +321,32 @@ def throttle_without_queue() -> str:
 
 def throttle_with_charge() -> str:
     return (
-        "charge: always with action: throttle, where a denied call takes no place in the queue; "
-        "drop 'charge', it is admitted"
+        "charge: always cannot be used with action: throttle, where a denied call takes no place in the queue; "
+        "drop 'charge', whose value is 'admitted' for such a rule"
     )
 
 
 def throttle_with(mode: str) -> str:
-    return f"action: throttle with {mode}, which denies no call by itself, so that no call would wait; drop one of them"
+    return f"action: throttle has no effect with {mode}, which denies no call by itself; drop one of them"
 
 
 def penalty_with(mode: str) -> str:
-    return f"penalty with {mode}, which denies no call by itself, so that nothing can be penalised; drop one of them"
+    return f"penalty has no effect with {mode}, which denies no call by itself; drop one of them"
 
 
 def too_many_violations(after: int) -> str:
-    return f"after: at most {MAX_VIOLATIONS} violations are remembered, not {after}"
+    return (
+        f"after: {after} is more than the {MAX_VIOLATIONS} violations that are recorded per client; must be at most "
+        f"{MAX_VIOLATIONS}"
+    )
 
 
 def bad_multiplier_count(number: int) -> str:
-    return f"multipliers: a list of 1 to {MAX_MULTIPLIERS} whole numbers, not of {number:,}; e.g. [1, 2, 4, 8]"
+    return f"multipliers: must be a list of 1 to {MAX_MULTIPLIERS} whole numbers, not of {number:,}; e.g. [1, 2, 4, 8]"
 
 
 def multiplier_too_large(multiplier: int) -> str:
-    return f"multipliers: {multiplier} is more than {MAX_PENALTY_MULTIPLIER:,}, the maximum"
+    return f"multipliers: {multiplier} is too large; must be at most {MAX_PENALTY_MULTIPLIER:,}"
 
 
 def decreasing_multipliers() -> str:
@@ -343,13 +357,13 @@ def penalty_too_long(penalty: Penalty) -> str:
     counted = penalty.after + len(penalty.multipliers)
     return (
         f"penalty: after {penalty.after} and {len(penalty.multipliers)} multipliers would count {counted} violations; "
-        f"at most {MAX_VIOLATIONS} are remembered: lower 'after'"
+        f"at most {MAX_VIOLATIONS} are recorded: lower 'after'"
     )
 
 
 def bad_warn_at(value: str) -> str:
     return (
-        f"warn_at: {value} is not a fraction of the limit; it is a number above 0.1 and below 1, "
+        f"warn_at: {value} is not a fraction of the limit; must be a number above 0.1 and below 1, "
         "with at most three decimals and without quotes, e.g. 0.8"
     )
 
@@ -367,33 +381,34 @@ def split_not_supported() -> str:
 def lease_too_long(lease_us: int, window_us: int) -> str:
     return (
         f"lease: {format_duration_us(lease_us)} is more than half of a window of {format_duration_us(window_us)}, "
-        f"so that it could outlive it; at most {format_duration_us(window_us // 2)}, or a longer window"
+        f"so that leased hits could outlive the window; "
+        f"must be at most {format_duration_us(window_us // 2)}, or choose a longer window"
     )
 
 
 def hot_with(what: str) -> str:
     return (
-        f"{what} with hot, where hits are leased before the calls arrive, so that which call is denied, and when, "
-        "is not known to the store; drop one of them"
+        f"{what} cannot be used with hot, where hits are leased before the calls arrive, so that the store "
+        "does not know which call is denied, and when; drop one of them"
     )
 
 
 def hot_with_charge() -> str:
     return (
-        "charge: always with hot, where hits are leased before the calls arrive, so that denied calls cannot be "
-        "counted; drop 'charge', it is admitted"
+        "charge: always cannot be used with hot, where hits are leased before the calls arrive, so that denied "
+        "calls cannot be counted; drop 'charge', whose value is 'admitted' for such a rule"
     )
 
 
 def hot_in_charging_domain() -> str:
     return (
-        "hot in a domain with charge: always, where denied calls count too, which a lease cannot do; "
-        "write 'charge: admitted' beside it, or drop it"
+        "hot cannot be used in a domain with charge: always, since a lease does not charge denied calls; "
+        "write 'charge: admitted' beside hot, or drop hot"
     )
 
 
 def hot_without_limit(what: str) -> str:
-    return f"{what} with hot, where nothing is counted that could be taken in advance; drop one of them"
+    return f"hot has no effect with {what}, since no hits are counted that could be leased; drop one of them"
 
 
 # -- answer and deny --------------------------------------------------------------------------------------------------
@@ -408,7 +423,7 @@ def unknown_family(name: str, families: Iterable[str]) -> str:
 
 
 def family_twice(family: HeaderFamily) -> str:
-    return f"headers: {family.value} is already in the list; once is enough"
+    return f"headers: {family.value} is already in the list; drop one of the two"
 
 
 def conflicting_reset_headers() -> str:
@@ -417,15 +432,15 @@ def conflicting_reset_headers() -> str:
 
 
 def unknown_format(name: str, formats: Iterable[str]) -> str:
-    return f"format: {name} is not one of {', '.join(formats)}; a text of your own is 'body: …'"
+    return f"format: {name} is not one of {', '.join(formats)}; for a text of your own write 'body'"
 
 
 def format_beside_body() -> str:
-    return "'format' and 'body' in one deny; a denial has one body: keep one of them"
+    return "'deny' cannot have both 'format' and 'body', since a response has one body; keep one of them"
 
 
 def not_a_template(what: str, value: str) -> str:
-    return f"{what}: {value} is not text; write a text, with placeholders such as ${{retry_after}}"
+    return f"{what}: {value} is not text; must be text, which may have placeholders such as ${{retry_after}}"
 
 
 def bad_template(what: str, reason: str) -> str:
@@ -433,7 +448,7 @@ def bad_template(what: str, reason: str) -> str:
 
 
 def body_too_long() -> str:
-    return f"body: longer than {MAX_BODY_BYTES // 2**10} KiB; a denial must cost less than the request"
+    return f"body is too long; must be at most {MAX_BODY_BYTES // 2**10} KiB"
 
 
 def content_type_without_body() -> str:
@@ -445,7 +460,10 @@ def bad_content_type(text: str) -> str:
 
 
 def bad_status(value: str) -> str:
-    return f"status: {value} is not a denial; it is a whole number from 400 to 599, without quotes (429 if not written)"
+    return (
+        f"status: {value} is not the status of an error; must be a whole number from 400 to 599, without quotes "
+        "(default: 429)"
+    )
 
 
 def headers_not_a_mapping(value: str) -> str:
@@ -453,41 +471,41 @@ def headers_not_a_mapping(value: str) -> str:
 
 
 def bad_header_name(value: str) -> str:
-    return f"headers: '{value}' is not the name of a header; a name is letters, digits, dashes and the like"
+    return f"headers: '{value}' is not the name of a header; a name has letters, digits and any of !#$%&'*+-.^_`|~"
 
 
 def reserved_header(name: str) -> str:
-    return f"headers: '{name}' belongs to the connection or to the message as it is sent; drop it"
+    return f"headers: '{name}' is set by the HTTP connection, not by a rule; drop it"
 
 
 def content_type_among_headers() -> str:
-    return "headers: the content type is written as 'content_type', beside 'body'"
+    return "headers: the content type cannot be set here; write 'content_type' beside 'body'"
 
 
 def header_twice(name: str) -> str:
-    return f"headers: '{cut(name)}' is already written; upper and lower case make no difference"
+    return f"headers: '{cut(name)}' is written twice (case is ignored); keep one of them"
 
 
 def too_many_headers(number: int) -> str:
-    return f"headers: {number} of them; at most {MAX_HEADERS}"
+    return f"headers: there are {number}; must be at most {MAX_HEADERS}"
 
 
 def bad_header_text(what: str) -> str:
     return (
-        f"{what}: a line break, another control character or a space at one end has no place here; "
-        "write one line of text"
+        f"{what}: the text has a line break, another control character or a space at one end; "
+        "write one line of text without them"
     )
 
 
 def header_too_long(what: str) -> str:
-    return f"{what}: longer than {MAX_HEADER_BYTES // 2**10} KiB; what is long belongs in the body"
+    return f"{what}: the text is too long; must be at most {MAX_HEADER_BYTES // 2**10} KiB, or written in the body"
 
 
 # -- match ------------------------------------------------------------------------------------------------------------
 
 
 def value_beside_match() -> str:
-    return "'value' and 'match' on one descriptor; keep one of them"
+    return "a descriptor cannot have both 'value' and 'match'; keep one of them"
 
 
 def not_one_match_kind(kinds: Iterable[str]) -> str:
@@ -510,22 +528,28 @@ def empty_regex() -> str:
 
 
 def bad_regex(text: str, reason: str) -> str:
-    return f"regex '{cut(text)}' cannot be used: {reason}; it is RE2 syntax, without back-references and look-around"
+    return (
+        f"regex '{cut(text)}' cannot be used: {reason}; must be RE2 syntax, which has no back-references and "
+        "look-around"
+    )
 
 
 # -- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def unread_document() -> str:
-    return "from here on nothing is read: of a file the first YAML document counts; put the next one in its own file"
+    return (
+        "nothing is read from here on, since only the first YAML document of a file is; put the next one in a file "
+        "of its own"
+    )
 
 
 def no_effect_without_limit(key: str) -> str:
-    return f"'{key}' has no effect on a descriptor without rate_limit"
+    return f"'{key}' has no effect on a descriptor without rate_limit; add a rate_limit, or drop it"
 
 
 def no_effect_when_unlimited(key: str) -> str:
-    return f"'{key}' has no effect when unlimited"
+    return f"'{key}' has no effect when unlimited; drop it, or 'unlimited'"
 
 
 def no_effect_without_store(key: str) -> str:
@@ -538,7 +562,7 @@ def limit_beside_allow(key: str) -> str:
 
 def denies_everything(is_written: bool) -> str:
     reason = "requests_per_unit is 0" if is_written else "there is no requests_per_unit, which means 0"
-    return f"{reason}: every request is denied"
+    return f"{reason}, so that every request is denied"
 
 
 def unreachable(what: str, by: str, at: Position) -> str:
@@ -546,7 +570,7 @@ def unreachable(what: str, by: str, at: Position) -> str:
 
 
 def unknown_replaces(name: str) -> str:
-    return f"replaces '{cut(name)}', but no rate_limit of this domain has that name"
+    return f"replaces '{cut(name)}' has no effect: no rate_limit of this domain has that name"
 
 
 def unmapped_descriptor(keys: Iterable[str]) -> str:
@@ -555,6 +579,6 @@ def unmapped_descriptor(keys: Iterable[str]) -> str:
 
 # -- formatting -------------------------------------------------------------------------------------------------------
 
-TEXT = "it is text"
-BOOLEAN = "it is true or false, without quotes"
-COUNT = f"it is a whole number from 0 to {MAX_REQUESTS_PER_UNIT}, without quotes"
+TEXT = "must be text"
+BOOLEAN = "must be true or false, without quotes"
+COUNT = f"must be a whole number from 0 to {MAX_REQUESTS_PER_UNIT}, without quotes"

@@ -172,7 +172,7 @@ def _read_single(node: YamlMap, found: Findings) -> DescriptorDocument:
 
 
 def _read_rate_limit(outer: PositionedFields, key: str) -> RateLimitDocument | None:
-    node = outer.merged(key, "config.YamlRateLimit", "it is a mapping with 'unit' and 'requests_per_unit'")
+    node = outer.merged(key, "config.YamlRateLimit", "must be a mapping with 'unit' and 'requests_per_unit'")
     return None if node is None else _read_limit(node, outer.found)
 
 
@@ -184,7 +184,7 @@ def _read_limits(outer: PositionedFields, key: str) -> Positioned[tuple[RateLimi
 
 
 def _read_match(outer: PositionedFields, key: str) -> MatchDocument | None:
-    node = outer.merged(key, "match", "it is a mapping with one of 'cidr', 'prefix' and 'regex'")
+    node = outer.merged(key, "match", "must be a mapping with one of 'cidr', 'prefix' and 'regex'")
     if node is None:
         return None
     found = outer.found
@@ -217,7 +217,7 @@ def _read_replaced(node: YamlMap, found: Findings) -> Positioned[str]:
 
 
 def _read_metadata(outer: PositionedFields, key: str) -> Positioned[dict[str, Any]] | None:
-    node = outer.merged(key, "map[string]interface {}", "it is a mapping")
+    node = outer.merged(key, "map[string]interface {}", "must be a mapping")
     if node is None:
         return None
     try:

@@ -297,7 +297,7 @@ def non_empty(text: str) -> str:
 
 def query_name(name: str) -> str:
     if len(name) > MAX_QUERY_NAME_LENGTH:
-        raise ValueError(f"is longer than {MAX_QUERY_NAME_LENGTH} characters; it is the name of one parameter")
+        raise ValueError(f"is longer than {MAX_QUERY_NAME_LENGTH} characters; must be the name of one parameter")
     return non_empty(name)
 
 

@@ -54,7 +54,7 @@ class _LimitsReader:
     def limits(self, fields: object) -> YamlList:
         (where,) = self._fields
         if not isinstance(fields, Sequence) or isinstance(fields, str | bytes):
-            self._reject(where, 'it is a list of limits, e.g. [{"unit": "minute", "requests_per_unit": 100}]')
+            self._reject(where, 'must be a list of limits, e.g. [{"unit": "minute", "requests_per_unit": 100}]')
             return YamlList(_LINE, 0, ())
         if len(fields) > MAX_LIMITS:
             self._reject(where, f"{len(fields):,} limits; at most {MAX_LIMITS} are allowed")
@@ -74,7 +74,7 @@ class _LimitsReader:
     def _limit(self, field: str, value: object) -> YamlNode:
         column = self._column(field)
         if not isinstance(value, Mapping):
-            self._reject(field, 'it is a limit, e.g. {"unit": "minute", "requests_per_unit": 100}')
+            self._reject(field, 'must be a limit, e.g. {"unit": "minute", "requests_per_unit": 100}')
             return YamlMap(_LINE, column, ())
         pairs: list[tuple[YamlNode, YamlNode]] = []
         for key, inner in value.items():
@@ -98,7 +98,7 @@ class _LimitsReader:
             # Any float for a large integer, which may have thousands of digits.
             text = repr(value) if isinstance(value, float) else "1e20"
         else:
-            self._reject(field, "it is a text, a number, true or false")
+            self._reject(field, "must be text, a number, true or false")
             text = "null"
         return YamlScalar(_LINE, column, text, *resolve(text))
 

@@ -87,7 +87,7 @@ class PositionedFields:
         if node is None:
             return ()
         if not isinstance(node, YamlList):
-            self.reject(node, go_type, "it is a list of mappings")
+            self.reject(node, go_type, "must be a list of mappings")
             return ()
         return tuple(read(item, self.found) for item in node.items if isinstance(item, YamlMap))
 

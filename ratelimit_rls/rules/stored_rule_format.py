@@ -87,8 +87,8 @@ def parse_rules(text: str, name: str, file: str) -> list[ParsedRule]:
     for number, (line, whole) in enumerate(_split(text, problems, file)):
         try:
             found.append(ParsedRule(parse_rule(whole, "" if number else name, file, line), whole, line))
-        except RulesError as refused:
-            problems += refused.problems
+        except RulesError as error:
+            problems += error.problems
     if problems:
         raise RulesError(problems)
     return found
@@ -126,10 +126,10 @@ def parse_rule(text: str, name: str, file: str, line: int = 1) -> StoredRule:
     except json.JSONDecodeError as error:
         _reject(at, len(_HEADER) + error.pos + 1, f"what follows '{_HEADER.strip()}' is not JSON: {error.msg}")
     except RecursionError:
-        _reject(at, len(_HEADER) + 1, f"what follows '{_HEADER.strip()}' is not JSON: it is nested too deep")
+        _reject(at, len(_HEADER) + 1, f"what follows '{_HEADER.strip()}' is not JSON: nested too deep")
     column = len(_HEADER) + 1
     if not isinstance(fields, dict):
-        _reject(at, column, 'it is a mapping, e.g. {"name": "free_tier", "priority": 50}')
+        _reject(at, column, 'must be a mapping, e.g. {"name": "free_tier", "priority": 50}')
     for key in fields:
         if key not in _KEYS:
             _reject(at, column, unknown_key(key, _KEYS))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratelimit_rls.settings import Settings
-from ratelimit_rls.telemetry.instruments import CREDENTIALS, ISSUER_KEYS, TOKENS_REFUSED
+from ratelimit_rls.telemetry.instruments import CREDENTIALS, ISSUER_KEYS, TOKENS_REJECTED
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.series import Series
 
@@ -40,6 +40,6 @@ def _measured(verifier: CredentialVerifier) -> Iterator[tuple[Series, float]]:
     for (kind, outcome), count in verifier.counts().items():
         yield Series(CREDENTIALS.name, (kind, outcome)), count
     for reason, count in verifier.rejected_tokens().items():
-        yield Series(TOKENS_REFUSED.name, (reason,)), count
+        yield Series(TOKENS_REJECTED.name, (reason,)), count
     for issuer, keys in verifier.token_keys().items():
         yield Series(ISSUER_KEYS.name, (issuer,)), keys

@@ -30,10 +30,10 @@ class TimeHistogram:
         self._ends_us = -1  # end of the current bucket
         self._filling: list[int] = []
 
-    def add(self, at_us: int, refused: bool) -> None:
+    def add(self, at_us: int, denied: bool) -> None:
         if at_us >= self._ends_us:
             self._begin(at_us)
-        self._filling[refused] += 1
+        self._filling[denied] += 1
 
     def _begin(self, at_us: int) -> None:
         number = at_us // self.width_us
@@ -53,10 +53,10 @@ class TimeHistogram:
         """Widen the buckets to a multiple of the present width."""
         times = width_us // self.width_us
         wider: dict[int, list[int]] = {}
-        for number, (admitted, refused) in self._buckets.items():
+        for number, (admitted, denied) in self._buckets.items():
             bucket = wider.setdefault(number // times, [0, 0])
             bucket[0] += admitted
-            bucket[1] += refused
+            bucket[1] += denied
         self.width_us, self._buckets, self._ends_us = width_us, wider, -1
         self._first, self._last = self._first // times, self._last // times
 
@@ -70,4 +70,4 @@ class TimeHistogram:
         if not self._buckets:
             return []
         found = (self._buckets.get(number, (0, 0)) for number in range(self._first, self._last + 1))
-        return [(admitted, refused) for admitted, refused in found]
+        return [(admitted, denied) for admitted, denied in found]

@@ -28,8 +28,8 @@ MAX_PENDING_CHUNKS = 4
 class VerdictChanges:
     """Numbers of calls whose verdict differs between the two rule sets."""
 
-    refused_only_by_first: int = 0
-    refused_only_by_second: int = 0
+    denied_only_by_first: int = 0
+    denied_only_by_second: int = 0
 
 
 class Replay:
@@ -81,5 +81,5 @@ class Replay:
         self._bad.add_all(bad, first.first_bad)  # equal for all rule sets: bad lines do not depend on rules
         if len(verdicts) == 2 and first.codes != verdicts[1].codes:
             for one, other in zip(first.codes, verdicts[1].codes, strict=True):
-                self.changes.refused_only_by_first += one > other
-                self.changes.refused_only_by_second += other > one
+                self.changes.denied_only_by_first += one > other
+                self.changes.denied_only_by_second += other > one

@@ -34,16 +34,16 @@ def _rule_set(one: RuleSetResult) -> dict[str, Any]:
     tally, series = one.tally, one.tally.series
     return {
         "rules": one.name,
-        "admitted": tally.calls - tally.refused,
-        "refused": tally.refused,
-        "met_no_rule": tally.without_rule,
+        "admitted": tally.calls - tally.denied,
+        "denied": tally.denied,
+        "unmatched": tally.without_rule,
         "counters_evicted": one.evicted,
         "per_rule": [_rule(rule) for rule in tally.rules()],
         "over_time": {
             "start": _moment(series.start_us),
             "bucket_s": series.width_us / 1_000_000,
             "admitted": [admitted for admitted, _ in series.buckets],
-            "refused": [refused for _, refused in series.buckets],
+            "denied": [denied for _, denied in series.buckets],
         },
     }
 
@@ -54,10 +54,10 @@ def _rule(one: RuleTally) -> dict[str, Any]:
         "position": one.position,
         "calls": one.calls,
         "hits": one.hits,
-        "refused": one.refused,
-        "let_pass": one.let_pass,
-        "waited": one.waited,
-        "longest_wait_s": one.max_wait_us / 1_000_000,
+        "denied": one.denied,
+        "passed_over_limit": one.passed_over_limit,
+        "delayed": one.delayed,
+        "max_delay_s": one.max_wait_us / 1_000_000,
         "first_over": _moment(one.first_us),
         "last_over": _moment(one.last_us),
         "peak_per_s": one.peak,
@@ -69,19 +69,17 @@ def _difference(replay: Replay) -> dict[str, Any]:
     """Compare the first rule set with the second, which is the baseline."""
     new, old = ({one.path: one for one in outcome.tally.rules()} for outcome in replay.outcomes)
     paths = sorted({*new, *old})
-    rows = [
-        {"rule": path, "refused": _refused(new.get(path)), "refused_against": _refused(old.get(path))} for path in paths
-    ]
+    rows = [{"rule": path, "denied": _denied(new.get(path)), "denied_before": _denied(old.get(path))} for path in paths]
     return {
-        "newly_refused": replay.changes.refused_only_by_first,
-        "newly_admitted": replay.changes.refused_only_by_second,
-        "per_rule": [row for row in rows if row["refused"] != row["refused_against"]],
+        "newly_denied": replay.changes.denied_only_by_first,
+        "newly_admitted": replay.changes.denied_only_by_second,
+        "per_rule": [row for row in rows if row["denied"] != row["denied_before"]],
     }
 
 
-def _refused(one: RuleTally | None) -> int | None:
+def _denied(one: RuleTally | None) -> int | None:
     """Return the denials of a rule; None if the rule set has no such rule, or it was never matched."""
-    return None if one is None else one.refused
+    return None if one is None else one.denied
 
 
 def _moment(us: int | None) -> str | None:

@@ -68,13 +68,13 @@ def _attributes(node: YamlNode, wanted: Sequence[MetadataPath], found: Findings)
 
 def _path(text: str) -> str:
     if not text.startswith("/") and text != "*":
-        raise ValueError("does not start with '/'; it is the path as it is sent, with its query")
+        raise ValueError("does not start with '/'; write the path as the client sends it, with its query")
     return text
 
 
 def _address(text: str) -> str:
     if canonical(text) is None:
-        raise ValueError("is not an address; it is where the connection comes from, e.g. 192.0.2.1")
+        raise ValueError("is not an address; write the address of the client, e.g. 192.0.2.1")
     return text
 
 

@@ -33,7 +33,7 @@ _COPIES = 3  # of its texts: in the values, in the counter keys, escaped
 
 class Verdict(IntEnum):
     ADMITTED = 0
-    REFUSED = 1
+    DENIED = 1
     NO_REQUEST = 2  # the line has no descriptor: Envoy would not have called the service
     BAD = 3
 
@@ -98,10 +98,10 @@ class RuleSet:
             self._tally.add(template, at_us, False)
             return Verdict.ADMITTED
         decision = decide(template, result)
-        refused = decision.code is Code.OVER_LIMIT
-        self._tally.add(template, at_us, refused)
+        denied = decision.code is Code.OVER_LIMIT
+        self._tally.add(template, at_us, denied)
         self._tally.record_decision(decision, at_us)
-        return Verdict.REFUSED if refused else Verdict.ADMITTED
+        return Verdict.DENIED if denied else Verdict.ADMITTED
 
     def _prepare(self, values: Values) -> _PreparedCall | None:
         call, counters = None, 0

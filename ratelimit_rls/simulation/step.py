@@ -99,14 +99,12 @@ def _passes_of(fields: StrictMapping, times: int | None, found: Findings) -> tup
     node = fields.required("expect", "expect: ok")
     if isinstance(node, YamlMap):
         counts = StrictMapping(node, tuple(_CODES), found)
-        passes, refused = counts.integer("ok", 0) or 0, counts.integer("over_limit", 0) or 0
-        if times is not None and times != passes + refused:
-            found.error(
-                node, f"expect: {passes} ok and {refused} over_limit are {passes + refused}, not times: {times}"
-            )
-        elif passes + refused == 0:
+        passes, denied = counts.integer("ok", 0) or 0, counts.integer("over_limit", 0) or 0
+        if times is not None and times != passes + denied:
+            found.error(node, f"expect: {passes} ok and {denied} over_limit are {passes + denied}, not times: {times}")
+        elif passes + denied == 0:
             found.error(node, "expect: there are no calls; write how many pass, e.g. {ok: 5, over_limit: 1}")
-        return passes, passes + refused
+        return passes, passes + denied
     code = fields.choice("expect", _CODES)
     return (0 if code is Code.OVER_LIMIT else times or 1), times or 1
 
@@ -152,7 +150,7 @@ def _entries(node: YamlNode, found: Findings) -> tuple[Entry, ...]:
         if isinstance(key, YamlScalar) and isinstance(value, YamlScalar):
             entries.append(Entry(key.text, value.text))
         else:
-            found.error(value, f"{excerpt(value)} is not the value of an entry; it is text")
+            found.error(value, f"{excerpt(value)} is not the value of an entry; must be text")
     return tuple(entries)
 
 

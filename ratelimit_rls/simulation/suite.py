@@ -50,8 +50,8 @@ def load_suites(files: Sequence[Path]) -> list[Suite]:
     for file in files:
         try:
             suites.append(read_suite(file))
-        except RulesError as refused:
-            problems.update(refused.problems)
+        except RulesError as error:
+            problems.update(error.problems)
     if problems:
         raise RulesError(problems)
     return suites
@@ -81,8 +81,8 @@ def _tree(rules: Sequence[SourceDocument], merge_domains: bool, found: Findings)
     """Compile the rules; None after errors, which are reported together with those in the tests."""
     try:
         return compile_documents(rules, merge_domains=merge_domains).tree
-    except RulesError as refused:
-        found.errors += refused.problems
+    except RulesError as error:
+        found.errors += error.problems
         return None
 
 

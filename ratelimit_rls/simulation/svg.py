@@ -29,7 +29,7 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 .grid { stroke: #ddd }
 .axis { stroke: #888 }
 .admitted { fill: #4c8fbd }
-.refused { fill: #c8503c }
+.denied { fill: #c8503c }
 .strip { fill: #f2f2f2 }
 """
 
@@ -68,12 +68,12 @@ def draw(panels: Sequence[Panel]) -> str:
 
 def _panel(panel: Panel, most: int) -> Iterator[str]:
     series, tally = panel.tally.series, panel.tally
-    admitted, refused = tally.calls - tally.refused, tally.refused
+    admitted, denied = tally.calls - tally.denied, tally.denied
     yield f'<text class="title" y="24">{_escaped(panel.title)}</text>'
     yield '<rect class="admitted" y="35" width="10" height="10"/>'
     yield f'<text x="15" y="44">{admitted:,} admitted</text>'
-    yield '<rect class="refused" x="150" y="35" width="10" height="10"/>'
-    yield f'<text x="165" y="44">{refused:,} refused</text>'
+    yield '<rect class="denied" x="150" y="35" width="10" height="10"/>'
+    yield f'<text x="165" y="44">{denied:,} denied</text>'
     yield f'<text x="{_PLOT_WIDTH}" y="44" text-anchor="end">requests per {_bucket_name(series.width_us)}</text>'
     yield f'<g transform="translate(0 {_HEAD})">'
     scale = _round_up(most)
@@ -97,15 +97,15 @@ def _bucket_name(width_us: int) -> str:
 def _bars(series: TimeHistogram, scale: float) -> Iterator[str]:
     buckets = series.buckets
     width = _PLOT_WIDTH / max(1, len(buckets))
-    for number, (admitted, refused) in enumerate(buckets):
-        if not admitted and not refused:
+    for number, (admitted, denied) in enumerate(buckets):
+        if not admitted and not denied:
             continue
-        title = f"{_clock(series.start_us + number * series.width_us)}: {admitted:,} admitted, {refused:,} refused"
-        low, high = _PLOT_HEIGHT * admitted / scale, _PLOT_HEIGHT * refused / scale
+        title = f"{_clock(series.start_us + number * series.width_us)}: {admitted:,} admitted, {denied:,} denied"
+        low, high = _PLOT_HEIGHT * admitted / scale, _PLOT_HEIGHT * denied / scale
         place = f'x="{number * width:.2f}" width="{max(width * 0.92, 0.5):.2f}"'
         yield f"<g><title>{title}</title>"
         yield f'<rect class="admitted" {place} y="{_PLOT_HEIGHT - low:.2f}" height="{low:.2f}"/>'
-        yield f'<rect class="refused" {place} y="{_PLOT_HEIGHT - low - high:.2f}" height="{high:.2f}"/></g>'
+        yield f'<rect class="denied" {place} y="{_PLOT_HEIGHT - low - high:.2f}" height="{high:.2f}"/></g>'
 
 
 def _times(series: TimeHistogram) -> Iterator[str]:
@@ -136,18 +136,18 @@ def _strip(one: RuleTally, overall: TimeHistogram, top: int) -> Iterator[str]:
     if series.width_us < overall.width_us:
         series.widen(overall.width_us)
     buckets = series.buckets
-    most = max(refused for _, refused in buckets)
+    most = max(denied for _, denied in buckets)
     width = _PLOT_WIDTH / max(1, len(overall.buckets))
     shift = (series.start_us - overall.start_us) // overall.width_us
-    spared = f", {one.let_pass:,} over the limit but admitted" if one.let_pass else ""
-    yield f'<text y="{top + 12}">{_escaped(one.path)}: {one.refused:,} refused{spared}</text>'
+    spared = f", {one.passed_over_limit:,} over the limit but admitted" if one.passed_over_limit else ""
+    yield f'<text y="{top + 12}">{_escaped(one.path)}: {one.denied:,} denied{spared}</text>'
     yield f'<rect class="strip" y="{top + 16}" width="{_PLOT_WIDTH}" height="10"/>'
-    for number, (_, refused) in enumerate(buckets):
-        if refused:
-            x, opacity = (shift + number) * width, 0.25 + 0.75 * refused / most
+    for number, (_, denied) in enumerate(buckets):
+        if denied:
+            x, opacity = (shift + number) * width, 0.25 + 0.75 * denied / most
             yield (
-                f'<rect class="refused" x="{x:.2f}" y="{top + 16}" width="{max(width, 0.5):.2f}" height="10" '
-                f'opacity="{opacity:.2f}"><title>{refused:,}</title></rect>'
+                f'<rect class="denied" x="{x:.2f}" y="{top + 16}" width="{max(width, 0.5):.2f}" height="10" '
+                f'opacity="{opacity:.2f}"><title>{denied:,}</title></rect>'
             )
 
 

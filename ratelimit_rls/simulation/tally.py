@@ -19,9 +19,9 @@ class RuleTally:
     position: str | None
     calls: int = 0
     hits: int = 0
-    refused: int = 0  # denied calls while this rule was over its limit
-    let_pass: int = 0  # calls over this rule's limit that passed: in shadow mode, or because of another quota
-    waited: int = 0  # calls admitted after a wait for this rule's slot
+    denied: int = 0  # denied calls while this rule was over its limit
+    passed_over_limit: int = 0  # calls over this rule's limit that passed: in shadow mode, or because of another quota
+    delayed: int = 0  # calls admitted after a wait for this rule's slot
     max_wait_us: int = 0
     first_us: int | None = None  # first call over the limit, denied or not
     last_us: int | None = None
@@ -40,17 +40,17 @@ class RuleTally:
         if self._second_calls > self.peak:
             self.peak, self.peak_us = self._second_calls, second * _SECOND_US
 
-    def record_over_limit(self, at_us: int, refused: bool) -> None:
-        self.refused += refused
-        self.let_pass += not refused
+    def record_over_limit(self, at_us: int, denied: bool) -> None:
+        self.denied += denied
+        self.passed_over_limit += not denied
         if self.first_us is None:
             self.first_us = at_us
         self.last_us = at_us
         if self.series is not None:
-            self.series.add(at_us, refused=True)
+            self.series.add(at_us, denied=True)
 
     def record_wait(self, wait_us: int) -> None:
-        self.waited += 1
+        self.delayed += 1
         self.max_wait_us = max(self.max_wait_us, wait_us)
 
 
@@ -70,12 +70,12 @@ class Tally:
         self._second = -1
         self.series = TimeHistogram(width_us)
         self.calls = 0
-        self.refused = 0
+        self.denied = 0
         self.without_rule = 0  # calls whose descriptors match no rule
         self.first_us: int | None = None
         self.last_us: int | None = None
 
-    def add(self, template: PlanTemplate, at_us: int, refused: bool) -> None:
+    def add(self, template: PlanTemplate, at_us: int, denied: bool) -> None:
         """Add a call. Calls are in time order."""
         second = at_us // _SECOND_US
         if second != self._second:
@@ -84,8 +84,8 @@ class Tally:
             self.first_us = at_us if self.first_us is None else self.first_us
         counts = self._calls_by_template
         counts[template] = counts.get(template, 0) + 1
-        self.series.add(at_us, refused)
-        self.refused += refused
+        self.series.add(at_us, denied)
+        self.denied += denied
         self.last_us = at_us
 
     def flush(self) -> None:
@@ -99,13 +99,13 @@ class Tally:
         self._calls_by_template.clear()
 
     def record_decision(self, decision: Decision, at_us: int) -> None:
-        refused = decision.code is Code.OVER_LIMIT
+        denied = decision.code is Code.OVER_LIMIT
         for status in decision.statuses:
             rule = status.descriptor_plan.rule
             if rule is None:
                 continue
             if _is_over(status):
-                self._over(self._tally_of(rule), at_us, refused and status.code is Code.OVER_LIMIT)
+                self._over(self._tally_of(rule), at_us, denied and status.code is Code.OVER_LIMIT)
             elif decision.wait_us:
                 wait_us = max([reading.wait_us for reading in status.readings], default=0)
                 if wait_us:
@@ -117,15 +117,15 @@ class Tally:
             tally = self._rules[id(rule)] = RuleTally(rule.path, str(rule.position) if rule.position else None)
         return tally
 
-    def _over(self, tally: RuleTally, at_us: int, refused: bool) -> None:
+    def _over(self, tally: RuleTally, at_us: int, denied: bool) -> None:
         if tally.first_us is None and self._series_left:
             self._series_left -= 1
             tally.series = TimeHistogram(self._width_us)
-        tally.record_over_limit(at_us, refused)
+        tally.record_over_limit(at_us, denied)
 
     def rules(self) -> list[RuleTally]:
         """Return the rules by number of denials, highest first, then by path."""
-        return sorted(self._rules.values(), key=lambda one: (-one.refused, -one.let_pass, one.path))
+        return sorted(self._rules.values(), key=lambda one: (-one.denied, -one.passed_over_limit, one.path))
 
 
 def _is_over(status: Status) -> bool:

@@ -133,7 +133,7 @@ class DenialCache:
         self._epoch = 0
         self._all_freed_epoch = 0
         self._freed_epochs = [0] * _EPOCH_BUCKETS
-        self._answered = 0
+        self._hits = 0
         self._invalidated = 0
         self._evicted = 0
 
@@ -180,7 +180,7 @@ class DenialCache:
                 self._drop(entry)
             results.append(None)
             unknown.append(plan)
-        self._answered += len(batch) - len(unknown)
+        self._hits += len(batch) - len(unknown)
         if not unknown:
             return results
         replies = iter(await self._forward(unknown))
@@ -274,12 +274,12 @@ class DenialCache:
         self.forget_all()
 
     def gauges(self) -> Iterator[tuple[str, int]]:
-        """Yield size and counts. `answered`: calls answered from here. If `evicted` grows fast, raise the budget."""
-        yield "ratelimit.denials.remembered", len(self._entries)
-        yield "ratelimit.denials.bytes", self._size_bytes
-        yield "ratelimit.denials.answered", self._answered
-        yield "ratelimit.denials.forgotten", self._invalidated
-        yield "ratelimit.denials.evicted", self._evicted
+        """Yield size and counts. `hits`: calls denied from the cache. If `evictions` grow fast, raise the budget."""
+        yield "ratelimit.denial_cache.entries", len(self._entries)
+        yield "ratelimit.denial_cache.size", self._size_bytes
+        yield "ratelimit.denial_cache.hits", self._hits
+        yield "ratelimit.denial_cache.invalidations", self._invalidated
+        yield "ratelimit.denial_cache.evictions", self._evicted
 
     def decode_key(self, key: Hashable) -> bytes:
         return self._store.decode_key(key)

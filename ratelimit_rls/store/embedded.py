@@ -193,8 +193,13 @@ class EmbeddedStore:
         return StoreSize(*(int(number) for number in self._size()))
 
     def gauges(self) -> list[tuple[str, int]]:
-        """Return its size by metric name. `evicted` above 0 means that the budget is too small."""
-        return [(f"ratelimit.embedded_store.{name}", number) for name, number in self.size()._asdict().items()]
+        """Return its size by metric name. Evictions mean that the budget is too small."""
+        size = self.size()
+        return [
+            ("ratelimit.embedded_store.keys", size.keys),
+            ("ratelimit.embedded_store.size", size.bytes),
+            ("ratelimit.embedded_store.evictions", size.evicted),
+        ]
 
     async def close(self) -> None:
         """Do nothing: there are no resources to release."""

@@ -94,7 +94,7 @@ def _is_gauge(name: str) -> bool:
 
 def _merges_by_max(name: str) -> bool:
     instrument = instruments.EXTERNAL_INSTRUMENTS.get(name)
-    return instrument is not None and instrument.merge_rule is MergeRule.MOST
+    return instrument is not None and instrument.merge_rule is MergeRule.MAX
 
 
 def series(instrument: Instrument, *attributes: str) -> Series:
@@ -124,7 +124,7 @@ def _limit_series(limit: LimitSeries, counters: LimitCounters) -> Iterator[tuple
         if count or (outcome != "shadowed" and source == "store"):
             yield series(instruments.DECISIONS, *rule, outcome, source), count
     yield series(instruments.HITS, *rule, "ok"), counters.within_limit
-    yield series(instruments.HITS, *rule, "over_limit"), counters.refused
+    yield series(instruments.HITS, *rule, "over_limit"), counters.denied
     if counters.shadow_mode:
         yield series(instruments.HITS, *rule, "shadowed"), counters.shadow_mode
     yield series(instruments.NEAR_LIMIT, *rule), counters.near_limit
@@ -147,14 +147,14 @@ def _reference_keys(limit: LimitSeries) -> tuple[str, str, str]:
 def _service_series(service: ServiceCounters) -> Iterator[tuple[Series, float]]:
     yield series(instruments.GLOBAL_SHADOW), service.global_shadow_mode
     yield series(instruments.CALL_ERRORS), service.service_error
-    for reason in "late", "overloaded", "unavailable":
+    for reason in "deadline_exceeded", "overloaded", "unavailable":
         yield series(instruments.STORE_FAILURES, reason), getattr(service, reason)
     for policy in "allow", "deny", "local", "error":
         yield series(instruments.FALLBACK_DECISIONS, policy), getattr(service, f"store_failure_{policy}")
     yield series(instruments.RULES_LOADS, "success"), service.config_load_success
     yield series(instruments.RULES_LOADS, "error"), service.config_load_error
     yield series(instruments.REFERENCE_LOADED), service.config_load_success
-    yield series(instruments.REFERENCE_REFUSED), service.config_load_error
+    yield series(instruments.REFERENCE_REJECTED), service.config_load_error
     yield series(instruments.REFERENCE_ERRORS, "redis_error"), service.redis_error
     yield series(instruments.REFERENCE_ERRORS, "service_error"), service.service_error
 

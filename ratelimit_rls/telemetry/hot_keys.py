@@ -49,7 +49,7 @@ MAX_LOGGED_KEY_LENGTH = 120
 MAX_OWN_BYTES = 8192
 """Requests may carry data (a limit, values for metrics) that would be kept with the key; larger ones are skipped."""
 
-HOTTEST = "ratelimit.hot_keys.hottest_per_second"
+MAX_RATE = "ratelimit.hot_keys.max_rate"
 OVER_THRESHOLD = "ratelimit.hot_keys.over_threshold"
 
 
@@ -74,7 +74,7 @@ class HotKey(NamedTuple):
     rule: str  # its path
     leased: bool
     per_second: float
-    refused_per_second: float
+    denied_per_second: float
 
 
 class HotReport(NamedTuple):
@@ -88,8 +88,8 @@ class HotReport(NamedTuple):
         return sorted(self.keys, key=lambda row: (-row.per_second, row.key))[:limit]
 
     def most_denied(self, limit: int) -> list[HotKey]:
-        denied = [row for row in self.keys if row.refused_per_second]
-        return sorted(denied, key=lambda row: (-row.refused_per_second, row.key))[:limit]
+        denied = [row for row in self.keys if row.denied_per_second]
+        return sorted(denied, key=lambda row: (-row.denied_per_second, row.key))[:limit]
 
 
 def merge_reports(reports: Sequence[HotReport]) -> HotReport:
@@ -108,7 +108,7 @@ def merge_reports(reports: Sequence[HotReport]) -> HotReport:
 def _sum(one: HotKey, other: HotKey) -> HotKey:
     return one._replace(
         per_second=one.per_second + other.per_second,
-        refused_per_second=one.refused_per_second + other.refused_per_second,
+        denied_per_second=one.denied_per_second + other.denied_per_second,
     )
 
 
@@ -185,7 +185,7 @@ class HotKeys:
 
     def report(self) -> HotReport:
         recent = self._recent()
-        denied = recent.refused
+        denied = recent.denied
         rows = []
         for key, weight in (denied | recent.used).items():
             denials = denied.get(key, 0)
@@ -200,7 +200,7 @@ class HotKeys:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         recent = self._recent()
-        yield HOTTEST, round(max(recent.used.values(), default=0) / recent.seconds)
+        yield MAX_RATE, round(max(recent.used.values(), default=0) / recent.seconds)
         yield OVER_THRESHOLD, len(recent.worth_a_lease(self._warn_per_second))
 
     def _recent(self) -> _Recent:
@@ -252,7 +252,7 @@ class _Summary:
 
 
 class _Generation:
-    __slots__ = ("begun_s", "calls", "draws", "heaviest", "refused", "remembered", "used")
+    __slots__ = ("begun_s", "calls", "denied", "draws", "heaviest", "remembered", "used")
 
     def __init__(self, begun_s: float) -> None:
         self.begun_s = begun_s
@@ -260,7 +260,7 @@ class _Generation:
         self.heaviest = 0  # weight of a sample
         self.calls = 0  # estimated, as everything below
         self.used = _Summary()
-        self.refused = _Summary()
+        self.denied = _Summary()
         self.remembered = _Summary()  # denials from the cache, for which the store was not asked
 
     def add(self, call: ObservedCall, decision: Decision | StoreError, weight: int) -> None:
@@ -279,7 +279,7 @@ class _Generation:
                 at += len(descriptor_plan.steps) + len(descriptor_plan.watchers)
                 self.used.add(key, weight, descriptor_plan)
                 if decided is not None and decided.statuses[number].code is Code.OVER_LIMIT:
-                    self.refused.add(key, weight, descriptor_plan)
+                    self.denied.add(key, weight, descriptor_plan)
                     if decided.remembered:
                         self.remembered.add(key, weight, descriptor_plan)
 
@@ -300,13 +300,13 @@ class _Recent:
         return _sum_weights(generation.used for generation in self._generations)
 
     @property
-    def refused(self) -> Counter[Hashable]:
-        return _sum_weights(generation.refused for generation in self._generations)
+    def denied(self) -> Counter[Hashable]:
+        return _sum_weights(generation.denied for generation in self._generations)
 
     def descriptor_plan(self, key: Hashable) -> DescriptorPlan:
-        """Return the descriptor of a key that occurs in `used` or `refused`, under the newest rules."""
+        """Return the descriptor of a key that occurs in `used` or `denied`, under the newest rules."""
         found = (
-            summary.descriptor_plan(key) for one in reversed(self._generations) for summary in (one.used, one.refused)
+            summary.descriptor_plan(key) for one in reversed(self._generations) for summary in (one.used, one.denied)
         )
         return next(descriptor_plan for descriptor_plan in found if descriptor_plan is not None)
 
@@ -358,7 +358,7 @@ def as_json(report: HotReport, limit: int, mask: Mask | None = None) -> dict[str
         "seconds": round(report.seconds, 1),
         "calls_per_second": round(report.calls_per_second, 1),
         "hottest": [_row(row, report, mask) for row in report.hottest(limit)],
-        "refused": [_row(row, report, mask) for row in report.most_denied(limit)],
+        "denied": [_row(row, report, mask) for row in report.most_denied(limit)],
     }
 
 
@@ -373,7 +373,7 @@ def _row(row: HotKey, report: HotReport, mask: Mask | None) -> dict[str, Any]:
         "descriptor": parsed.descriptor if parsed else "",
         "rule": row.rule,
         "per_second": round(row.per_second, 1),
-        "refused_per_second": round(row.refused_per_second, 1),
+        "denied_per_second": round(row.denied_per_second, 1),
         "share": round(min(1.0, row.per_second / report.calls_per_second), 4) if report.calls_per_second else 0.0,
         "leased": row.leased,
     }

@@ -28,8 +28,8 @@ class MergeRule(Enum):
     """The way in which the values of several processes are merged into one."""
 
     SUM = "sum"
-    MOST = "most"  # the largest: all processes may report the same thing
-    LEAST = "least"  # the smallest: the process with a problem must be visible
+    MAX = "max"  # the largest: all processes may report the same thing
+    MIN = "min"  # the smallest: the process with a problem must be visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ CALL_DURATION = Instrument(
     InstrumentKind.HISTOGRAM,
     "s",
     "Duration of gRPC calls from receipt to response, including throttling delays.",
-    ("rpc.system.name", "rpc.method", "rpc.status_code"),
+    ("rpc.system.name", "rpc.method", "rpc.response.status_code"),
 )
 DECISIONS = Instrument(
     "ratelimit.decisions",
@@ -92,7 +92,7 @@ NEAR_LIMIT = Instrument(
     (DOMAIN, RULE),
 )
 STATES = Instrument(
-    "ratelimit.states",
+    "ratelimit.warning_states",
     InstrumentKind.COUNTER,
     "{decision}",
     "Decisions in a state of warn_at: warning, throttled.",
@@ -139,7 +139,7 @@ STORE_AVAILABLE = Instrument(
     InstrumentKind.GAUGE,
     "{store}",
     "1 while the store is connected, 0 while it is not.",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 STORE_IN_FLIGHT = Instrument(
     "ratelimit.store.calls_in_flight",
@@ -151,7 +151,7 @@ STORE_FAILURES = Instrument(
     "ratelimit.store.failures",
     InstrumentKind.COUNTER,
     "{call}",
-    "Calls that the store did not decide: late (the caller's deadline), overloaded (RLS_MAX_IN_FLIGHT), unavailable.",
+    "Calls that the store did not decide: deadline_exceeded, overloaded (RLS_MAX_IN_FLIGHT), unavailable.",
     (REASON,),
 )
 FALLBACK_DECISIONS = Instrument(
@@ -164,36 +164,36 @@ FALLBACK_DECISIONS = Instrument(
 RULES_LOADS = Instrument(
     "ratelimit.rules.loads", InstrumentKind.COUNTER, "{load}", "Rules updates by outcome: success, error.", (OUTCOME,)
 )
-RULES_REFUSED = Instrument(
-    "ratelimit.rules.refused",
+RULES_REJECTED_UPDATES = Instrument(
+    "ratelimit.rules.rejected_updates",
     InstrumentKind.GAUGE,
     "{load}",
     "Updates rejected since the last successful one; above 0, the rules in force are not the newest.",
-    merge_rule=MergeRule.MOST,
+    merge_rule=MergeRule.MAX,
 )
 RULES_IN_FORCE = Instrument(
-    "ratelimit.rules.in_force", InstrumentKind.GAUGE, "{rule}", "Rules in force.", merge_rule=MergeRule.LEAST
+    "ratelimit.rules.in_force", InstrumentKind.GAUGE, "{rule}", "Rules in force.", merge_rule=MergeRule.MIN
 )
 RULES_DOMAINS = Instrument(
     "ratelimit.rules.domains",
     InstrumentKind.GAUGE,
     "{domain}",
     "Domains with rules.",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 XDS_CONNECTED = Instrument(
     "ratelimit.xds.connected",
     InstrumentKind.GAUGE,
     "{stream}",
     "1 while there is a stream to the xDS management server, 0 while there is none (CONFIG_TYPE=GRPC_XDS_SOTW).",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 RULES_AGE = Instrument(
     "ratelimit.rules.age",
     InstrumentKind.GAUGE,
     "s",
     "Time since the rules in force were loaded.",
-    merge_rule=MergeRule.MOST,
+    merge_rule=MergeRule.MAX,
 )
 BUILD = Instrument(
     "ratelimit.build",
@@ -201,7 +201,7 @@ BUILD = Instrument(
     "{build}",
     "Always 1, with the running version.",
     (VERSION,),
-    merge_rule=MergeRule.MOST,
+    merge_rule=MergeRule.MAX,
 )
 WORKERS = Instrument("ratelimit.workers", InstrumentKind.GAUGE, "{process}", "Processes that share the ports.")
 CPU_TIME = Instrument("process.cpu.time", InstrumentKind.COUNTER, "s", "CPU time used, user and system.")
@@ -215,8 +215,8 @@ CREDENTIALS = Instrument(
     "Verified credentials. Kind: api_key, jwt. Outcome: valid, invalid.",
     ("ratelimit.credential", OUTCOME),
 )
-TOKENS_REFUSED = Instrument(
-    "ratelimit.tokens.refused",
+TOKENS_REJECTED = Instrument(
+    "ratelimit.tokens.rejected",
     InstrumentKind.COUNTER,
     "{token}",
     "Rejected tokens by reason.",
@@ -228,7 +228,7 @@ ISSUER_KEYS = Instrument(
     "{key}",
     "Keys for verifying tokens of an issuer; with 0, all of its tokens are rejected.",
     ("ratelimit.issuer",),
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 ACCOUNTS = Instrument(
     "ratelimit.accounts",
@@ -236,54 +236,57 @@ ACCOUNTS = Instrument(
     "{account}",
     "Accounts in memory: tiers, users, keys, and entitlements in use.",
     ("ratelimit.account",),
-    merge_rule=MergeRule.MOST,
+    merge_rule=MergeRule.MAX,
 )
 DATABASE_AVAILABLE = Instrument(
     "ratelimit.database.available",
     InstrumentKind.GAUGE,
     "1",
     "1 while changes are read from the database, 0 while it is unavailable and the last read state is in force.",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 DATABASE_WRITABLE = Instrument(
     "ratelimit.database.writable",
     InstrumentKind.GAUGE,
     "1",
     "1 if the last write to the database succeeded, 0 if it failed; reads may still work.",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 FEED_SEQUENCE = Instrument(
     "ratelimit.database.sequence",
     InstrumentKind.GAUGE,
     "1",
     "Number of the newest change by an administrator that is in force.",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 EXTERNAL_INSTRUMENTS: dict[str, Instrument] = {
     "ratelimit.store.calls_in_flight": STORE_IN_FLIGHT,
-    "ratelimit.denials.remembered": Instrument(
-        "ratelimit.denials.remembered",
+    "ratelimit.denial_cache.entries": Instrument(
+        "ratelimit.denial_cache.entries",
         InstrumentKind.GAUGE,
-        "{refusal}",
+        "{entry}",
         "Denials in the cache.",
     ),
-    "ratelimit.denials.bytes": Instrument(
-        "ratelimit.denials.size", InstrumentKind.GAUGE, "By", "Memory of the denial cache."
+    "ratelimit.denial_cache.size": Instrument(
+        "ratelimit.denial_cache.size", InstrumentKind.GAUGE, "By", "Memory of the denial cache."
     ),
-    "ratelimit.denials.answered": Instrument(
-        "ratelimit.denials.answered",
+    "ratelimit.denial_cache.hits": Instrument(
+        "ratelimit.denial_cache.hits",
         InstrumentKind.COUNTER,
         "{call}",
-        "Calls denied from the cache without asking the store.",
+        "Calls denied from the cache without the store.",
     ),
-    "ratelimit.denials.forgotten": Instrument(
-        "ratelimit.denials.forgotten",
+    "ratelimit.denial_cache.invalidations": Instrument(
+        "ratelimit.denial_cache.invalidations",
         InstrumentKind.COUNTER,
-        "{refusal}",
+        "{entry}",
         "Cached denials dropped early because of a refund, a reset or new rules.",
     ),
-    "ratelimit.denials.evicted": Instrument(
-        "ratelimit.denials.evicted", InstrumentKind.COUNTER, "{refusal}", "Cached denials evicted for lack of memory."
+    "ratelimit.denial_cache.evictions": Instrument(
+        "ratelimit.denial_cache.evictions",
+        InstrumentKind.COUNTER,
+        "{entry}",
+        "Cached denials evicted for lack of memory.",
     ),
     "ratelimit.leases.counters": Instrument(
         "ratelimit.leases.counters",
@@ -291,124 +294,127 @@ EXTERNAL_INSTRUMENTS: dict[str, Instrument] = {
         "{counter}",
         "Counters whose hits are leased in advance (hot:).",
     ),
-    "ratelimit.leases.hits_in_hand": Instrument(
-        "ratelimit.leases.hits_in_hand", InstrumentKind.GAUGE, "{hit}", "Leased hits that are not used yet."
+    "ratelimit.leases.available_hits": Instrument(
+        "ratelimit.leases.available_hits", InstrumentKind.GAUGE, "{hit}", "Leased hits that are not spent yet."
     ),
-    "ratelimit.leases.served_total": Instrument(
-        "ratelimit.leases.served",
+    "ratelimit.leases.admitted_calls": Instrument(
+        "ratelimit.leases.admitted_calls",
         InstrumentKind.COUNTER,
         "{call}",
-        "Calls admitted from leases without asking the store.",
+        "Calls admitted from leases without the store.",
     ),
-    "ratelimit.leases.asked_total": Instrument(
-        "ratelimit.leases.asked", InstrumentKind.COUNTER, "{request}", "Requests to the store for leases."
+    "ratelimit.leases.requests": Instrument(
+        "ratelimit.leases.requests", InstrumentKind.COUNTER, "{request}", "Requests to the store for leases."
     ),
-    "ratelimit.leases.returned_total": Instrument(
-        "ratelimit.leases.returned", InstrumentKind.COUNTER, "{hit}", "Unused leased hits that were refunded."
+    "ratelimit.leases.returned_hits": Instrument(
+        "ratelimit.leases.returned_hits", InstrumentKind.COUNTER, "{hit}", "Unused leased hits that were refunded."
     ),
-    "ratelimit.throttle.held": Instrument(
-        "ratelimit.throttle.held",
+    "ratelimit.throttle.queue_length": Instrument(
+        "ratelimit.throttle.queue_length",
         InstrumentKind.GAUGE,
         "{call}",
         "Calls whose responses are delayed (action: throttle).",
     ),
-    "ratelimit.throttle.held_total": Instrument(
-        "ratelimit.throttle.holds", InstrumentKind.COUNTER, "{call}", "Calls whose responses were delayed."
+    "ratelimit.throttle.delayed": Instrument(
+        "ratelimit.throttle.delayed", InstrumentKind.COUNTER, "{call}", "Calls whose responses were delayed."
     ),
-    "ratelimit.throttle.left_total": Instrument(
-        "ratelimit.throttle.left", InstrumentKind.COUNTER, "{call}", "Delayed calls whose callers disconnected."
+    "ratelimit.throttle.cancelled": Instrument(
+        "ratelimit.throttle.cancelled", InstrumentKind.COUNTER, "{call}", "Delayed calls whose callers disconnected."
     ),
-    "ratelimit.throttle.room_full_total": Instrument(
-        "ratelimit.throttle.room_full",
+    "ratelimit.throttle.queue_full": Instrument(
+        "ratelimit.throttle.queue_full",
         InstrumentKind.COUNTER,
         "{call}",
-        "Calls that could not be delayed (RLS_MAX_HELD_CALLS).",
+        "Calls denied because the throttle queue was full (RLS_MAX_HELD_CALLS).",
     ),
-    "ratelimit.audit.waiting": Instrument(
-        "ratelimit.audit.waiting",
+    "ratelimit.audit.buffered": Instrument(
+        "ratelimit.audit.buffered",
         InstrumentKind.GAUGE,
         "{decision}",
         "Decisions waiting to be written to the database.",
     ),
-    "ratelimit.audit.dropped_total": Instrument(
+    "ratelimit.audit.dropped": Instrument(
         "ratelimit.audit.dropped",
         InstrumentKind.COUNTER,
         "{decision}",
         "Decisions dropped because the buffer is full (RLS_AUDIT_BUFFER).",
     ),
-    "ratelimit.audit.left_out_total": Instrument(
-        "ratelimit.audit.left_out",
+    "ratelimit.audit.sampled_out": Instrument(
+        "ratelimit.audit.sampled_out",
         InstrumentKind.COUNTER,
         "{decision}",
         "Denials beyond RLS_AUDIT_REFUSALS_PER_MINUTE that are not in the recorded sample.",
     ),
-    "ratelimit.audit.written_total": Instrument(
+    "ratelimit.audit.written": Instrument(
         "ratelimit.audit.written", InstrumentKind.COUNTER, "{decision}", "Decisions written to the database."
     ),
-    "ratelimit.audit.refused_total": Instrument(
-        "ratelimit.audit.refused", InstrumentKind.COUNTER, "{decision}", "Decisions that the database rejected."
+    "ratelimit.audit.rejected": Instrument(
+        "ratelimit.audit.rejected", InstrumentKind.COUNTER, "{decision}", "Decisions that the database rejected."
     ),
-    "ratelimit.usage.waiting": Instrument(
-        "ratelimit.usage.waiting",
+    "ratelimit.usage.buffered": Instrument(
+        "ratelimit.usage.buffered",
         InstrumentKind.GAUGE,
-        "{line}",
-        "Usage entries of past minutes waiting to be written to the database.",
+        "{row}",
+        "Rows of usage of past minutes waiting to be written to the database.",
     ),
-    "ratelimit.usage.dropped_total": Instrument(
+    "ratelimit.usage.dropped": Instrument(
         "ratelimit.usage.dropped", InstrumentKind.COUNTER, "{call}", "Calls missing from usage for lack of memory."
     ),
-    "ratelimit.usage.lines": Instrument(
-        "ratelimit.usage.lines",
+    "ratelimit.usage.entries": Instrument(
+        "ratelimit.usage.entries",
         InstrumentKind.GAUGE,
-        "{line}",
-        "Usage entries being counted, not yet taken to be written.",
+        "{row}",
+        "Rows of usage that are being counted and are not yet waiting to be written.",
     ),
-    "ratelimit.limiter.clock_skew_total": Instrument(
+    "ratelimit.limiter.clock_skew": Instrument(
         "ratelimit.limiter.clock_skew",
         InstrumentKind.COUNTER,
         "{call}",
-        "CheckRateLimit calls whose caller's clock differs from ours by over five minutes. Limits use the store's.",
+        "CheckRateLimit calls whose caller's clock differs by over five minutes; limits use the store's clock.",
     ),
     "ratelimit.embedded_store.keys": Instrument(
         "ratelimit.embedded_store.keys", InstrumentKind.GAUGE, "{key}", "Counters of the embedded store."
     ),
-    "ratelimit.embedded_store.bytes": Instrument(
+    "ratelimit.embedded_store.size": Instrument(
         "ratelimit.embedded_store.size",
         InstrumentKind.GAUGE,
         "By",
         "Memory of the embedded store (RLS_EMBEDDED_MEMORY_BYTES).",
     ),
-    "ratelimit.embedded_store.evicted": Instrument(
-        "ratelimit.embedded_store.evicted",
+    "ratelimit.embedded_store.evictions": Instrument(
+        "ratelimit.embedded_store.evictions",
         InstrumentKind.COUNTER,
         "{key}",
-        "Counters evicted for lack of memory while they still mattered.",
+        "Unexpired counters evicted for lack of memory.",
     ),
-    "ratelimit.store_failure.local_keys": Instrument(
+    "ratelimit.fallback.keys": Instrument(
         "ratelimit.fallback.keys",
         InstrumentKind.GAUGE,
         "{key}",
         "Counters in this process for on_store_failure: local.",
     ),
-    "ratelimit.store_failure.local_bytes": Instrument(
+    "ratelimit.fallback.size": Instrument(
         "ratelimit.fallback.size", InstrumentKind.GAUGE, "By", "Memory of the counters for on_store_failure: local."
     ),
-    "ratelimit.store_failure.local_evicted": Instrument(
-        "ratelimit.fallback.evicted", InstrumentKind.COUNTER, "{key}", "Local counters evicted while they mattered."
+    "ratelimit.fallback.evictions": Instrument(
+        "ratelimit.fallback.evictions",
+        InstrumentKind.COUNTER,
+        "{key}",
+        "Unexpired counters of on_store_failure: local evicted for lack of memory.",
     ),
-    "ratelimit.hot_keys.hottest_per_second": Instrument(
-        "ratelimit.hot_keys.hottest",
+    "ratelimit.hot_keys.max_rate": Instrument(
+        "ratelimit.hot_keys.max_rate",
         InstrumentKind.GAUGE,
-        "{call}",
+        "{call}/s",
         "Calls per second to the most used counter.",
-        merge_rule=MergeRule.MOST,
+        merge_rule=MergeRule.MAX,
     ),
     "ratelimit.hot_keys.over_threshold": Instrument(
         "ratelimit.hot_keys.over_threshold",
         InstrumentKind.GAUGE,
         "{counter}",
         "Counters used more often than RLS_HOT_KEY_RATE that are not leased.",
-        merge_rule=MergeRule.MOST,
+        merge_rule=MergeRule.MAX,
     ),
 }
 """Values that other components keep and report (Metrics.watch), by their name in /stats and statsd."""
@@ -449,7 +455,7 @@ REFERENCE_TIMES = _reference(
 REFERENCE_LOADED = _reference(
     "ratelimit_service_config_load_success", InstrumentKind.COUNTER, "{load}", "Rules updates that were accepted."
 )
-REFERENCE_REFUSED = _reference(
+REFERENCE_REJECTED = _reference(
     "ratelimit_service_config_load_error", InstrumentKind.COUNTER, "{load}", "Rules updates that were rejected."
 )
 
@@ -470,13 +476,13 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     FALLBACK_DECISIONS,
     *EXTERNAL_INSTRUMENTS.values(),
     RULES_LOADS,
-    RULES_REFUSED,
+    RULES_REJECTED_UPDATES,
     RULES_IN_FORCE,
     RULES_DOMAINS,
     RULES_AGE,
     XDS_CONNECTED,
     CREDENTIALS,
-    TOKENS_REFUSED,
+    TOKENS_REJECTED,
     ISSUER_KEYS,
     ACCOUNTS,
     DATABASE_AVAILABLE,
@@ -492,7 +498,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     REFERENCE_REQUESTS,
     REFERENCE_TIMES,
     REFERENCE_LOADED,
-    REFERENCE_REFUSED,
+    REFERENCE_REJECTED,
 )
 
 BY_NAME = {instrument.name: instrument for instrument in INSTRUMENTS}

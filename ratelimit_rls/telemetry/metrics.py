@@ -72,7 +72,7 @@ class LimitCounters:
     state_warning: int = 0
     state_throttled: int = 0
     # The part of over_limit that was denied and did not pass in shadow mode. Not in envoyproxy/ratelimit.
-    refused: int = field(default=0, compare=False)
+    denied: int = field(default=0, compare=False)
     # Decisions, not hits: for each of OUTCOMES one count per source.
     outcomes: list[int] = field(default_factory=lambda: [0] * (len(OUTCOMES) * len(SOURCES)), compare=False)
 
@@ -102,7 +102,7 @@ class ServiceCounters:
     service_error: int = 0
     # Not in envoyproxy/ratelimit: the kinds of redis_error, and all of them by the fallback.
     overloaded: int = 0
-    late: int = 0
+    deadline_exceeded: int = 0
     unavailable: int = 0
     store_failure_allow: int = 0
     store_failure_deny: int = 0
@@ -301,7 +301,7 @@ class Metrics:
         if code is Code.OK:
             counted.shadow_mode += over
         else:
-            counted.refused += over
+            counted.denied += over
         return False
 
     def names(self, external_values: Iterable[tuple[str, int]] | None = None) -> dict[str, int]:
@@ -334,11 +334,12 @@ class Metrics:
         yield "ratelimit.service.global_shadow_mode", service.global_shadow_mode
         yield "ratelimit.service.call.should_rate_limit.redis_error", service.redis_error
         yield "ratelimit.service.call.should_rate_limit.service_error", service.service_error
-        yield "ratelimit.service.call.should_rate_limit.overloaded", service.overloaded
-        yield "ratelimit.service.call.should_rate_limit.late", service.late
-        yield "ratelimit.store_failure.allow", service.store_failure_allow
-        yield "ratelimit.store_failure.deny", service.store_failure_deny
-        yield "ratelimit.store_failure.local", service.store_failure_local
-        yield "ratelimit.store_failure.error", service.store_failure_error
+        yield "ratelimit.store.failures.overloaded", service.overloaded
+        yield "ratelimit.store.failures.unavailable", service.unavailable
+        yield "ratelimit.store.failures.deadline_exceeded", service.deadline_exceeded
+        yield "ratelimit.fallback.decisions.allow", service.store_failure_allow
+        yield "ratelimit.fallback.decisions.deny", service.store_failure_deny
+        yield "ratelimit.fallback.decisions.local", service.store_failure_local
+        yield "ratelimit.fallback.decisions.error", service.store_failure_error
         for method, times in self.calls.items():
             yield f"ratelimit_server.{short_method(method)}.total_requests", times.count

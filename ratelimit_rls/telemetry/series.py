@@ -76,9 +76,9 @@ def _merge_values(instrument: Instrument, one: Value, other: Value) -> Value:
     match instrument.merge_rule:
         case MergeRule.SUM:
             return one + other
-        case MergeRule.MOST:
+        case MergeRule.MAX:
             return max(one, other)
-        case MergeRule.LEAST:
+        case MergeRule.MIN:
             return min(one, other)
 
 

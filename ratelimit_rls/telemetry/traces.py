@@ -152,11 +152,11 @@ class TracedBatch:
         if span is None:
             return
         span.set_attribute("ratelimit.limited", decision.code is Code.OVER_LIMIT)
-        refusing = next((status for status in decision.statuses if status.code is Code.OVER_LIMIT), None)
+        denying = next((status for status in decision.statuses if status.code is Code.OVER_LIMIT), None)
         if decision.template.rejection is not None:
             span.set_attribute("ratelimit.reason", decision.template.rejection.reason)
-        elif refusing is not None:
-            span.set_attribute("ratelimit.rule", rule_label(refusing.descriptor_plan.rule))
+        elif denying is not None:
+            span.set_attribute("ratelimit.rule", rule_label(denying.descriptor_plan.rule))
         source = "fallback" if decision.without_store is not None else "cache" if decision.remembered else "store"
         span.set_attribute("ratelimit.source", source)
 
@@ -165,7 +165,7 @@ class TracedBatch:
         span = self.spans.get(number)
         if span is None:
             return
-        span.set_attribute("rpc.status_code", status)
+        span.set_attribute("rpc.response.status_code", status)
         if status != "OK":
             from opentelemetry.trace import Status, StatusCode
 

@@ -48,10 +48,10 @@ MINUTE_S = 60
 MAX_CLOCK_STEP_BACK_S = 300
 """If the clock is set back by no more than this, calls are still counted in the minute before the change."""
 
-WAITING = "ratelimit.audit.waiting"
-DROPPED = "ratelimit.audit.dropped_total"
-LEFT_OUT = "ratelimit.audit.left_out_total"
-LINES = "ratelimit.usage.lines"
+BUFFERED = "ratelimit.audit.buffered"
+DROPPED = "ratelimit.audit.dropped"
+SAMPLED_OUT = "ratelimit.audit.sampled_out"
+USAGE_ENTRIES = "ratelimit.usage.entries"
 
 _FIELDS = {
     "user": "user",
@@ -377,11 +377,16 @@ class UsageRecorder:
         self._generation = object()
         return taken
 
+    @property
+    def decisions(self) -> int:
+        """Number of decisions that wait to be written."""
+        return len(self._waiting)
+
     def gauges(self) -> Iterator[tuple[str, int]]:
-        yield WAITING, len(self._waiting)
+        yield BUFFERED, self.decisions
         yield DROPPED, self.dropped
-        yield LEFT_OUT, self._denial_budget.left_out
-        yield LINES, self.lines
+        yield SAMPLED_OUT, self._denial_budget.left_out
+        yield USAGE_ENTRIES, self.lines
 
 
 def _count(codes: dict[int, int], code: int) -> None:

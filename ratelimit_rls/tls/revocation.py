@@ -19,12 +19,12 @@ NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 def load_crl(context: ssl.SSLContext, path: str, ca_path: str, *, even_expired: bool = False) -> datetime | None:
-    """Make a context refuse the certificates that the CRLs in a file revoke, and return when the next CRL expires.
+    """Make a context reject the certificates that the CRLs in a file revoke, and return when the next CRL expires.
 
     The whole chain of a client is checked. Every authority in `ca_path` needs a CRL, and every CRL an authority there
-    that signed it: OpenSSL refuses all clients of an authority whose CRL is missing or not current, so that either
+    that signed it: OpenSSL rejects all clients of an authority whose CRL is missing or not current, so that either
     fault would show at the handshake only. Raises SettingsError; the context must not be used then.
-    With `even_expired` a CRL may have expired, and the context refuses those clients; None: all of them have.
+    With `even_expired` a CRL may have expired, and the context rejects those clients; None: all of them have.
     """
     now = datetime.now(UTC)
     try:
@@ -35,7 +35,7 @@ def load_crl(context: ssl.SSLContext, path: str, ca_path: str, *, even_expired: 
         added = {kind: count - before[kind] for kind, count in context.cert_store_stats().items()}
         # OpenSSL reads the file again, and would trust certificates that it found there.
         if added != {"crl": len({crl.fingerprint(SHA256()) for crl in crls}), "x509": 0, "x509_ca": 0}:
-            raise ValueError("it changed while it was read")
+            raise ValueError("the file changed while it was read")
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SettingsError(

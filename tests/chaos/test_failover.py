@@ -106,7 +106,7 @@ def test_every_hit_is_accounted_for_during_a_sentinel_failover(
         assert LIMIT - counted(new) >= SHARE, "it has taken too long to tell hits of the store from those of `local`"
         load.use_up()
 
-        without_store = service.stat("ratelimit.store_failure.local")
+        without_store = service.stat("ratelimit.fallback.decisions.local")
         by_local = min(without_store, SHARE)
         admitted, twice, unheard = audit_admissions(load.calls, LIMIT, SHARE)
         print(

@@ -223,9 +223,9 @@ class _CallFigures:
         """Return how many calls the store has failed; on a busy machine some more may be late."""
         calls = self._load.calls[self._calls :]
         self._calls += len(calls)
-        so_far = self._service.stat("ratelimit.store_failure.local")
+        so_far = self._service.stat("ratelimit.fallback.decisions.local")
         without_store, self._without_store = so_far - self._without_store, so_far
-        late_so_far = self._service.stat("ratelimit.service.call.should_rate_limit.late")
+        late_so_far = self._service.stat("ratelimit.store.failures.deadline_exceeded")
         late, self._late = late_so_far - self._late, late_so_far
         longest_s = max(call.ended_s - call.begun_s for call in calls)
         print(

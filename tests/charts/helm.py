@@ -39,7 +39,7 @@ def template(*arguments: str | Path, chart: Path = CHART) -> str:
     return done.stdout
 
 
-def refusal(*arguments: str | Path) -> str:
+def rejection(*arguments: str | Path) -> str:
     """Return the error of helm for invalid values."""
     done = helm("template", RELEASE, CHART, *arguments)
     assert done.returncode != 0, "helm takes these values"

@@ -123,7 +123,7 @@ def test_rates_use_the_rate_interval_of_grafana(name: str) -> None:
         ("sum(rate(ratelimit_decisions[5m]))", "nobody emits ratelimit_decisions"),
         ("sum by (ratelimit_policy) (rate(ratelimit_decisions_total[5m]))", "it has no label ratelimit_policy"),
         ('sum(rate(ratelimit_decisions_total{outcome="ok"}[5m]))', "it has no label outcome"),
-        ('sum(rate(ratelimit_decisions_total{ratelimit_outcome="refused"}[5m]))', "is never refused"),
+        ('sum(rate(ratelimit_decisions_total{ratelimit_outcome="denied"}[5m]))', "is never denied"),
         ("sum(ratelimit_decisions_total)", "only ever grows"),
         ("sum(max_over_time(ratelimit_decisions_total[5m]))", "only ever grows"),
         ("sum(rate(ratelimit_calls_in_flight[5m]))", "has no rate"),

@@ -12,7 +12,7 @@ from jsonschema import Draft7Validator
 
 from ratelimit_rls import __version__
 from ratelimit_rls.settings.catalogue import VARIABLES
-from tests.charts.helm import CHART, refusal, template
+from tests.charts.helm import CHART, rejection, template
 from tools import chart_schema
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -51,20 +51,20 @@ def test_every_rendered_variable_is_a_setting() -> None:
     assert derived is not None
     assert has_a_value is not None
     written = set(re.findall(r"^([A-Z_]+): ", derived[0], re.MULTILINE))
-    refused = set(yaml.safe_load(has_a_value[1]))
+    rejected = set(yaml.safe_load(has_a_value[1]))
 
     assert written
-    assert written | refused <= {one.name for one in VARIABLES}
+    assert written | rejected <= {one.name for one in VARIABLES}
     # Without Prometheus another sink may be configured, so these are free then.
     # The chart adds its hosts to those in settings.
-    assert written - refused == {"USE_STATSD", "RLS_HTTP_ALLOWED_HOSTS"}
+    assert written - rejected == {"USE_STATSD", "RLS_HTTP_ALLOWED_HOSTS"}
 
 
 def test_the_chart_installs_this_version() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
 
 
-def schema_refuses(schema: object, value: object) -> str:
+def schema_rejects(schema: object, value: object) -> str:
     return "; ".join(error.message for error in Draft7Validator(schema).iter_errors(value))
 
 
@@ -106,12 +106,12 @@ def schema_refuses(schema: object, value: object) -> str:
     ids=str,
 )
 def test_typing_error_is_rejected(values: object, said: str) -> None:
-    assert said in schema_refuses(SCHEMA, values)
+    assert said in schema_rejects(SCHEMA, values)
 
 
 def test_default_of_every_setting_is_accepted() -> None:
     defaults = {variable.name: variable.default for variable in VARIABLES if variable.default}
-    assert schema_refuses(SCHEMA, {"settings": defaults}) == ""
+    assert schema_rejects(SCHEMA, {"settings": defaults}) == ""
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_default_of_every_setting_is_accepted() -> None:
     ids=str,
 )
 def test_values_the_service_accepts_are_accepted(settings: dict[str, object]) -> None:
-    assert schema_refuses(SCHEMA, {"settings": settings}) == ""
+    assert schema_rejects(SCHEMA, {"settings": settings}) == ""
 
 
 def test_helm_enforces_the_schema(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text("ports: {grcp: 1}\nsettings: {LOG_LEVLE: info}\nreplica: 2\n")
-    said = refusal("-f", tmp_path / "values.yaml")
+    said = rejection("-f", tmp_path / "values.yaml")
     for name in ("grcp", "LOG_LEVLE", "replica"):
         assert f"Additional property {name} is not allowed" in said
 
@@ -411,20 +411,20 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
 def test_all_invalid_combinations_are_reported_at_once(case: str, tmp_path: Path) -> None:
     values, sentences = OFFENCES[case]
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    said = re.findall(r"^  - (.*)$", refusal("-f", tmp_path / "values.yaml"), re.MULTILINE)
+    said = re.findall(r"^  - (.*)$", rejection("-f", tmp_path / "values.yaml"), re.MULTILINE)
     assert said == sentences
 
 
 @pytest.mark.slow
 def test_native_sidecar_is_rejected_on_old_kubernetes() -> None:
-    said = refusal("--set", "mode=sidecar", "--kube-version", "1.28.0")
+    said = rejection("--set", "mode=sidecar", "--kube-version", "1.28.0")
     assert "sidecar.native: needs Kubernetes 1.29 or later, this is v1.28.0; use sidecar.native=false" in said
     assert template("--set", "mode=sidecar,sidecar.native=false", "--kube-version", "1.28.0")
 
 
 @pytest.mark.slow
 def test_mode_is_checked_without_the_schema() -> None:
-    assert 'mode: "daemonset" must be deployment or sidecar' in refusal(
+    assert 'mode: "daemonset" must be deployment or sidecar' in rejection(
         "--skip-schema-validation", "--set", "mode=daemonset"
     )
 

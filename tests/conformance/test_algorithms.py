@@ -26,12 +26,12 @@ def test_retry_us_is_exact_to_the_microsecond(store: StoreUnderTest, algorithm: 
     hit = step(limit=7, algorithm=algorithm, cost=3, charge=charge)
     look = step(limit=7, algorithm=algorithm, cost=0, charge=Charge.ADMITTED)
     store.now_us += 12_345_678
-    while (refusal := store.ask(hit).readings[0]).allowed:
+    while (denial := store.ask(hit).readings[0]).allowed:
         store.now_us += 1_111
-    assert refusal.retry_us > 0
+    assert denial.retry_us > 0
 
     # One microsecond early there is room for at most two, and a look does not change that.
-    store.now_us += refusal.retry_us - 1
+    store.now_us += denial.retry_us - 1
     assert store.ask(look).readings[0].left < 3
     store.now_us += 1
     assert store.ask(hit).readings[0].allowed

@@ -289,13 +289,13 @@ descriptors: [{{key: path, value: /once, {ONCE}}}]
 """
 
 
-@pytest.mark.parametrize("is_refused", [True, False], ids=["as-written", "in-an-envoy-that-allows-them"])
-def test_identity_headers_with_underscores_are_rejected(tmp_path: Path, upstream: Upstream, is_refused: bool) -> None:
+@pytest.mark.parametrize("is_rejected", [True, False], ids=["as-written", "in-an-envoy-that-allows-them"])
+def test_identity_headers_with_underscores_are_rejected(tmp_path: Path, upstream: Upstream, is_rejected: bool) -> None:
     """CGI servers treat `x_ratelimit_user` like `x-ratelimit-user`."""
     rules, file = tmp_path / "web.yaml", tmp_path / "envoy.config"
     rules.write_text(KNOWN_CALLERS)
     config = yaml.safe_load(generated(rules, "--ext-authz", "--deny-on-failure", "--timeout", "5s"))
-    if not is_refused:
+    if not is_rejected:
         (manager,) = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
         assert manager["typed_config"].pop("common_http_protocol_options")
     file.write_text(yaml.safe_dump(config))
@@ -307,7 +307,7 @@ def test_identity_headers_with_underscores_are_rejected(tmp_path: Path, upstream
         for name in forged:
             upstream.last_headers, before = {}, upstream.requests
             status = status_with(proxy.url, name, "forged")
-            assert (status, upstream.requests - before) == ((400, 0) if is_refused else (200, 1)), name
+            assert (status, upstream.requests - before) == ((400, 0) if is_rejected else (200, 1)), name
             assert "forged" not in upstream.last_headers.values()
 
 

@@ -231,9 +231,9 @@ def test_envoy_gateway_deployment_with_reload_and_certificate_rotation(
     proxied = EnvoyServer(envoy_config(tmp_path / "envoy.yaml", certificates), where)
     with service, proxied as proxy:
         # Serves at once, with the error of envoyproxy/ratelimit until there are rules.
-        with pytest.raises(grpc.RpcError) as refused:
+        with pytest.raises(grpc.RpcError) as raised:
             service.check(certificates.of_client())
-        assert refused.value.details() == "no rate limit configuration loaded"
+        assert raised.value.details() == "no rate limit configuration loaded"
         assert service.healthcheck().status == 200
 
         ack = xds.answer_to(xds.send("1", gateway_config(per_year(2), 1000)))
@@ -258,9 +258,9 @@ def test_envoy_gateway_deployment_with_reload_and_certificate_rotation(
         assert statuses(proxy, 2, x_user="ann") == [200, 200]
 
         # envoyproxy/ratelimit admits these clients.
-        with pytest.raises(grpc.RpcError) as refused:
+        with pytest.raises(grpc.RpcError) as raised:
             service.check(certificates.of_client(shown=False))
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
         # Replace every certificate, including the CA.
         old = certificates.of_client()

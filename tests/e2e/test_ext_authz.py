@@ -92,12 +92,12 @@ def test_requests_over_the_limit_are_denied_with_json(envoy: LoggingEnvoy, upstr
     assert [answer.headers["x-ratelimit-limit"] for answer in answers] == ["5"] * 6
     assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["4", "3", "2", "1", "0", "0"]
     assert all("retry-after" not in answer.headers for answer in answers[:5])
-    refusal = answers[-1]
-    assert 0 < int(refusal.headers["retry-after"]) <= YEAR_S
-    assert refusal.headers["content-type"] == "application/json"
-    error = json.loads(refusal.body)["error"]
+    denial = answers[-1]
+    assert 0 < int(denial.headers["retry-after"]) <= YEAR_S
+    assert denial.headers["content-type"] == "application/json"
+    error = json.loads(denial.body)["error"]
     assert error["code"] == 429
-    assert error["details"]["retry_after"] == int(refusal.headers["retry-after"])
+    assert error["details"]["retry_after"] == int(denial.headers["retry-after"])
     # Another template and another client have their own counters.
     assert get(envoy, "/users/1/orders/7", "127.0.1.1").status == 200
     assert get(envoy, "/users/1", "127.0.1.2").status == 200
@@ -185,10 +185,10 @@ def test_grpc_client_gets_resource_exhausted(service: Service) -> None:
         request = health_pb2.HealthCheckRequest()
         for _ in range(5):
             assert health.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(grpc.RpcError) as refusal:
+        with pytest.raises(grpc.RpcError) as raised:
             health.Check(request, timeout=5)
-        assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        (retry_after,) = [line.value for line in refusal.value.trailing_metadata() if line.key == "retry-after"]
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        (retry_after,) = [line.value for line in raised.value.trailing_metadata() if line.key == "retry-after"]
         assert int(retry_after) > 0
 
 

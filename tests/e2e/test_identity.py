@@ -305,8 +305,8 @@ def test_jwt_is_verified_with_a_key_file(harness: Harness, upstream: Upstream) -
         authorization=f"Bearer {token}",
     )
     get(envoy.url, "/", authorization=f"Bearer {token}")
-    refused = get(envoy.url, "/", authorization=f"Bearer {token}")
-    assert refused.status == 429
+    denied = get(envoy.url, "/", authorization=f"Bearer {token}")
+    assert denied.status == 429
     passed = get(envoy.url, "/", authorization=f"bearer {harness.token(sub='dina')}")
     assert (passed.status, passed.headers["x-ratelimit-limit"]) == (200, "7")
     assert upstream.last_headers["x-ratelimit-user"] == "dina"

@@ -140,10 +140,10 @@ def test_json_healthcheck_and_rlconfig_over_http(service: Service) -> None:
         answers = [client.post("/json", body) for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 200, 429]
         assert answers[3].headers["content-type"].startswith("application/json")
-        refusal = json.loads(answers[3].body)
-        assert refusal["overallCode"] == "OVER_LIMIT"
-        assert refusal["statuses"][0]["currentLimit"] == {"requestsPerUnit": 3, "unit": "DAY"}
-        assert re.fullmatch(r"\d+s", refusal["statuses"][0]["durationUntilReset"])
+        denial = json.loads(answers[3].body)
+        assert denial["overallCode"] == "OVER_LIMIT"
+        assert denial["statuses"][0]["currentLimit"] == {"requestsPerUnit": 3, "unit": "DAY"}
+        assert re.fullmatch(r"\d+s", denial["statuses"][0]["durationUntilReset"])
         assert json.loads(answers[0].body)["statuses"][0]["limitRemaining"] == 2
         assert client.post("/json", "{").status == 400
         assert client.post("/json", "").status == 400
@@ -170,11 +170,11 @@ def test_json_healthcheck_and_rlconfig_over_http(service: Service) -> None:
 def test_invalid_requests_get_the_errors_of_envoyproxy_ratelimit(
     service: Service, domain: str, descriptors: list[dict[str, str]], sentence: str
 ) -> None:
-    with pytest.raises(grpc.RpcError) as refused:
+    with pytest.raises(grpc.RpcError) as raised:
         ask(service.grpc_address, rate_limit_request(domain, *descriptors))
 
-    assert sentence in (refused.value.details() or "")
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence in (raised.value.details() or "")
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_swapped_runtime_root_is_reloaded(service: Service, runtime_root: Path) -> None:

@@ -124,10 +124,10 @@ def ask(proxy: EnvoyServer, path: str) -> Answered:
 
 def twice(proxy: EnvoyServer, path: str) -> tuple[Answered, Answered]:
     wait_for_time_left(DAY_S)
-    passed, refused = ask(proxy, path), ask(proxy, path)
-    assert (passed.status, refused.status) == (200, 429)
+    passed, denied = ask(proxy, path), ask(proxy, path)
+    assert (passed.status, denied.status) == (200, 429)
     assert passed.headers.pop(headers(passed).index("content-type")) == ("content-type", "text/plain"), "the upstream's"
-    return passed, refused
+    return passed, denied
 
 
 def headers(answered: Answered) -> list[str]:
@@ -174,7 +174,7 @@ def test_headers_of_every_window(proxy: EnvoyServer) -> None:
 def test_ietf_fields_and_retry_after(proxy: EnvoyServer) -> None:
     day, year = "edge.path_/ietf:day", "edge.path_/ietf:year"
     policy = f'"{day}";q=1;w=86400, "{year}";q=100;w=31536000'
-    passed, refused = twice(proxy, "/ietf")
+    passed, denied = twice(proxy, "/ietf")
 
     limits = dict(structured(passed, "ratelimit"))
     to_day, to_year = limits[day]["t"], limits[year]["t"]
@@ -185,16 +185,16 @@ def test_ietf_fields_and_retry_after(proxy: EnvoyServer) -> None:
     assert to_day in passed.left_s(DAY_S)
     assert to_year in passed.left_s(YEAR_S)
 
-    ((name, parameters),) = structured(refused, "ratelimit")
+    ((name, parameters),) = structured(denied, "ratelimit")
     retry = parameters["t"]
-    assert refused.headers[:3] == [
+    assert denied.headers[:3] == [
         ("ratelimit-policy", policy),
         ("ratelimit", f'"{day}";r=0;t={retry}'),
         ("retry-after", str(retry)),
     ]
     assert name == day
-    assert retry in refused.left_s(DAY_S)
-    assert structured(refused, "ratelimit-policy") == [
+    assert retry in denied.left_s(DAY_S)
+    assert structured(denied, "ratelimit-policy") == [
         (day, {"q": 1, "w": DAY_S}),
         (year, {"q": 100, "w": YEAR_S}),
     ]
@@ -206,11 +206,11 @@ def structured(answered: Answered, name: str) -> list[tuple[str, dict[str, int]]
 
 
 def test_retry_after_with_jitter_is_in_range(proxy: EnvoyServer) -> None:
-    passed, refused = twice(proxy, "/jitter")
+    passed, denied = twice(proxy, "/jitter")
     assert passed.headers == []
-    assert headers(refused) == ["retry-after"]
-    exact = refused.left_s(DAY_S)
-    assert min(exact) <= int(refused.headers[0][1]) <= max(exact) + 5
+    assert headers(denied) == ["retry-after"]
+    exact = denied.left_s(DAY_S)
+    assert min(exact) <= int(denied.headers[0][1]) <= max(exact) + 5
 
 
 def test_rule_without_headers_uses_the_domains_choice(proxy: EnvoyServer) -> None:
@@ -223,20 +223,20 @@ def test_rule_may_choose_no_headers(proxy: EnvoyServer) -> None:
 
 
 def test_state_header_is_sent(proxy: EnvoyServer) -> None:
-    passed, refused = twice(proxy, "/state")
+    passed, denied = twice(proxy, "/state")
     assert passed.headers == [("x-ratelimit-state", "warning")]
-    assert refused.headers == [("x-ratelimit-state", "throttled")]
+    assert denied.headers == [("x-ratelimit-state", "throttled")]
 
 
 def test_json_body(proxy: EnvoyServer) -> None:
-    passed, refused = twice(proxy, "/json")
+    passed, denied = twice(proxy, "/json")
     assert (passed.headers, passed.body) == ([], "hello from the upstream\n")
-    assert refused.headers == [("content-type", "application/json")]
-    body = json.loads(refused.body)
+    assert denied.headers == [("content-type", "application/json")]
+    body = json.loads(denied.body)
     retry = body["error"]["details"]["retry_after"]
-    assert retry in refused.left_s(DAY_S)
-    now, end = datetime.fromisoformat(body["timestamp"]), datetime.fromtimestamp(refused.end_s(DAY_S), UTC)
-    assert int(refused.between[0]) <= now.timestamp() <= refused.between[1]
+    assert retry in denied.left_s(DAY_S)
+    now, end = datetime.fromisoformat(body["timestamp"]), datetime.fromtimestamp(denied.end_s(DAY_S), UTC)
+    assert int(denied.between[0]) <= now.timestamp() <= denied.between[1]
     assert body == {
         "error": {
             "code": 429,
@@ -254,21 +254,21 @@ def test_json_body(proxy: EnvoyServer) -> None:
 
 
 def test_problem_body_names_policies_as_the_header_does(proxy: EnvoyServer) -> None:
-    _, refused = twice(proxy, "/problem")
-    assert dict(refused.headers)["content-type"] == "application/problem+json"
-    body = json.loads(refused.body)
+    _, denied = twice(proxy, "/problem")
+    assert dict(denied.headers)["content-type"] == "application/problem+json"
+    body = json.loads(denied.body)
     assert body["type"] == "https://iana.org/assignments/http-problem-types#quota-exceeded"
-    assert body["violated-policies"] == [name for name, _ in structured(refused, "ratelimit")]
+    assert body["violated-policies"] == [name for name, _ in structured(denied, "ratelimit")]
     assert (body["title"], body["status"]) == ("Quota Exceeded", 429)
 
 
 def test_body_and_headers_from_templates(proxy: EnvoyServer) -> None:
-    passed, refused = twice(proxy, "/template")
+    passed, denied = twice(proxy, "/template")
     assert passed.headers == []
-    assert refused.headers == [("content-type", "application/vnd.acme+json"), ("x-why", "1 a day")]
-    retry = int(json.loads(refused.body)["say"].split()[-2])
-    assert refused.body == f'{{"say": "try edge.path_/template again in {retry} s"}}'
-    assert retry in refused.left_s(DAY_S)
+    assert denied.headers == [("content-type", "application/vnd.acme+json"), ("x-why", "1 a day")]
+    retry = int(json.loads(denied.body)["say"].split()[-2])
+    assert denied.body == f'{{"say": "try edge.path_/template again in {retry} s"}}'
+    assert retry in denied.left_s(DAY_S)
 
 
 def test_access_log_contains_the_denying_rule(upstream: Upstream, tmp_path: Path) -> None:

@@ -95,12 +95,12 @@ def test_valid_edit_is_applied_and_invalid_edit_is_not_under_load(
         with load.running():
             proxy.wait_until(lambda: load.seen[200] > 50, "passes")
             write(RULES.format(limit=10))
-            proxy.wait_until(lambda: load.latest == 429, "refuses after the edit")
+            proxy.wait_until(lambda: load.latest == 429, "denies after the edit")
 
             write("domain: edge\ndescriptors: [{key: path, rate_limit: {unit: fortnight}}]\n")
             service.wait_until(lambda: "fortnight" in service.log(), "says what is wrong with the bad edit")
-            refused = load.seen[429]
-            proxy.wait_until(lambda: load.seen[429] > refused + 20, "still refuses after the bad edit")
+            denied = load.seen[429]
+            proxy.wait_until(lambda: load.seen[429] > denied + 20, "still denies after the bad edit")
 
             write(RULES.format(limit=2_000_000))
             proxy.wait_until(lambda: load.latest == 200, "passes again")

@@ -108,12 +108,12 @@ def test_requests_over_the_limit_are_denied_with_headers(upstream: Upstream, rul
         assert upstream.requests == before + 5
         assert [reply.headers["x-ratelimit-remaining"] for reply in answers] == ["4", "3", "2", "1", "0", "0"]
         assert [reply.headers["ratelimit-remaining"] for reply in answers] == ["4", "3", "2", "1", "0", "0"]
-        refusal = answers[-1].headers
-        assert refusal["x-envoy-ratelimited"] == "true"
-        assert refusal["x-ratelimit-limit"].split(",")[0] == refusal["ratelimit-limit"] == "5"
-        assert "5;w=31536000" in refusal["x-ratelimit-limit"]
-        assert 0 < int(refusal["ratelimit-reset"]) <= 31_536_000
-        assert abs(int(refusal["x-ratelimit-reset"]) - int(refusal["ratelimit-reset"])) <= 1
+        denial = answers[-1].headers
+        assert denial["x-envoy-ratelimited"] == "true"
+        assert denial["x-ratelimit-limit"].split(",")[0] == denial["ratelimit-limit"] == "5"
+        assert "5;w=31536000" in denial["x-ratelimit-limit"]
+        assert 0 < int(denial["ratelimit-reset"]) <= 31_536_000
+        assert abs(int(denial["x-ratelimit-reset"]) - int(denial["ratelimit-reset"])) <= 1
         assert get(proxy.url, "/elsewhere").status == 200
 
 

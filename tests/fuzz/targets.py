@@ -60,11 +60,11 @@ def kind_of(words: str) -> str:
     return re.sub(r"[\"'«].*|\d+", "", words)[:60]
 
 
-def outcome(refusal: type[Exception], reads: Callable[[bytes], T], data: bytes) -> T | str:
+def outcome(rejection: type[Exception], reads: Callable[[bytes], T], data: bytes) -> T | str:
     """Return the decoded value, or the reason of the rejection."""
     try:
         return reads(data)
-    except refusal as error:
+    except rejection as error:
         return kind_of(str(error))
 
 
@@ -204,9 +204,9 @@ def check_hpack(data: bytes) -> str:
                 isinstance(expected, str)
                 or len(expected) > MAX_FIELDS_READ
                 or _leading_updates(block) > MAX_SIZE_UPDATES
-            ), f"refused: {fields}; another implementation reads {expected}"
+            ), f"rejected: {fields}; another implementation reads {expected}"
             return f"{fate} {fields}"
-        assert not isinstance(expected, str), f"another implementation refuses what is read as {fields}"
+        assert not isinstance(expected, str), f"another implementation rejects what is read as {fields}"
         if fields is None:
             size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in expected)
             assert len(expected) > MAX_FIELDS or size > MAX_LIST_BYTES
@@ -333,9 +333,9 @@ def check_rls(data: bytes) -> str:
         assert max((len(text.encode()) for text in (bounded.domain, *texts)), default=0) <= TIGHT.entry_bytes
     read = outcome(BadRequest, decode, data)
     if isinstance(read, str):
-        assert isinstance(expected, str) or not _is_ordinary(expected, data), f"refused: {read}"
+        assert isinstance(expected, str) or not _is_ordinary(expected, data), f"rejected: {read}"
         return read
-    assert not isinstance(expected, str), f"protobuf refuses what is read as {read}"
+    assert not isinstance(expected, str), f"protobuf rejects what is read as {read}"
     said = [
         (
             [(entry.key, entry.value) for entry in one.entries],
@@ -387,7 +387,7 @@ def check_authz(data: bytes) -> str:
         assert fields_of(bounded) <= TIGHT.check_fields
     context = outcome(BadRequest, parse, data)
     if isinstance(context, str):
-        assert isinstance(expected, str) or not _is_ordinary_check(expected.attributes, data), f"refused: {context}"
+        assert isinstance(expected, str) or not _is_ordinary_check(expected.attributes, data), f"rejected: {context}"
         return context
     assert not isinstance(expected, str)
     assert context == expected.attributes

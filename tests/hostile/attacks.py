@@ -37,14 +37,14 @@ from tests.hostile import hpack
 Sent = Iterator[bytes | float]
 
 DOMAIN = "roomy"
-REFUSED_KEY = "refused"
+DENIED_KEY = "denied"
 RULES = f"""\
 domain: {DOMAIN}
 ext_authz: {{descriptors: [{{entries: [{{key: all, header: x}}]}}]}}
 descriptors:
   - key: all
     rate_limit: {{unit: year, requests_per_unit: 4000000000}}
-  - key: {REFUSED_KEY}
+  - key: {DENIED_KEY}
     rate_limit: {{unit: year, requests_per_unit: 1}}
 """
 """Rules under which a well-behaved call is never denied."""
@@ -591,14 +591,13 @@ def tiny_windows(_: Random) -> Sent:
 # Ordinary calls that are denied.
 
 
-def refused_calls(chance: Random) -> Sent:
+def denied_calls(chance: Random) -> Sent:
     """Calls as fast as they are answered, so that as many denials as possible are recorded."""
     yield opening() + window_update(0, 2**31 - 1 - wire.DEFAULT_WINDOW_BYTES)
     stream_ids = ids()
     while True:
         yield b"".join(
-            head(one)
-            + data(one, message(wire.rate_limit_request(DOMAIN, [[(REFUSED_KEY, f"{chance.randrange(50)}")]])))
+            head(one) + data(one, message(wire.rate_limit_request(DOMAIN, [[(DENIED_KEY, f"{chance.randrange(50)}")]])))
             for one in itertools.islice(stream_ids, 20)
         )
         yield 0.01
@@ -784,5 +783,5 @@ ATTACKS = [
     Attack("deep JSON", deep_json, BY_MESSAGE, port=Port.HTTP, holds_s=1),
     Attack("Content-Length and Transfer-Encoding", two_lengths, port=Port.HTTP, holds_s=1),
     Attack("foreign Origin", foreign_origin, frozenset({Abuse.CROSS_ORIGIN}), port=Port.HTTP, holds_s=1),
-    Attack("refused calls", refused_calls),
+    Attack("denied calls", denied_calls),
 ]

@@ -212,9 +212,9 @@ class Calls:
         except (LoadError, OSError) as error:
             self._drop(connection, str(error))
             return
-        if connection.refused:
-            self._seen.fail(connection.refused, "a call was refused")
-            connection.refused = 0
+        if connection.denied:
+            self._seen.fail(connection.denied, "a call was denied")
+            connection.denied = 0
         if connection.latencies_s:
             now_s = time.perf_counter()
             self._starvation.sample(now_s)

@@ -1,5 +1,5 @@
 """The admin API of a real server, to those who may not use it: every route of its OpenAPI document, with every wrong
-token, and with tokens whose role is too low. What is refused changes nothing."""
+token, and with tokens whose role is too low. What is rejected changes nothing."""
 
 from __future__ import annotations
 
@@ -184,11 +184,11 @@ WRONG: dict[str, Callable[[Office], Mapping[str, str | bytes]]] = {
 def test_wrong_token_opens_no_route(
     office: Office, route: Route, credentials: Callable[[Office], Mapping[str, str | bytes]]
 ) -> None:
-    refused = office.ask(route, credentials(office))
+    rejected = office.ask(route, credentials(office))
 
-    assert refused.status == 401
-    assert refused.headers["www-authenticate"].startswith("Bearer")
-    assert json.loads(refused.body)["type"] == "urn:ratelimit-rls:problem:unauthorized"
+    assert rejected.status == 401
+    assert rejected.headers["www-authenticate"].startswith("Bearer")
+    assert json.loads(rejected.body)["type"] == "urn:ratelimit-rls:problem:unauthorized"
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=str)
@@ -198,8 +198,8 @@ def test_token_in_the_query_opens_no_route(office: Office, route: Route) -> None
 
 @pytest.mark.parametrize("route", CHANGES, ids=str)
 def test_read_only_token_changes_nothing(office: Office, route: Route) -> None:
-    refused = office.ask(route, bearer(office.read))
-    assert (refused.status, json.loads(refused.body)["type"]) == (403, "urn:ratelimit-rls:problem:forbidden")
+    rejected = office.ask(route, bearer(office.read))
+    assert (rejected.status, json.loads(rejected.body)["type"]) == (403, "urn:ratelimit-rls:problem:forbidden")
 
 
 @pytest.mark.parametrize("role", ["read", "write"])
@@ -250,9 +250,9 @@ DETOURS = {
 
 @pytest.mark.parametrize(("method", "target"), DETOURS.values(), ids=DETOURS.keys())
 def test_detour_leads_nowhere_without_a_token(office: Office, method: str, target: str) -> None:
-    refused = office.send(method, target, {})
-    assert refused.status in (400, 401, 404, 405)
-    assert USER not in refused.body
+    rejected = office.send(method, target, {})
+    assert rejected.status in (400, 401, 404, 405)
+    assert USER not in rejected.body
 
 
 OVERRIDES: dict[str, tuple[Mapping[str, str | bytes], str]] = {
@@ -273,7 +273,7 @@ def test_read_stays_a_read(office: Office, headers: Mapping[str, str | bytes], q
 
 
 @pytest.mark.parametrize("origin", ["https://attacker.test", "null", "http://127.0.0.1.attacker.test"])
-def test_page_of_another_origin_is_refused_even_with_a_token(office: Office, origin: str) -> None:
+def test_page_of_another_origin_is_rejected_even_with_a_token(office: Office, origin: str) -> None:
     for route in (Route("GET", "/api/v1/users"), Route("DELETE", "/api/v1/users/{user_id}")):
         assert office.ask(route, {**bearer(office.write), "Origin": origin}).status == 403
 
@@ -296,9 +296,9 @@ def test_counters_are_not_reset_over_grpc(
     sent = credentials(office)
     metadata = (("authorization", sent),) if sent is not None else ()
     asked = ResetRequest(identifier=USER, dimension="USER", domain="roomy").SerializeToString()
-    with grpc.insecure_channel(office.service.grpc_address) as channel, pytest.raises(grpc.RpcError) as refused:
+    with grpc.insecure_channel(office.service.grpc_address) as channel, pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary(RESET_LIMIT)(asked, metadata=metadata, timeout=10)
-    assert refused.value.code() is code
+    assert raised.value.code() is code
 
 
 def test_who_guesses_is_locked_out_and_nobody_else(office: Office) -> None:

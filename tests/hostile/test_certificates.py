@@ -208,7 +208,7 @@ class Tls(ServiceProcess):
         except ConnectionError:
             return None
 
-    def refused_clients(self) -> int:
+    def rejected_clients(self) -> int:
         return counts_by_reason(self, "ratelimit_abuse_total").get("unauthenticated", 0)
 
 
@@ -287,10 +287,10 @@ WRONG: dict[str, Callable[[Authorities], bytes | None]] = {
 
 
 @pytest.mark.parametrize("show", WRONG.values(), ids=WRONG.keys())
-def test_wrong_certificate_is_refused(service: Tls, show: Callable[[Authorities], bytes | None]) -> None:
-    before = service.refused_clients()
+def test_wrong_certificate_is_rejected(service: Tls, show: Callable[[Authorities], bytes | None]) -> None:
+    before = service.rejected_clients()
     assert service.remaining(show(service.authorities), "attacked") is None
-    service.wait_until(lambda: service.refused_clients() == before + 1, "counts the client as unauthenticated")
+    service.wait_until(lambda: service.rejected_clients() == before + 1, "counts the client as unauthenticated")
 
 
 def only_version(version: ssl.TLSVersion) -> Callable[[ssl.SSLContext], None]:
@@ -319,7 +319,7 @@ WEAK: dict[str, Callable[[ssl.SSLContext], None]] = {
 
 
 @pytest.mark.parametrize("weaken", WEAK.values(), ids=WEAK.keys())
-def test_weak_tls_is_refused(service: Tls, weaken: Callable[[ssl.SSLContext], None]) -> None:
+def test_weak_tls_is_rejected(service: Tls, weaken: Callable[[ssl.SSLContext], None]) -> None:
     context = service.context(issued(service.authorities.trusted))
     weaken(context)
     assert service.remaining_by(context, "attacked") is None
@@ -355,9 +355,9 @@ RIGHT: dict[str, Callable[[Authorities], bytes]] = {
 
 @pytest.mark.parametrize("show", RIGHT.values(), ids=RIGHT.keys())
 def test_right_certificate_is_accepted(service: Tls, show: Callable[[Authorities], bytes]) -> None:
-    before = service.refused_clients()
+    before = service.rejected_clients()
     assert service.remaining(show(service.authorities), "innocent") is not None
-    assert service.refused_clients() == before
+    assert service.rejected_clients() == before
 
 
 def test_tls_1_2_is_accepted(service: Tls) -> None:

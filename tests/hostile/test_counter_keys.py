@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT = 1_000_000
 USAGE_LINES = 50
-REFUSALS_PER_MINUTE = 30
+DENIALS_PER_MINUTE = 30
 LOGGED_PER_SECOND = 1
 MAX_OTHER_LOG_LINES = 5
 MAX_SHARED_LINES = 12
@@ -56,7 +56,7 @@ descriptors:
     descriptors: [{{key: user, rate_limit: *limit}}]
   - {{key: detailed, detailed_metric: true, rate_limit: *limit}}
   - {{key: told, value_to_metric: true, rate_limit: *limit}}
-  - {{key: refused, descriptors: [{{key: user, rate_limit: {{unit: year, requests_per_unit: 0}}}}]}}
+  - {{key: denied, descriptors: [{{key: user, rate_limit: {{unit: year, requests_per_unit: 0}}}}]}}
 """
 
 
@@ -70,7 +70,7 @@ class Counting(ServiceWithDatabase):
             "REDIS_URL": redis.address,
             "REDIS_SOCKET_TYPE": "tcp",
             "RLS_USAGE_LINES": USAGE_LINES,
-            "RLS_AUDIT_REFUSALS_PER_MINUTE": REFUSALS_PER_MINUTE,
+            "RLS_AUDIT_REFUSALS_PER_MINUTE": DENIALS_PER_MINUTE,
             "RLS_AUDIT_SAMPLE": 0,
             "RLS_LOG_DENIALS": LOGGED_PER_SECOND,
             "LOG_LEVEL": "info",
@@ -81,11 +81,11 @@ class Counting(ServiceWithDatabase):
         with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as connection:
             return connection.execute(query).fetchall()
 
-    def flood(self, messages: Sequence[bytes], *, refused: bool = False) -> None:
+    def flood(self, messages: Sequence[bytes], *, denied: bool = False) -> None:
         """Every message once, many at a time; each must be answered."""
         target = Target(("127.0.0.1", self.grpc_port))
         calls = list(map(wire.data, messages))
-        with Load(target, calls, in_flight=64, connections=4, some_are_refused=refused) as load:
+        with Load(target, calls, in_flight=64, connections=4, some_are_denied=denied) as load:
             load.run(0, at_least_calls=len(calls))
             load.drain()
 
@@ -345,10 +345,10 @@ def test_new_urls_make_no_series_and_no_log_lines(service: Counting, names: Iter
     assert service.log().count("\n") <= lines + 5
 
 
-def test_refusals_of_new_names_make_few_log_lines_and_rows(service: Counting, names: Iterator[str]) -> None:
+def test_denials_of_new_names_make_few_log_lines_and_rows(service: Counting, names: Iterator[str]) -> None:
     """All of them are counted, in the few rows that there may be in a minute."""
     begun_s, lines = time.monotonic(), service.log().count("\n")
-    service.flood(requests(names, FLOOD, ("refused", "yes"), ("user", "{}")), refused=True)
+    service.flood(requests(names, FLOOD, ("denied", "yes"), ("user", "{}")), denied=True)
     service.flood(requests(names, FLOOD, ("user", "{}"), ("path", "/{}")))
     took_s = time.monotonic() - begun_s
     assert service.log().count("\n") - lines <= LOGGED_PER_SECOND * (took_s + 2) + MAX_OTHER_LOG_LINES
@@ -361,4 +361,4 @@ def test_refusals_of_new_names_make_few_log_lines_and_rows(service: Counting, na
     ((counted,),) = service.rows("SELECT SUM(throttled_requests) FROM rate_limit_metrics WHERE granularity = 'minute'")
     assert counted >= FLOOD
     ((recorded,),) = service.rows("SELECT COUNT(*) FROM rate_limit_audit_logs")
-    assert 0 < recorded <= REFUSALS_PER_MINUTE * (1 + took_s / 60)
+    assert 0 < recorded <= DENIALS_PER_MINUTE * (1 + took_s / 60)

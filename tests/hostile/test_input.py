@@ -102,13 +102,13 @@ def test_random_bytes_are_answered_or_rejected(service: ServiceProcess) -> None:
         outcomes = send_all(service, [chance.randbytes(chance.randrange(200)) for _ in range(1500)])
         outcomes += send_all(service, map(bytes, mutated))
 
-    refusals = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
-    assert {code for code, _ in refusals} == {INVALID}
-    assert all("cannot be decoded as" in words or "must not be empty" in words for _, words in refusals), refusals
+    rejections = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
+    assert {code for code, _ in rejections} == {INVALID}
+    assert all("cannot be decoded as" in words or "must not be empty" in words for _, words in rejections), rejections
     assert outcomes.total() == 2000
 
 
-REFUSED = {
+REJECTED = {
     "10,000 descriptors": (descriptors(10_000), INVALID, "at most 256 descriptors are allowed in one message"),
     "100,000 letters": (message(MARK + "x" * 100_000), INVALID, "at most 65536 are allowed (RLS_MAX_ENTRY_BYTES)"),
     "not UTF-8": (
@@ -123,7 +123,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("bad", "code", "words"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("bad", "code", "words"), REJECTED.values(), ids=REJECTED.keys())
 def test_invalid_message_is_rejected_with_a_reason(
     bad: bytes, code: grpc.StatusCode, words: str, service: ServiceProcess
 ) -> None:
@@ -292,7 +292,7 @@ def test_malicious_rules_are_rejected_under_load(tmp_path: Path) -> None:
                 written.rename(rules)
                 service.wait_until(
                     lambda failures=failures: service.stat("ratelimit.service.config_load_error") == failures,  # type: ignore[misc]
-                    "refuses the rules",
+                    "rejects the rules",
                 )
             assert words in service.debug("/rlconfig").headers["x-ratelimit-rules-last-error"]
         written.write_text(RULES + "# mended\n")

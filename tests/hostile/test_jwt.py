@@ -1,4 +1,4 @@
-"""Forged tokens at a real server: each is refused by Check and by ShouldRateLimit, for the reason that fits.
+"""Forged tokens at a real server: each is rejected by Check and by ShouldRateLimit, for the reason that fits.
 
 tests/unit/identity/test_jwt.py tries more of them, without a server.
 """
@@ -333,19 +333,19 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
 
 
 @pytest.mark.parametrize(("forge", "reason"), FORGED.values(), ids=FORGED.keys())
-def test_forged_token_is_refused(
+def test_forged_token_is_rejected(
     service: ServiceProcess, calls: EnvoyCalls, forge: Callable[[], str], reason: str
 ) -> None:
     token = forge()
-    before = counts_by_reason(service, "ratelimit_tokens_refused_total")
+    before = counts_by_reason(service, "ratelimit_tokens_rejected_total")
 
-    refused = calls.check(bearer(token))
+    rejected = calls.check(bearer(token))
     answer = calls.should_rate_limit(DOMAIN, [("token", token)])
 
-    assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
-    assert not refused.upstream
+    assert (rejected.status, rejected.headers["www-authenticate"]) == (401, "Bearer")
+    assert not rejected.upstream
     assert answer.overall_code == RateLimitResponse.OVER_LIMIT
-    after = counts_by_reason(service, "ratelimit_tokens_refused_total")
+    after = counts_by_reason(service, "ratelimit_tokens_rejected_total")
     grown = {name: count - before[name] for name, count in after.items() if count != before[name]}
     assert grown == ({reason: 2} if reason != TOO_LONG else {})
 
@@ -372,7 +372,7 @@ UNREADABLE: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("write", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_header_without_a_readable_token_is_refused(calls: EnvoyCalls, write: Callable[[str], str]) -> None:
+def test_header_without_a_readable_token_is_rejected(calls: EnvoyCalls, write: Callable[[str], str]) -> None:
     """Where a missing one is not: who sends something has to prove it."""
     assert calls.check({"authorization": write(good())}).status == 401
 
@@ -401,8 +401,8 @@ def test_token_in_the_query_proves_nothing(calls: EnvoyCalls) -> None:
 
 
 def test_grpc_client_is_told_unauthenticated(calls: EnvoyCalls) -> None:
-    refused = calls.check({**bearer(good(aud="billing")), "content-type": "application/grpc"})
-    assert refused.headers["grpc-status"] == str(UNAUTHENTICATED)
+    rejected = calls.check({**bearer(good(aud="billing")), "content-type": "application/grpc"})
+    assert rejected.headers["grpc-status"] == str(UNAUTHENTICATED)
 
 
 ACCEPTED: dict[str, tuple[Callable[[], str], str]] = {

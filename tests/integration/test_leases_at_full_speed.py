@@ -64,7 +64,7 @@ class Load:
         self.redis = redis
         self.services = [Service({"RLS_RULES": rules, "REDIS_URL": redis.address}) for _ in range(PROCESSES)]
 
-    def load(self, key: str, seconds: float, until_refused: bool = False) -> LoadResult:
+    def load(self, key: str, seconds: float, until_denied: bool = False) -> LoadResult:
         """Send closed-loop calls to every process for this long, or until nearly all are denied."""
         message = repeat(wire.data(wire.rate_limit_request("load_test", [[(key, "x")]])))
         before, started_s = self._scripts(), time.monotonic()
@@ -84,7 +84,7 @@ class Load:
                     connection = connections[fd]
                     connection.receive()
                     connection.ask(IN_FLIGHT - connection.in_flight, message)
-                if until_refused and sum(one.refused for one in connections.values()) > LIMIT // 4:
+                if until_denied and sum(one.denied for one in connections.values()) > LIMIT // 4:
                     break
             took_s = time.monotonic() - started_s
             for connection in connections.values():
@@ -92,8 +92,8 @@ class Load:
                 while connection.in_flight:
                     connection.receive()
             calls = sum(one.answered for one in connections.values())
-            refused = sum(one.refused for one in connections.values())
-        return LoadResult(calls, calls - refused, took_s, self._scripts() - before)
+            denied = sum(one.denied for one in connections.values())
+        return LoadResult(calls, calls - denied, took_s, self._scripts() - before)
 
     def _scripts(self) -> int:
         return self.redis.script_runs()
@@ -117,8 +117,8 @@ def load_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
 
 def test_leases_use_a_fixed_window_exactly_with_a_twentieth_of_the_redis_calls(load_test: Load) -> None:
     """Run until the window is full, and for some time more."""
-    plain = load_test.load("plain", seconds=15, until_refused=True)
-    leased = load_test.load("leased", seconds=15, until_refused=True)
+    plain = load_test.load("plain", seconds=15, until_denied=True)
+    leased = load_test.load("leased", seconds=15, until_denied=True)
     times = leased.calls_per_script / plain.calls_per_script
     print(f"\n  without leases: {plain}\n  with leases:    {leased}\n  {times:.0f} times fewer Redis calls")
     assert plain.admitted == LIMIT

@@ -217,11 +217,11 @@ async def test_retried_calls_over_three_nodes_are_counted_once_or_not_at_all(
             counted = counts(roomy)
             for node in cluster.nodes:
                 node.cli("FLUSHALL")
-            last_refuses = on_three_nodes(cluster, "roomy", "roomy", "tight")
+            last_denies = on_three_nodes(cluster, "roomy", "roomy", "tight")
             tight = await ask_three_times(
-                client, TIGHT_CALLS, [one for _, one in last_refuses], silencing(*cluster.nodes)
+                client, TIGHT_CALLS, [one for _, one in last_denies], silencing(*cluster.nodes)
             )
-            charged = await settled(last_refuses)
+            charged = await settled(last_denies)
 
     print(f"three nodes, id by {id_location}: {calls:,} calls sent {TIMES} times each counted as {counted}")
     print(f"with {TIGHT} free on the last: {TIGHT_CALLS} calls counted as {charged}")

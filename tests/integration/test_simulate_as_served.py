@@ -97,7 +97,7 @@ def serve(service: ServiceProcess, lines: list[Fields]) -> int:
             connection.ask(min(IN_FLIGHT, len(lines) - connection.answered) - connection.in_flight, calls)
             assert select([connection.socket], [], [], 10)[0], f"no answer after {connection.answered}"
             connection.receive()
-        return connection.refused
+        return connection.denied
     finally:
         connection.close()
 
@@ -108,18 +108,18 @@ def test_simulated_counts_equal_those_of_a_real_server(where: str, any_redis: Re
     variables = {"RLS_RULES": rules, **({"REDIS_URL": any_redis.address} if where == "redis" else {})}
 
     with ServiceProcess(variables) as service:
-        refused = serve(service, lines)
+        denied = serve(service, lines)
         counters = {name: int(number) for name, number in map(_counter, service.debug("/stats").body.splitlines())}
 
     (rule_set,) = told["rule_sets"]  # type: ignore[misc]
     assert told["calls"] == LINES
-    assert rule_set["refused"] == refused  # type: ignore[has-type]
+    assert rule_set["denied"] == denied  # type: ignore[has-type]
     limited = [rule for rule in rule_set["per_rule"] if rule["rule"] != "edge.user_u1"]  # type: ignore[has-type]
     assert len(limited) == 7
     for rule in limited:
         counted = f"ratelimit.service.rate_limit.{rule['rule']}"
         over, shadowed = counters[f"{counted}.over_limit"], counters[f"{counted}.shadow_mode"]
-        assert (rule["hits"], rule["refused"], rule["let_pass"]) == (
+        assert (rule["hits"], rule["denied"], rule["passed_over_limit"]) == (
             counters[f"{counted}.total_hits"],
             over - shadowed,
             shadowed,

@@ -89,7 +89,7 @@ async def eventually(happened: Callable[[], bool], timeout_s: float = 60) -> Non
 
 
 def held(service: ServiceProcess) -> int:
-    return service.stat("ratelimit.throttle.held")
+    return service.stat("ratelimit.throttle.queue_length")
 
 
 async def test_short_deadlines_are_denied_and_slots_of_disconnected_callers_reused(service: ServiceProcess) -> None:
@@ -103,7 +103,7 @@ async def test_short_deadlines_are_denied_and_slots_of_disconnected_callers_reus
             await eventually(lambda: held(service) == 1)
             assert await methods.code(SLOW) == Code.OVER_LIMIT
             call.cancel()
-            await eventually(lambda left=number + 1: service.stat("ratelimit.throttle.left_total") == left)  # type: ignore[misc]
+            await eventually(lambda left=number + 1: service.stat("ratelimit.throttle.cancelled") == left)  # type: ignore[misc]
 
 
 async def test_two_processes_on_one_redis_share_the_queue(rules: Path) -> None:

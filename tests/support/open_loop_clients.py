@@ -70,14 +70,14 @@ class OpenLoopClients:
         """Stop the load, then send every message without pauses until it is denied."""
         self.stop()
 
-        async def until_refused(message: int) -> None:
+        async def until_denied(message: int) -> None:
             method = self._methods[message % len(self._methods)]
             while (await self._call(method, message)).outcome == Code.OK:
                 pass
 
         async def use_up() -> None:
             at_once = max(1, 32 // len(self._messages))
-            await asyncio.gather(*map(until_refused, list(range(len(self._messages))) * at_once))
+            await asyncio.gather(*map(until_denied, list(range(len(self._messages))) * at_once))
 
         self._run(use_up())
 

@@ -153,10 +153,10 @@ class PenaltyState:
         if not self.violations:
             return LimitState(0, 0, 0)
         recent = sum(1 for at in self.violations if at > now - penalty.within_us)
-        refuses = cost >= 0 and self.holds and now < self.cooldown_ends
+        denies = cost >= 0 and self.holds and now < self.cooldown_ends
         told = min(recent, penalty.after + len(penalty.multipliers) - 1)
         reset = max(self.violations[-1] + penalty.within_us, self.cooldown_ends) - now
-        return LimitState(told, self.cooldown_ends - now if refuses else 0, max(0, reset))
+        return LimitState(told, self.cooldown_ends - now if denies else 0, max(0, reset))
 
     def record_outcome(self, penalty: Penalty, now: int, retry: int, admitted: bool) -> None:
         """Record the outcome of a call. `retry` is that of the descriptor's own limits."""
@@ -184,19 +184,19 @@ class Oracle:
         lowest = [self._usage(one, now) for one in plan_keys]
         readings = [self._first_look(one, now, max_wait_us) for one in plan_keys]
         hasty = [_is_hasty(one, reading, max_wait_us) for one, reading in zip(plan_keys, readings, strict=True)]
-        refused = self._refused(template, plan_keys, readings)
-        if refused and not template.shadow_mode:
+        denied = self._denied(template, plan_keys, readings)
+        if denied and not template.shadow_mode:
             self.models = before
             for i, one in enumerate(plan_keys):
                 if isinstance(one.what, CounterOp):
                     readings[i] = self._second_look(one.key, one.what, now, readings[i])
-        admitted = template.shadow_mode or not refused
+        admitted = template.shadow_mode or not denied
         for i, one in enumerate(plan_keys):
             if not isinstance(one.what, CounterOp):
                 beside = [readings[j] for j in one.beside]
                 meant = [readings[j].retry_us for j in one.beside if not readings[j].allowed and not hasty[j]]
                 readings[i] = self._settle(one, now, admitted, beside, meant, [lowest[j] for j in one.beside])
-        return StoreResult(refused, now, tuple(readings))
+        return StoreResult(denied, now, tuple(readings))
 
     def _first_look(self, one: PlanKey, now: int, max_wait_us: int | None) -> LimitState:
         match one.what:
@@ -250,13 +250,13 @@ class Oracle:
             self.warned.discard(one.key)
         if max(usages) > one.what.permille:
             self.warned.add(one.key)
-        is_refused = not all(reading.allowed for reading in beside)
-        return LimitState(2 if is_refused else int(one.key in self.warned), 0, 0)
+        is_denied = not all(reading.allowed for reading in beside)
+        return LimitState(2 if is_denied else int(one.key in self.warned), 0, 0)
 
     def _offender(self, key: bytes) -> PenaltyState:
         return self.offenders.setdefault(key, PenaltyState())
 
-    def _refused(self, template: PlanTemplate, plan_keys: Sequence[PlanKey], readings: Sequence[LimitState]) -> bool:
+    def _denied(self, template: PlanTemplate, plan_keys: Sequence[PlanKey], readings: Sequence[LimitState]) -> bool:
         over = [
             (one.what, not reading.allowed and not (isinstance(one.what, CounterOp) and one.what.shadow_mode))
             for one, reading in zip(plan_keys, readings, strict=True)

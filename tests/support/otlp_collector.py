@@ -90,10 +90,10 @@ class ReceivedMetric(NamedTuple):
 
 
 class OtlpCollector:
-    """Use it as a context manager, or call start and stop. `refusing` makes it respond with an unavailable status."""
+    """Use it as a context manager, or call start and stop. `rejecting` makes it respond with an unavailable status."""
 
     def __init__(self) -> None:
-        self.refusing = False
+        self.rejecting = False
         self.exports = 0
         self.headers: list[dict[str, str]] = []  # headers of each export, names in lower case
         self._spans: list[ReceivedSpan] = []
@@ -218,7 +218,7 @@ def _http_handler(collector: OtlpCollector) -> type[BaseHTTPRequestHandler]:
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            if collector.refusing:
+            if collector.rejecting:
                 self._answer(400, b"")  # 400 is not retried; 503 would be, for a minute
             elif self.path == "/v1/traces":
                 collector.take(ExportTraceServiceRequest.FromString(body), headers)
@@ -265,6 +265,6 @@ class _Metrics(MetricsServiceServicer):
 
 
 def _take(collector: OtlpCollector, request: Any, context: grpc.ServicerContext) -> None:
-    if collector.refusing:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "refusing")
+    if collector.rejecting:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "rejecting")
     collector.take(request, {str(name): str(value) for name, value in context.invocation_metadata()})

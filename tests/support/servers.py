@@ -226,9 +226,9 @@ def http_status(url: str, context: ssl.SSLContext | None = None) -> int | None:
         with urlopen(url, timeout=2, context=context) as answer:
             status: int = answer.status
             return status
-    except HTTPError as refusal:
-        with refusal:
-            return refusal.code
+    except HTTPError as raised:
+        with raised:
+            return raised.code
     except (HTTPException, OSError):
         return None
 

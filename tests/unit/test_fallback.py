@@ -92,10 +92,14 @@ class Setup:
     @property
     def counted(self) -> dict[str, int]:
         return {
-            name.removeprefix("ratelimit.store_failure."): count
+            name.removeprefix("ratelimit.fallback.decisions."): count
             for name, count in self.metrics.names().items()
             if count
         }
+
+
+UNAVAILABLE = {"ratelimit.service.call.should_rate_limit.redis_error": 1, "ratelimit.store.failures.unavailable": 1}
+"""Counters of a call whose store was unavailable."""
 
 
 @pytest.mark.parametrize(
@@ -117,13 +121,13 @@ def test_fallback_decisions_are_counted_with_source_fallback(policy: OnStoreFail
         (outcome, "fallback"): count for outcome, count in outcomes.items()
     }
     reasons = {one.attributes[0]: value for one, value in collected.items() if one.instrument == STORE_FAILURES.name}
-    assert reasons == {"late": 1, "overloaded": 1, "unavailable": 1}
+    assert reasons == {"deadline_exceeded": 1, "overloaded": 1, "unavailable": 1}
 
 
 def test_error_returns_the_store_error() -> None:
     setup = Setup(OnStoreFailure.ERROR)
     assert setup.ask("user") is AWAY
-    assert setup.counted == {"error": 1, "ratelimit.service.call.should_rate_limit.redis_error": 1}
+    assert setup.counted == {"error": 1, **UNAVAILABLE}
 
 
 def test_allow_passes_and_reports_no_limit() -> None:
@@ -132,7 +136,7 @@ def test_allow_passes_and_reports_no_limit() -> None:
     assert (decision.code, decision.without_store) == (Code.OK, OnStoreFailure.ALLOW)
     assert [(status.code, status.step) for status in decision.statuses] == [(Code.OK, None)] * 2
     assert ResponseBuilder(ResponseOptions(headers_enabled=True)).build(decision).headers == ()
-    assert setup.counted == {"allow": 1, "ratelimit.service.call.should_rate_limit.redis_error": 1}
+    assert setup.counted == {"allow": 1, **UNAVAILABLE}
 
 
 def test_deny_denies_with_a_wait_of_one_second() -> None:
@@ -144,7 +148,7 @@ def test_deny_denies_with_a_wait_of_one_second() -> None:
     assert (user.code, user.remaining, user.reset_s) == (Code.OVER_LIMIT, 0, 1)
     headers = dict(ResponseBuilder(ResponseOptions(headers_enabled=True)).build(decision).headers)
     assert headers == {"RateLimit-Limit": "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "1"}
-    assert setup.counted == {"deny": 1, "ratelimit.service.call.should_rate_limit.redis_error": 1}
+    assert setup.counted == {"deny": 1, **UNAVAILABLE}
 
 
 @pytest.mark.parametrize(
@@ -216,24 +220,23 @@ def test_the_local_store_is_created_on_demand_and_bounded(monkeypatch: pytest.Mo
     for number in range(4_000):
         setup.ask("user", value=f"{number:050}")
     held = dict(setup.fallback.gauges())
-    assert 50_000 < held["ratelimit.store_failure.local_bytes"] <= 2**18
-    assert held["ratelimit.store_failure.local_evicted"] > 0
+    assert 50_000 < held["ratelimit.fallback.size"] <= 2**18
+    assert held["ratelimit.fallback.evictions"] > 0
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (StoreTimeout("no answer"), None),
-        (CallerDeadlineExceeded("no answer yet"), "late"),
+        (StoreTimeout("no answer"), "unavailable"),
+        (CallerDeadlineExceeded("no answer yet"), "deadline_exceeded"),
         (Overloaded("too many"), "overloaded"),
     ],
 )
-def test_undecided_calls_are_redis_errors_by_kind(error: StoreError, kind: str | None) -> None:
+def test_undecided_calls_are_redis_errors_by_kind(error: StoreError, kind: str) -> None:
     setup = Setup(OnStoreFailure.ALLOW)
     setup.ask("user", error=error)
-    prefix = "ratelimit.service.call.should_rate_limit."
-    kinds = {name.removeprefix(prefix) for name in setup.counted if name.startswith(prefix)}
-    assert kinds == {"redis_error", kind} - {None}
+    errors = {"ratelimit.service.call.should_rate_limit.redis_error": 1, f"ratelimit.store.failures.{kind}": 1}
+    assert setup.counted == {"allow": 1, **errors}
 
 
 @pytest.fixture

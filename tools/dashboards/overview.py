@@ -22,8 +22,8 @@ ENVOYS = (
 FILTER = 'job=~"$envoy_job"'  # metrics of the filters; their envoy_cluster_name is the upstream of the request
 CLUSTER = 'job=~"$envoy_job",envoy_cluster_name="$envoy_cluster"'
 
-REFUSED = 'ratelimit_outcome="over_limit"'
-FAILED = 'rpc_status_code!="OK"'
+DENIED = 'ratelimit_outcome="over_limit"'
+FAILED = 'rpc_response_status_code!="OK"'
 
 
 def envoys_per_second(name: str, where: str) -> str:
@@ -59,7 +59,7 @@ GLANCE = Row(
             "Share of descriptors that exceeded a limit and were denied. The usual value depends on your traffic; "
             "look into sudden changes on the dashboard of the rules.",
             "percentunit",
-            (Query(share(per_second("ratelimit.decisions", REFUSED), per_second("ratelimit.decisions"))),),
+            (Query(share(per_second("ratelimit.decisions", DENIED), per_second("ratelimit.decisions"))),),
             Kind.NUMBER,
             4,
         ),
@@ -87,7 +87,7 @@ GLANCE = Row(
             "Rejected updates since the last valid one. Above 0, the rules in force are not the latest; the log and "
             "/rlconfig contain the errors.",
             "short",
-            (Query(now("ratelimit.rules.refused", how="max")),),
+            (Query(now("ratelimit.rules.rejected_updates", how="max")),),
             Kind.NUMBER,
             4,
             levels=(Level(1, "red"),),
@@ -95,7 +95,7 @@ GLANCE = Row(
     ),
 )
 
-ASKED = Row(
+CALL_ROW = Row(
     "Calls",
     (
         Panel(
@@ -111,7 +111,7 @@ ASKED = Row(
             "RESOURCE_EXHAUSTED: too many calls waited for the store. INVALID_ARGUMENT: invalid request, usually due "
             "to the configuration of Envoy.",
             "reqps",
-            (Query(per_second(CALLS, FAILED, by=["rpc.status_code"]), "{{rpc_status_code}}"),),
+            (Query(per_second(CALLS, FAILED, by=["rpc.response.status_code"]), "{{rpc_response_status_code}}"),),
         ),
         Panel(
             "Invalid calls, and calls before rules were loaded",
@@ -142,7 +142,7 @@ ASKED = Row(
             (
                 Query(now("ratelimit.calls_in_flight"), "in flight"),
                 Query(now("ratelimit.store.calls_in_flight"), "waiting for the store"),
-                Query(now("ratelimit.throttle.held"), "delayed"),
+                Query(now("ratelimit.throttle.queue_length"), "delayed"),
             ),
         ),
     ),
@@ -194,7 +194,7 @@ CALLERS = Row(
             "Rejected tokens",
             "Rejected JSON Web Tokens, by reason.",
             "ops",
-            (Query(per_second("ratelimit.tokens.refused", by=["ratelimit.reason"]), "{{ratelimit_reason}}"),),
+            (Query(per_second("ratelimit.tokens.rejected", by=["ratelimit.reason"]), "{{ratelimit_reason}}"),),
             stacked=True,
         ),
         Panel(
@@ -233,15 +233,15 @@ CALLERS = Row(
         Panel(
             "Records",
             "Written and buffered decisions. Dropped for lack of space (RLS_AUDIT_BUFFER), or rejected by the "
-            "database: lost. Left out: denials beyond RLS_AUDIT_REFUSALS_PER_MINUTE.",
+            "database: lost. Sampled out: denials beyond RLS_AUDIT_REFUSALS_PER_MINUTE.",
             "short",
             (
                 Query(per_second("ratelimit.audit.written"), "written per second"),
-                Query(now("ratelimit.audit.waiting"), "buffered"),
-                Query(now("ratelimit.usage.waiting"), "usage rows buffered"),
+                Query(now("ratelimit.audit.buffered"), "buffered"),
+                Query(now("ratelimit.usage.buffered"), "usage rows buffered"),
                 Query(per_second("ratelimit.audit.dropped"), "dropped per second"),
-                Query(per_second("ratelimit.audit.refused"), "rejected per second"),
-                Query(per_second("ratelimit.audit.left_out"), "left out per second"),
+                Query(per_second("ratelimit.audit.rejected"), "rejected per second"),
+                Query(per_second("ratelimit.audit.sampled_out"), "sampled out per second"),
                 Query(per_second("ratelimit.usage.dropped"), "calls missing in usage, per second"),
             ),
             width=6,
@@ -367,5 +367,5 @@ OVERVIEW = Dashboard(
     "Rate limits / Overview",
     "Calls, errors, latency and decisions of ratelimit-rls, identity, and the view of Envoy.",
     WHO + ENVOYS,
-    (GLANCE, ASKED, DECIDED, CALLERS, ENVOYS_SIDE, PROCESSES),
+    (GLANCE, CALL_ROW, DECIDED, CALLERS, ENVOYS_SIDE, PROCESSES),
 )

@@ -37,7 +37,7 @@ def listed(outcome: str) -> tuple[Query, ...]:
     return (Query(most(LISTED, over_the_range(DECISIONS, decided(outcome), by=EACH_RULE))),)
 
 
-REFUSING = Row(
+DENYING = Row(
     "Denials",
     (
         Panel(
@@ -88,7 +88,7 @@ SOON = Row(
             "ops",
             (
                 Query(
-                    most(SHOWN, per_second("ratelimit.states", CHOSEN, by=[*EACH_RULE, "ratelimit.state"])),
+                    most(SHOWN, per_second("ratelimit.warning_states", CHOSEN, by=[*EACH_RULE, "ratelimit.state"])),
                     RULE_LEGEND + " {{ratelimit_state}}",
                 ),
             ),
@@ -197,7 +197,7 @@ THEMSELVES = Row(
             "short",
             (
                 Query(in_a_step("ratelimit.rules.loads", by=["ratelimit.outcome"]), "{{ratelimit_outcome}}"),
-                Query(now("ratelimit.rules.refused", how="max"), "rejected since the last valid update"),
+                Query(now("ratelimit.rules.rejected_updates", how="max"), "rejected since the last valid update"),
             ),
             width=6,
             levels=(Level(1, "red"),),
@@ -211,5 +211,5 @@ RULES = Dashboard(
     "Which rules of ratelimit-rls deny, which are near their limit, which are in shadow mode, and what matches no "
     "rule.",
     WHO + WHICH,
-    (REFUSING, SOON, ON_TRIAL, UNMET, THEMSELVES),
+    (DENYING, SOON, ON_TRIAL, UNMET, THEMSELVES),
 )

@@ -9,7 +9,7 @@ BATCHES = "ratelimit.store.duration"
 ANSWERED = 'error_type=""'
 FAILED = 'error_type!=""'
 
-ANSWERS = Row(
+LATENCY = Row(
     "Latency and throughput",
     (
         Panel(
@@ -71,8 +71,8 @@ WITHOUT = Row(
     (
         Panel(
             "Calls without a store decision",
-            "late: the deadline of the call came first. overloaded: more than RLS_MAX_IN_FLIGHT calls waited. "
-            "unavailable: there was no connection, or it was lost.",
+            "deadline_exceeded: the deadline of the call came first. overloaded: more than RLS_MAX_IN_FLIGHT calls "
+            "waited. unavailable: there was no connection, or it was lost.",
             "reqps",
             (Query(per_second("ratelimit.store.failures", by=["ratelimit.reason"]), "{{ratelimit_reason}}"),),
             stacked=True,
@@ -86,36 +86,36 @@ WITHOUT = Row(
         ),
         Panel(
             "Counters of `local`",
-            "Counters kept in the processes while the store is unavailable, and those dropped for lack of memory (32 "
+            "Counters kept in the processes while the store is unavailable, and those evicted for lack of memory (32 "
             "MiB per process), which restart with their share.",
             "short",
             (
                 Query(now("ratelimit.fallback.keys"), "kept"),
-                Query(per_second("ratelimit.fallback.evicted"), "dropped per second"),
+                Query(per_second("ratelimit.fallback.evictions"), "evicted per second"),
             ),
         ),
     ),
 )
 
-ASKED_LESS = Row(
+LOAD_REDUCTION = Row(
     "Load reduction",
     (
         Panel(
             "Denied from the denial cache",
             "Calls per second that were denied without the store.",
             "reqps",
-            (Query(per_second("ratelimit.denials.answered", by=EACH), EACH_LEGEND),),
+            (Query(per_second("ratelimit.denial_cache.hits", by=EACH), EACH_LEGEND),),
             width=6,
         ),
         Panel(
             "Denial cache",
-            "Valid entries of all processes; entries removed early by a refund, a reset or new rules; and entries "
-            "dropped for lack of memory: if there are many, raise RLS_DENIAL_CACHE_BYTES.",
+            "Valid entries of all processes; entries invalidated by a refund, a reset or new rules; and entries "
+            "evicted for lack of memory: if there are many, raise RLS_DENIAL_CACHE_BYTES.",
             "short",
             (
-                Query(now("ratelimit.denials.remembered"), "entries"),
-                Query(per_second("ratelimit.denials.forgotten"), "removed early per second"),
-                Query(per_second("ratelimit.denials.evicted"), "dropped per second"),
+                Query(now("ratelimit.denial_cache.entries"), "entries"),
+                Query(per_second("ratelimit.denial_cache.invalidations"), "invalidated per second"),
+                Query(per_second("ratelimit.denial_cache.evictions"), "evicted per second"),
             ),
             width=6,
         ),
@@ -125,8 +125,8 @@ ASKED_LESS = Row(
             "store. The larger the difference, the more a lease saves.",
             "reqps",
             (
-                Query(per_second("ratelimit.leases.served"), "admitted"),
-                Query(per_second("ratelimit.leases.asked"), "lease requests"),
+                Query(per_second("ratelimit.leases.admitted_calls"), "admitted"),
+                Query(per_second("ratelimit.leases.requests"), "lease requests"),
             ),
             width=6,
         ),
@@ -137,8 +137,8 @@ ASKED_LESS = Row(
             "short",
             (
                 Query(now("ratelimit.leases.counters"), "counters"),
-                Query(now("ratelimit.leases.hits_in_hand"), "unused hits"),
-                Query(per_second("ratelimit.leases.returned"), "returned per second"),
+                Query(now("ratelimit.leases.available_hits"), "unused hits"),
+                Query(per_second("ratelimit.leases.returned_hits"), "returned per second"),
             ),
             width=6,
         ),
@@ -152,7 +152,7 @@ HOT = Row(
             "Hottest counter",
             "Calls per second to the hottest counter, by instance. `ratelimit-rls top` shows which counter it is.",
             "reqps",
-            (Query(now("ratelimit.hot_keys.hottest", by=EACH, how="max"), EACH_LEGEND),),
+            (Query(now("ratelimit.hot_keys.max_rate", by=EACH, how="max"), EACH_LEGEND),),
             width=6,
         ),
         Panel(
@@ -166,18 +166,18 @@ HOT = Row(
             "Delayed calls",
             "Calls delayed until their slot (action: throttle); at most RLS_MAX_HELD_CALLS per process.",
             "short",
-            (Query(now("ratelimit.throttle.held", by=EACH), EACH_LEGEND),),
+            (Query(now("ratelimit.throttle.queue_length", by=EACH), EACH_LEGEND),),
             width=6,
         ),
         Panel(
             "Outcome of delayed calls",
-            "left: the client did not wait; is Envoy's timeout above max_delay? no room: denied because the throttle "
-            "queue was full.",
+            "cancelled: the client did not wait; is Envoy's timeout above max_delay? queue full: denied because the "
+            "throttle queue was full.",
             "reqps",
             (
-                Query(per_second("ratelimit.throttle.holds"), "delayed"),
-                Query(per_second("ratelimit.throttle.left"), "left"),
-                Query(per_second("ratelimit.throttle.room_full"), "no room"),
+                Query(per_second("ratelimit.throttle.delayed"), "delayed"),
+                Query(per_second("ratelimit.throttle.cancelled"), "cancelled"),
+                Query(per_second("ratelimit.throttle.queue_full"), "queue full"),
             ),
             width=6,
         ),
@@ -194,11 +194,11 @@ EMBEDDED = Row(
             (Query(now("ratelimit.embedded_store.keys", by=EACH), EACH_LEGEND),),
         ),
         Panel(
-            "Dropped by the embedded store",
-            "Unexpired counters per second that were dropped for lack of memory: their callers start again with the "
+            "Evicted by the embedded store",
+            "Unexpired counters per second that were evicted for lack of memory: their callers start again with the "
             "full limit. Above 0, raise RLS_EMBEDDED_MEMORY_BYTES.",
             "ops",
-            (Query(per_second("ratelimit.embedded_store.evicted", by=EACH), EACH_LEGEND),),
+            (Query(per_second("ratelimit.embedded_store.evictions", by=EACH), EACH_LEGEND),),
         ),
         Panel(
             "Memory by use",
@@ -207,7 +207,7 @@ EMBEDDED = Row(
             (
                 Query(now("ratelimit.embedded_store.size"), "embedded store"),
                 Query(now("ratelimit.fallback.size"), "local"),
-                Query(now("ratelimit.denials.size"), "denial cache"),
+                Query(now("ratelimit.denial_cache.size"), "denial cache"),
             ),
             stacked=True,
         ),
@@ -240,5 +240,5 @@ STORE = Dashboard(
     "Rate limits / Store",
     "Latency of the store of ratelimit-rls, decisions without it, and what reduces its load.",
     WHO,
-    (ANSWERS, WITHOUT, ASKED_LESS, HOT, EMBEDDED, PROCESSES),
+    (LATENCY, WITHOUT, LOAD_REDUCTION, HOT, EMBEDDED, PROCESSES),
 )

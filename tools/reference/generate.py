@@ -62,8 +62,8 @@ def metrics() -> str:
     lines += ["| Prometheus | kind | labels | description |", "|---|---|---|---|"]
     lines += [_reference_instrument(one) for one in INSTRUMENTS if one.reference]
     lines += ["", "## statsd, DogStatsD and /stats", "", *_STATSD_HEAD, ""]
-    lines += ["| name | kind | OpenTelemetry name |", "|---|---|---|"]
-    lines += [f"| `{name}` | {one.kind.value} | `{one.name}` |" for name, one in EXTERNAL_INSTRUMENTS.items()]
+    lines += ["| name | kind |", "|---|---|"]
+    lines += [f"| `{name}` | {one.kind.value} |" for name, one in EXTERNAL_INSTRUMENTS.items()]
     lines += ["", "## Number of series", "", *_BOUNDS, ""]
     return "\n".join(lines)
 
@@ -98,8 +98,9 @@ _STATSD_HEAD = [
     "  `over_limit_with_local_cache`, `within_limit`, `shadow_mode`, `total_negative_hits`, `state_warning`,",
     "  `state_throttled`; `ratelimit.service.rate_limit.<domain>.domain_not_found`",
     "- `ratelimit.service.config_load_success`, `.config_load_error`, `.global_shadow_mode`,",
-    "  `ratelimit.service.call.should_rate_limit.redis_error`, `.service_error`, `.overloaded`, `.late`",
-    "- `ratelimit.store_failure.allow`, `.deny`, `.local`, `.error`",
+    "  `ratelimit.service.call.should_rate_limit.redis_error`, `.service_error`",
+    "- `ratelimit.store.failures.deadline_exceeded`, `.overloaded`, `.unavailable`",
+    "- `ratelimit.fallback.decisions.allow`, `.deny`, `.local`, `.error`",
     "- `ratelimit_server.<method>.total_requests`, and in statsd `ratelimit_server.<method>.response_time`",
     "- the names in the table below",
     "",

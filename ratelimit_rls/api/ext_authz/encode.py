@@ -168,7 +168,7 @@ def _encode_rejection(rejection: Rejection, context: CheckContext) -> bytes:
     error: dict[str, Any] = {"code": rejection.status, "message": rejection.message}
     body = json.dumps({"error": error} | ({"request_id": context.request_id} if context.request_id else {}))
     parts.append(_field(_DENIED_BODY, body.encode()))
-    fields = _struct_field("rule", (("refused", rejection.reason),))
+    fields = _struct_field("rule", (("rejection", rejection.reason),))
     return (
         _status(code, rejection.message) + _field(_DENIED_RESPONSE, b"".join(parts)) + _field(_DYNAMIC_METADATA, fields)
     )

@@ -95,7 +95,7 @@ class CheckRateLimitCodec(_RateLimiterCodec):
         return check_response(decision, self._clock())
 
     def gauges(self) -> Iterator[tuple[str, int]]:
-        yield "ratelimit.limiter.clock_skew_total", self.skewed_calls
+        yield "ratelimit.limiter.clock_skew", self.skewed_calls
 
     def _compare_clocks(self, timestamp_s: int) -> None:
         """Count calls with a skewed clock, and log the first. Windows always use the store's clock."""

@@ -132,7 +132,7 @@ class RlsEncoder:
         for number in response_template.undecided:
             parts.insert(1 + number, _NO_LIMIT_STATUS)
         metadata = response_template.metadata if self._metadata_enabled else b""
-        parts.append(_metadata(metadata + encode_struct({KEY: {"refused": rejection.reason}})))
+        parts.append(_metadata(metadata + encode_struct({KEY: {"rejection": rejection.reason}})))
         return b"".join(parts)
 
     def _headers(self, decision: Decision) -> tuple[bytes, ...]:

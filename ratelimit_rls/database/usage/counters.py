@@ -34,7 +34,7 @@ class UserUsage(NamedTuple):
     """Usage of one user since the last write."""
 
     requests: int
-    refused: int
+    denied: int
     last_s: float
 
 
@@ -85,7 +85,7 @@ async def count_users(connection: AsyncConnection, counted: Mapping[str, UserUsa
         {
             "id": user_id,
             "count": of.requests,
-            "refused": of.refused,
+            "denied": of.denied,
             "at": of.last_s,
             **_calendar(of.last_s),
         }
@@ -101,10 +101,10 @@ async def usage_of_users(connection: AsyncConnection, user_ids: Iterable[str], n
     used: dict[str, AccountUsage] = {}
     for ids in chunks(user_ids):
         query = select(table.c.user_id, *columns, table.c.last_request_at).where(table.c.user_id.in_(ids))
-        for user_id, month, today, refused, last_s in await connection.execute(query):
+        for user_id, month, today, denied, last_s in await connection.execute(query):
             is_today = last_s is not None and last_s >= day_start(now_s)
             is_this_month = last_s is not None and last_s >= month_start(now_s)
-            used[user_id] = AccountUsage(month if is_this_month else 0, today if is_today else 0, refused, last_s)
+            used[user_id] = AccountUsage(month if is_this_month else 0, today if is_today else 0, denied, last_s)
     return used
 
 
@@ -155,7 +155,7 @@ def _count_user() -> Update:
             total_requests_month=case(
                 (is_later_month, month), (is_this_month, month + bindparam("count")), else_=bindparam("count")
             ),
-            quota_exceeded_count=table.c.quota_exceeded_count + bindparam("refused"),
+            quota_exceeded_count=table.c.quota_exceeded_count + bindparam("denied"),
             last_request_at=_later(last, "at"),
             quota_reset_at=case((is_later_day, table.c.quota_reset_at), else_=_timestamp_param("tomorrow")),
         )

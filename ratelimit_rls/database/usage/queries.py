@@ -55,7 +55,7 @@ class GroupedUsage(NamedTuple):
     p99_us: float | None
 
     @property
-    def refused(self) -> int:
+    def denied(self) -> int:
         return self.throttled + self.blocked
 
 

@@ -60,17 +60,17 @@ MAX_CELLS = 4 * MAX_ENTRIES
 MAX_WAITING_USERS = 50_000
 """Users whose activity waits to be written."""
 
-DECISIONS_WRITTEN = "ratelimit.audit.written_total"
-DECISIONS_REFUSED = "ratelimit.audit.refused_total"
-USAGE_WAITING = "ratelimit.usage.waiting"
-USAGE_DROPPED = "ratelimit.usage.dropped_total"
+DECISIONS_WRITTEN = "ratelimit.audit.written"
+DECISIONS_REJECTED = "ratelimit.audit.rejected"
+USAGE_BUFFERED = "ratelimit.usage.buffered"
+USAGE_DROPPED = "ratelimit.usage.dropped"
 
 
 class UserActivity(NamedTuple):
     """Requests of a user since the last write."""
 
     calls: int
-    refused: int
+    denied: int  # over a limit, or blocked
     at_s: float
 
 
@@ -127,7 +127,7 @@ class UsageWriter:
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self.written = 0  # decisions
-        self.refused = 0  # decisions that the database rejected
+        self.rejected = 0  # decisions that the database rejected
         self.usage_dropped = 0  # requests that are in no cell
         self.error: str = ""  # why writes currently fail; "": they do not
 
@@ -153,8 +153,8 @@ class UsageWriter:
             flushing.result()
         except (DatabaseError, TimeoutError) as error:
             await self._take_usage()  # count the lost usage, too
-            lost = {name: number for name, number in (*self._recorder.gauges(), *self.gauges()) if "waiting" in name}
-            log.error("usage_lost", error=str(error) or "timeout", **lost)
+            decisions, rows = self._recorder.decisions, len(self._unwritten)
+            log.error("usage_lost", error=str(error) or "timeout", decisions=decisions, usage_rows=rows)
 
     async def flush(self) -> None:
         """Write everything now. Raises DatabaseError if that fails."""
@@ -165,8 +165,8 @@ class UsageWriter:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         yield DECISIONS_WRITTEN, self.written
-        yield DECISIONS_REFUSED, self.refused
-        yield USAGE_WAITING, len(self._unwritten)
+        yield DECISIONS_REJECTED, self.rejected
+        yield USAGE_BUFFERED, len(self._unwritten)
         yield USAGE_DROPPED, self.usage_dropped
 
     async def _run(self) -> None:
@@ -206,12 +206,12 @@ class UsageWriter:
         while batch := self._recorder.take_decisions(ROWS_PER_TRANSACTION):
             began_s = time.monotonic()
             try:
-                refused = await self._write(batch, self._insert_decisions)
+                rejected = await self._write(batch, self._insert_decisions)
             except BaseException:  # also on cancellation: the batch is still to be written
                 self._recorder.put_back(batch)
                 raise
-            self.refused += len(refused)
-            self.written += len(batch) - len(refused)
+            self.rejected += len(rejected)
+            self.written += len(batch) - len(rejected)
             await self._rest(began_s)
 
     async def _write(self, items: list[T], write: Callable[[list[T]], Awaitable[None]]) -> list[T]:
@@ -290,9 +290,9 @@ class UsageWriter:
     def _count_user(self, user: str, counts: UsageCounts, now_s: float) -> None:
         if not user or (user not in self._users and len(self._users) >= MAX_WAITING_USERS):
             return
-        calls, refused, _ = self._users.get(user, (0, 0, 0.0))
+        calls, denied, _ = self._users.get(user, (0, 0, 0.0))
         sums = counts.sums
-        self._users[user] = UserActivity(calls + sums.total, refused + sums.throttled + sums.blocked, now_s)
+        self._users[user] = UserActivity(calls + sums.total, denied + sums.throttled + sums.blocked, now_s)
 
     async def _write_usage(self, *, everything: bool = False) -> None:
         due = list(self._unwritten)
@@ -300,8 +300,8 @@ class UsageWriter:
             due = [minute for minute in due if minute.minute_s < self._finished_before_s]
         for at in range(0, len(due), ROWS_PER_TRANSACTION):
             began_s, some = time.monotonic(), due[at : at + ROWS_PER_TRANSACTION]
-            for refused in await self._write(some, self._replace_cells):
-                dropped = self._usage[refused]
+            for rejected in await self._write(some, self._replace_cells):
+                dropped = self._usage[rejected]
                 self.usage_dropped += dropped.total
                 dropped.clear()  # later counts of the same minute start at zero
             for minute in some:

@@ -55,8 +55,8 @@ class LeasePool:
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         yield "ratelimit.leases.counters", len(self._lru)
-        yield "ratelimit.leases.hits_in_hand", sum(lease.available for lease in self._with_hits)
-        yield "ratelimit.leases.returned_total", self._returned_total
+        yield "ratelimit.leases.available_hits", sum(lease.available for lease in self._with_hits)
+        yield "ratelimit.leases.returned_hits", self._returned_total
 
     def get_or_create(self, name: Hashable, make: Callable[[], Lease]) -> Lease:
         """Return the lease of that name. It is shared for as long as a plan or a grant references it."""

@@ -71,7 +71,7 @@ class LeasingStore:
         self._clock = clock
         self._pool = LeasePool(store, self._now_us, call_later, max_leases)
         self._batch_number = 0
-        self._served_total = self._requested_total = 0
+        self._admitted_total = self._requested_total = 0
 
     def _now_us(self) -> int:
         return int(self._clock() * 1e6)
@@ -79,8 +79,8 @@ class LeasingStore:
     def gauges(self) -> Iterator[tuple[str, int]]:
         """Yield counts. `served_total`: hot descriptors served from leases. `asked_total`: requests for more hits."""
         yield from self._pool.gauges()
-        yield "ratelimit.leases.served_total", self._served_total
-        yield "ratelimit.leases.asked_total", self._requested_total
+        yield "ratelimit.leases.admitted_calls", self._admitted_total
+        yield "ratelimit.leases.requests", self._requested_total
 
     # -- plans ---------------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class LeasingStore:
     ) -> None:
         """Take the hits of these hot parts, and forward the remainder to the store."""
         served = plan.serve(bits, now_us)
-        self._served_total += len(served.taken)
+        self._admitted_total += len(served.taken)
         if served.remainder is None:
             results[number] = served.result(None)
         else:
@@ -269,7 +269,7 @@ class LeasingStore:
         outcome = served.result(result) if served is not None else result
         if result.denied:
             if served is not None:
-                self._served_total -= len(served.taken)
+                self._admitted_total -= len(served.taken)
                 for part, _ in served.taken:
                     self._pool.track(part.lease)
             if not result.remembered:

@@ -139,9 +139,9 @@ class ReconnectingConnection:
             except StoreError as exc:
                 # The first error is worth a line; the same one every second is not.
                 if error_logged:
-                    log.debug("redis_connect_failed", error=str(exc))
+                    log.debug("redis_connect_failed", address=self.name, error=str(exc))
                 else:
-                    error_logged = self._log_limited("redis_connect_failed", error=str(exc))
+                    error_logged = self._log_limited("redis_connect_failed", address=self.name, error=str(exc))
                 await self._pause()
 
     async def _pause(self) -> None:

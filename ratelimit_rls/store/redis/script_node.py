@@ -142,7 +142,7 @@ class ScriptNode:
 
 def error_hint(error: ReplyError) -> str:
     """Return advice for an error of a server that is configured as a single one."""
-    return "; it is a node of a cluster, so set REDIS_TYPE=CLUSTER" if str(error).startswith("MOVED") else ""
+    return "; the server is a node of a cluster: set REDIS_TYPE=CLUSTER" if str(error).startswith("MOVED") else ""
 
 
 def is_error(reply: Any, prefix: str) -> bool:

@@ -155,7 +155,7 @@ def _database_error_message(error: DatabaseError) -> str:
     """Log the error and return a text for the client, without the database's address and message."""
     if not isinstance(error, DatabaseUnavailable):
         _log.error("reset_limit_database_error", error=one_line(str(error)))
-    return "the database is away; nothing was reset"
+    return "the database is unavailable; nothing was reset"
 
 
 def _admin_call(context: aio.ServicerContext[bytes, bytes]) -> AdminCall:

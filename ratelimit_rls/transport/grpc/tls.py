@@ -51,7 +51,7 @@ class TlsListener:
         self._handshakes = PendingTasks(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
         self._state = files.state()
         self._context, self._crl_expiry = files.load()
-        self._refuses_sessions = False
+        self._rejects_sessions = False
         self._error = ""  # why the current files cannot be used
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,7 +123,7 @@ class TlsListener:
 
     def _admits(self, secured: asyncio.Transport) -> bool:
         """Return True if the client may connect. Its certificate was verified, now or when its TLS session began."""
-        if self._refuses_sessions and secured.get_extra_info("ssl_object").session_reused:
+        if self._rejects_sessions and secured.get_extra_info("ssl_object").session_reused:
             log.debug("tls_client_rejected", error="the TLS session was issued before a CRL expired")
             return False
         certificate = secured.get_extra_info("peercert")
@@ -150,7 +150,7 @@ class TlsListener:
             self._context, self._crl_expiry = self._files.load(even_expired=True)
         except SettingsError:  # the files have changed, which was logged; those before stay, without their sessions
             self._crl_expiry = None
-            self._refuses_sessions = True
+            self._rejects_sessions = True
 
     def _reload(self) -> None:
         """Load changed files. Files that cannot be used are retried: they may become readable or valid later."""
@@ -166,7 +166,7 @@ class TlsListener:
             self._error = str(error)
         else:
             self._error = ""
-            self._refuses_sessions = False
+            self._rejects_sessions = False
             log.info("tls_reloaded")
 
 

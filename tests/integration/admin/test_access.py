@@ -79,11 +79,11 @@ async def test_invalid_tokens_are_rejected_everywhere(sqlite_api: AdminApi) -> N
             client = sqlite_api.client(address=f"198.51.{number // 250}.{number % 250}")
             headers = {b"Authorization": b"Bearer " + token.encode("latin-1")} if token is not None else {}
             del client.headers["Authorization"]
-            refused = await client.request(method, path, headers=headers, content=b"not json")
-            assert refused.status_code == 401, (what, method, path)
-            assert refused.headers["www-authenticate"].startswith("Bearer")
-            assert refused.headers["content-type"] == "application/problem+json"
-            assert not token or token not in refused.text
+            rejected = await client.request(method, path, headers=headers, content=b"not json")
+            assert rejected.status_code == 401, (what, method, path)
+            assert rejected.headers["www-authenticate"].startswith("Bearer")
+            assert rejected.headers["content-type"] == "application/problem+json"
+            assert not token or token not in rejected.text
 
 
 @pytest.mark.slow
@@ -176,8 +176,8 @@ async def test_reads_and_writes_of_a_token_are_limited(sqlite_api: AdminApi) -> 
         return (await client.put("/tiers/a", json={"limits": []})).status_code
 
     assert ((await client.get("/sources")).status_code, await write()) == (200, 201)
-    refused = await client.get("/sources")
-    assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
+    rejected = await client.get("/sources")
+    assert (rejected.status_code, int(rejected.headers["retry-after"]) > 0) == (429, True)
     assert await write() == 429
     assert (await other.get("/sources")).status_code == 200
     sqlite_api.clock.now_s += 120
@@ -195,8 +195,8 @@ async def test_without_tokens_only_loopback_hosts_are_served(sqlite_api: AdminAp
     for host in ("127.0.0.1", "localhost:8082", "[::1]:8082", "admin.localhost"):
         assert (await client(host).put("/tiers/a", json={"limits": []})).is_success, host
     for host in ("evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example"):
-        refused = await client(host).get("/tiers")
-        assert (refused.status_code, refused.json()["type"][-11:]) == (421, "misdirected"), host
+        rejected = await client(host).get("/tiers")
+        assert (rejected.status_code, rejected.json()["type"][-11:]) == (421, "misdirected"), host
     for origin in (
         "https://evil.example",
         "http://localhost:3000",
@@ -226,8 +226,8 @@ async def test_cross_origin_requests_are_rejected_before_authentication(sqlite_a
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
     ):
-        refused = await client.get("/tiers", headers=headers)
-        assert (refused.status_code, refused.json()["type"][-9:]) == (403, "forbidden"), headers
+        rejected = await client.get("/tiers", headers=headers)
+        assert (rejected.status_code, rejected.json()["type"][-9:]) == (403, "forbidden"), headers
     for headers in ({"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {}):
         assert (await client.get("/tiers", headers=headers)).status_code == 200, headers
 

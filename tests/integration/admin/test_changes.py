@@ -67,8 +67,8 @@ async def test_etags_of_all_resources(sqlite_admin: Client) -> None:
         ("PUT", rule, RULE),
         ("DELETE", rule, None),
     ):
-        refused = await sqlite_admin.request(method, path, json=body, headers=stale)
-        assert (refused.status_code, refused.headers["etag"]) == (412, '"1"'), (method, path)
+        rejected = await sqlite_admin.request(method, path, json=body, headers=stale)
+        assert (rejected.status_code, rejected.headers["etag"]) == (412, '"1"'), (method, path)
     for path in ("/tiers/gold", "/users/alice", key, rule):
         known = await sqlite_admin.get(path, headers={"If-None-Match": '"1"'})
         assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", '"1"')
@@ -92,8 +92,8 @@ async def test_if_none_match_any_only_creates(sqlite_admin: Client) -> None:
         ("DELETE", "/users/alice", None),
         ("DELETE", "/tiers/gold", None),
     ):
-        refused = await sqlite_admin.request(method, path, json=body, headers={"If-None-Match": "*"})
-        assert (refused.status_code, refused.headers["etag"]) == (412, '"1"'), (method, path)
+        rejected = await sqlite_admin.request(method, path, json=body, headers={"If-None-Match": "*"})
+        assert (rejected.status_code, rejected.headers["etag"]) == (412, '"1"'), (method, path)
         malformed = await sqlite_admin.request(method, path, json=body, headers={"If-None-Match": "1"})
         assert malformed.status_code == 400, (method, path)
 
@@ -106,8 +106,8 @@ async def test_malformed_etags_are_rejected_everywhere(sqlite_admin: Client) -> 
         ("POST", "/decisions/explain", {"domain": "edge", "descriptors": [{"entries": [{"key": "user"}]}]}),
     ):
         for header in ("If-Match", "If-None-Match"):
-            refused = await sqlite_admin.request(method, path, json=body, headers={header: "3"})
-            assert (refused.status_code, header in refused.json()["detail"]) == (400, True), (method, path)
+            rejected = await sqlite_admin.request(method, path, json=body, headers={header: "3"})
+            assert (rejected.status_code, header in rejected.json()["detail"]) == (400, True), (method, path)
     assert (await sqlite_admin.get("/tiers")).json()["items"] == []
 
 
@@ -118,14 +118,14 @@ async def test_rule_that_does_not_compile_is_rejected_with_its_position(api: Adm
     path = (await admin.post("/rules", json=RULE)).headers["location"]
     before = await snapshot(api)
     wrong = {"name": "broken", "document": RULE["document"].replace("minute", "fortnight").replace("tenant", "seller")}
-    for refused in (
+    for rejected in (
         await admin.post("/rules", json=wrong),
         await admin.put(path, json=wrong),
         await admin.post("/rules", json={**wrong, "enabled": False}),
         await admin.post("/rules?dry_run=true", json=wrong),
     ):
-        assert (refused.status_code, refused.json()["type"][-5:]) == (422, "rules")
-        (error,) = refused.json()["errors"]
+        assert (rejected.status_code, rejected.json()["type"][-5:]) == (422, "rules")
+        (error,) = rejected.json()["errors"]
         assert (error["file"], error["line"], error["column"]) == ("database:broken", 4, 24)
         assert "fortnight" in error["message"]
     assert await snapshot(api) == before
@@ -141,9 +141,9 @@ async def test_unknown_tier_and_user_are_reported_with_their_fields(sqlite_admin
         ("PATCH", key, {"tier": "gold"}, "tier"),
         ("POST", "/keys", {"user_id": "bob"}, "user_id"),
     ):
-        refused = await sqlite_admin.request(method, path, json=body)
-        assert (refused.status_code, refused.json()["type"][-7:]) == (422, "invalid"), (method, path)
-        (error,) = refused.json()["errors"]
+        rejected = await sqlite_admin.request(method, path, json=body)
+        assert (rejected.status_code, rejected.json()["type"][-7:]) == (422, "invalid"), (method, path)
+        (error,) = rejected.json()["errors"]
         assert (error["field"], error["message"].partition(" does ")[2]) == (field, "not exist: create it first")
 
 
@@ -165,9 +165,9 @@ async def test_errors_in_targeting_and_object_documents(sqlite_admin: Client) ->
         "targeting": {"cidrs": ["10.0.0.0/8", "10.0.0"]},
         "document": "domain: x\nunlimited: true\n",
     }
-    refused = await sqlite_admin.post("/rules", json=targeted)
-    assert refused.status_code == 422
-    assert any("cidrs[1]" in str(error) for error in refused.json()["errors"])
+    rejected = await sqlite_admin.post("/rules", json=targeted)
+    assert rejected.status_code == 422
+    assert any("cidrs[1]" in str(error) for error in rejected.json()["errors"])
     as_object = await sqlite_admin.post("/rules", json={"name": "a", "document": {"domain": "x", "descriptors": [{}]}})
     assert as_object.status_code == 422
     assert as_object.json()["document"] == "domain: x\ndescriptors:\n- {}\n"
@@ -354,6 +354,6 @@ async def test_dry_run_leaves_no_trace(api: AdminApi, admin: Client) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("query", ["dry_run=yes", "dry_run=true&dry_run=false", "dryrun=true", "dry_run="])
 async def test_misspelt_dry_run_is_rejected(sqlite_api: AdminApi, sqlite_admin: Client, query: str) -> None:
-    refused = await sqlite_admin.put(f"/tiers/gold?{query}", json=TIER)
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, query.partition("=")[0])
+    rejected = await sqlite_admin.put(f"/tiers/gold?{query}", json=TIER)
+    assert (rejected.status_code, rejected.json()["errors"][0]["field"]) == (422, query.partition("=")[0])
     assert (await sqlite_admin.get("/tiers")).json()["items"] == []

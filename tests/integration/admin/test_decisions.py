@@ -69,11 +69,11 @@ async def test_reset_clears_counters_and_is_audited(sqlite_api: AdminApi, sqlite
         last = await sqlite_admin.post("/decisions/check", json=descriptors_body("path", "/a"))
     assert last.json()["code"] == "over_limit"
     tried = (await sqlite_admin.post("/counters/reset?dry_run=true", json=descriptors_body("path", "/a"))).json()
-    assert (len(tried["counters"]), tried["looked_for"]) == (2, 2)
+    assert (len(tried["counters"]), tried["total"]) == (2, 2)
     lifted = (await sqlite_admin.post("/counters/reset", json=descriptors_body("path", "/a", penalty_only=True))).json()
     assert [key.rpartition(":")[2] for key in lifted["counters"]] == ["penalty"]
     rest = (await sqlite_admin.post("/counters/reset", json=descriptors_body("path", "/a"))).json()
-    assert (len(rest["counters"]), rest["looked_for"]) == (1, 2)
+    assert (len(rest["counters"]), rest["total"]) == (1, 2)
     assert (await sqlite_admin.post("/decisions/check", json=descriptors_body("path", "/a"))).json()["code"] == "ok"
     rows = (await sqlite_admin.get("/audit", params={"kind": "counters"})).json()["items"]
     assert [(row["action"], row["subject"], row["after"]) for row in rows] == [
@@ -124,13 +124,13 @@ async def test_explain_shows_match_steps_and_source_of_limits(sqlite_api: AdminA
     ]
     assert walk["rule"] == "edge.user"
     assert walk["conclusion"].startswith("rule edge.user")
-    assert walk["standing"] == {"limits_of": "user", "source": "custom", "blocked": False, "block": None}
+    assert walk["entitlement"] == {"limits_of": "user", "source": "custom", "blocked": False, "block": None}
     assert walk["limits"] == [{"requests_per_unit": 9, "unit": "hour"}]
     assert walk["position"] == "rules.yaml:3:5"
     (counter,) = walk["counters"]
     assert "user=alice" in counter
     (level,) = walk["levels"]
-    assert [attempt["outcome"] for attempt in level["attempts"]][-1] == "met"
+    assert [attempt["outcome"] for attempt in level["attempts"]][-1] == "matched"
 
 
 async def test_blocked_user_is_reported_and_can_be_reset(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
@@ -139,13 +139,13 @@ async def test_blocked_user_is_reported_and_can_be_reset(sqlite_api: AdminApi, s
         await change.set_block("bob", Block("abuse"))
     await sqlite_api.follow()
     result = (await sqlite_admin.post("/decisions/check", json=descriptors_body("user", "bob"))).json()
-    assert (result["code"], result["refused"]) == ("over_limit", {"reason": "blocked", "until": None})
+    assert (result["code"], result["rejection"]) == ("over_limit", {"reason": "blocked", "until": None})
     explained = (await sqlite_admin.post("/decisions/explain", json=descriptors_body("user", "bob"))).json()
     (walk,) = explained["descriptors"]
-    assert explained["refused"] == {"reason": "blocked", "until": None}
+    assert explained["rejection"] == {"reason": "blocked", "until": None}
     assert walk["limits"] == [{"requests_per_unit": 5, "unit": "minute"}]
     assert walk["conclusion"].endswith("blocked: nothing passes")
-    assert walk["standing"] == {
+    assert walk["entitlement"] == {
         "limits_of": "user",
         "source": "rule",
         "blocked": True,
@@ -165,11 +165,11 @@ async def test_own_limits_of_a_blocked_caller_are_explained_and_reset(api: Admin
     await admin.put("/users/bob/block", json={"reason": "abuse", "duration": "1h"})
     await api.follow()
     (walk,) = (await admin.post("/decisions/explain", json=descriptors_body("user", "bob"))).json()["descriptors"]
-    assert (walk["limits"], walk["standing"]["source"]) == (own, "custom")
-    assert walk["standing"]["block"] == {"reason": "abuse", "until": "2027-01-15T09:00:00Z"}
+    assert (walk["limits"], walk["entitlement"]["source"]) == (own, "custom")
+    assert walk["entitlement"]["block"] == {"reason": "abuse", "until": "2027-01-15T09:00:00Z"}
     assert [key.rpartition(":")[2] for key in walk["counters"]] == ["3600"]
     forgotten = (await admin.post("/counters/reset", json=descriptors_body("user", "bob"))).json()
-    assert forgotten == {"counters": walk["counters"], "looked_for": 1}
+    assert forgotten == {"counters": walk["counters"], "total": 1}
 
 
 PROVED = """\
@@ -209,12 +209,12 @@ async def test_credential_counts_for_its_user_and_is_never_shown(api: AdminApi, 
 async def test_invalid_credential_is_denied_as_by_the_service(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
     sqlite_api.load(PROVED)
     result = (await sqlite_admin.post("/decisions/check", json=descriptors_body("x-api-key", FORGED))).json()
-    assert (result["code"], result["refused"]) == ("over_limit", {"reason": "unauthorized", "until": None})
+    assert (result["code"], result["rejection"]) == ("over_limit", {"reason": "unauthorized", "until": None})
     for path in ("/counters/peek", "/decisions/explain", "/counters/reset", "/counters/reset?dry_run=true"):
-        refused = await sqlite_admin.post(path, json=descriptors_body("x-api-key", FORGED))
-        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "descriptors[0]"), path
-        assert "the credential is not valid" in refused.json()["detail"]
-        assert FORGED not in refused.text
+        rejected = await sqlite_admin.post(path, json=descriptors_body("x-api-key", FORGED))
+        assert (rejected.status_code, rejected.json()["errors"][0]["field"]) == (422, "descriptors[0]"), path
+        assert "the credential is not valid" in rejected.json()["detail"]
+        assert FORGED not in rejected.text
     assert (await sqlite_admin.get("/audit")).json()["items"] == []
     sqlite_api.load(PROVED.replace("on_invalid: refuse", "on_invalid: ip"))
     looked = (await sqlite_admin.post("/counters/peek", json=descriptors_body("x-api-key", FORGED))).json()
@@ -231,7 +231,7 @@ async def test_blocked_credential_is_reported_as_blocked(sqlite_api: AdminApi, s
     await sqlite_api.follow()
     for path in ("/decisions/check", "/counters/peek", "/decisions/explain"):
         result = (await sqlite_admin.post(path, json=descriptors_body("x-api-key", key))).json()
-        assert result["refused"] == {"reason": "blocked", "until": None}, path
+        assert result["rejection"] == {"reason": "blocked", "until": None}, path
     assert (
         len((await sqlite_admin.post("/counters/reset", json=descriptors_body("x-api-key", key))).json()["counters"])
         == 1
@@ -250,9 +250,9 @@ async def test_simulate_resolves_credentials_by_the_simulated_rules(sqlite_api: 
         result = await sqlite_admin.post("/decisions/simulate", json=body)
         if "documents" in body:
             assert result.json()["results"] == [*["ok"] * 5, "over_limit", "over_limit"]
-            assert result.json()["per_rule"] == [{"rule": "edge.user", "calls": 6, "refused": 1}]
+            assert result.json()["per_rule"] == [{"rule": "edge.user", "calls": 6, "denied": 1}]
         else:  # the active rules have no credentials
-            assert result.json()["per_rule"] == [{"rule": "edge.user", "calls": 1, "refused": 0}]
+            assert result.json()["per_rule"] == [{"rule": "edge.user", "calls": 1, "denied": 0}]
         assert key not in result.text
 
 
@@ -263,13 +263,13 @@ async def test_simulate_uses_a_virtual_clock(sqlite_admin: Client) -> None:
     requests = [at("00:01:00"), *[at("00:00:01")] * 6, at("00:00:02", "bob")]
     result = (await sqlite_admin.post("/decisions/simulate", json={"requests": requests})).json()
     assert result["results"] == ["ok", *["ok"] * 5, "over_limit", "ok"]
-    assert (result["calls"], result["admitted"], result["refused"]) == (8, 7, 1)
-    assert result["per_rule"] == [{"rule": "edge.user", "calls": 8, "refused": 1}]
+    assert (result["calls"], result["admitted"], result["denied"]) == (8, 7, 1)
+    assert result["per_rule"] == [{"rule": "edge.user", "calls": 8, "denied": 1}]
     stricter = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 1}}]"
     tried = (
         await sqlite_admin.post("/decisions/simulate", json={"requests": requests, "documents": [stricter]})
     ).json()
-    assert tried["refused"] == 5
+    assert tried["denied"] == 5
     broken = await sqlite_admin.post(
         "/decisions/simulate", json={"requests": requests, "documents": ["domain: [", stricter]}
     )
@@ -296,7 +296,7 @@ async def test_simulation_does_not_block_the_event_loop(sqlite_admin: Client) ->
     sent = simulated(8000)
     async with longest_wait() as blocked_for:
         result = await sqlite_admin.post("/decisions/simulate", **sent)
-    assert (result.json()["calls"], result.json()["refused"]) == (8000, 7500)
+    assert (result.json()["calls"], result.json()["denied"]) == (8000, 7500)
     assert blocked_for.longest_s < 0.15
 
 

@@ -71,11 +71,11 @@ async def test_cursor_is_valid_only_for_its_list_and_filters(sqlite_admin: Clien
         ("/users", "é"),
         ("/users", ""),
     ):
-        refused = await sqlite_admin.get(f"{path}{'&' if '?' in path else '?'}cursor={wrong}")
-        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "cursor"), (path, wrong)
+        rejected = await sqlite_admin.get(f"{path}{'&' if '?' in path else '?'}cursor={wrong}")
+        assert (rejected.status_code, rejected.json()["errors"][0]["field"]) == (422, "cursor"), (path, wrong)
 
 
 @pytest.mark.parametrize("limit", ["0", "501", "-1", "ten", "1.5", "9" * 400])
 async def test_invalid_page_sizes_are_rejected(sqlite_admin: Client, limit: str) -> None:
-    refused = await sqlite_admin.get("/tiers", params={"limit": limit})
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "limit")
+    rejected = await sqlite_admin.get("/tiers", params={"limit": limit})
+    assert (rejected.status_code, rejected.json()["errors"][0]["field"]) == (422, "limit")

@@ -62,10 +62,10 @@ BODIES: list[tuple[str, str, int, str | None]] = [
 
 async def test_invalid_bodies_are_rejected(sqlite_admin: Client) -> None:
     for path, body, status, field in BODIES:
-        refused = await sqlite_admin.post(path, content=body, headers={"Content-Type": "application/json"})
-        assert refused.status_code == status, (path, body, refused.text)
-        assert refused.headers["content-type"] == "application/problem+json"
-        result = refused.json()
+        rejected = await sqlite_admin.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert rejected.status_code == status, (path, body, rejected.text)
+        assert rejected.headers["content-type"] == "application/problem+json"
+        result = rejected.json()
         assert result["status"] == status
         assert result["type"].startswith("urn:ratelimit-rls:problem:")
         if field is not None:
@@ -82,9 +82,9 @@ async def test_names_in_paths_are_validated_on_write(sqlite_admin: Client) -> No
         ("/tiers/gold%20", {"limits": []}),
     ]
     for path, body in written:
-        refused = await sqlite_admin.put(path, json=body)
-        assert refused.status_code in (400, 422), (path, refused.text)
-        assert "space" in refused.text or "org" in refused.text
+        rejected = await sqlite_admin.put(path, json=body)
+        assert rejected.status_code in (400, 422), (path, rejected.text)
+        assert "space" in rejected.text or "org" in rejected.text
     assert (await sqlite_admin.get("/users/%20alice")).status_code == 404
     assert (await sqlite_admin.get("/audit")).json()["items"] == []
 
@@ -152,15 +152,15 @@ async def test_many_validation_errors_do_not_block_the_event_loop(sqlite_admin: 
     }
     for path, body in bodies.items():
         async with longest_wait() as blocked_for:
-            refused = await sqlite_admin.post(path, json=body)
-        assert (refused.status_code, len(refused.json()["errors"]) <= 100) == (422, True), path
+            rejected = await sqlite_admin.post(path, json=body)
+        assert (rejected.status_code, len(rejected.json()["errors"]) <= 100) == (422, True), path
         assert blocked_for.longest_s < 0.3, path
 
 
 async def test_body_must_have_json_content_type(sqlite_admin: Client) -> None:
     for said in ("text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"):
-        refused = await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": said})
-        assert (refused.status_code, refused.json()["type"][-8:]) == (415, "not-json"), said
+        rejected = await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": said})
+        assert (rejected.status_code, rejected.json()["type"][-8:]) == (415, "not-json"), said
     assert (await sqlite_admin.get("/tiers")).json()["items"] == []
     said = "Application/JSON; charset=utf-8"
     assert (await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": said})).status_code == 201
@@ -191,9 +191,9 @@ async def test_unknown_paths_and_methods_are_rejected(sqlite_admin: Client) -> N
         "/users/alice?colour=1": 422,
         "/audit?subject=%00": 422,
     }.items():
-        refused = await sqlite_admin.get(path)
-        assert refused.status_code == status, (path, refused.text)
-        assert refused.headers["content-type"] == "application/problem+json"
+        rejected = await sqlite_admin.get(path)
+        assert rejected.status_code == status, (path, rejected.text)
+        assert rejected.headers["content-type"] == "application/problem+json"
     wrong_method = await sqlite_admin.request("TRACE", "/rules")
     assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "GET, POST")
     for path, allowed in {"/users/a%2Fb": "DELETE, GET, PUT", "/decisions/check": "POST", "/docs": "GET"}.items():

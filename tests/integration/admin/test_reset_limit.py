@@ -92,7 +92,7 @@ async def test_reset_is_not_done_if_it_cannot_be_audited(sqlite_api: AdminApi, s
         for token in (BOOTSTRAP_TOKEN, await sqlite_api.token("write")):
             assert await caller.reset(token) == (
                 grpc.StatusCode.UNAVAILABLE,
-                "the database is away; nothing was reset",
+                "the database is unavailable; nothing was reset",
             )
     assert await left(sqlite_admin) == 4
 
@@ -104,7 +104,7 @@ async def test_counters_are_reset_only_after_the_audit_entry_is_committed(
     async with listening(sqlite_api, LosesCommits(sqlite_api.backend.database)) as caller:
         assert await caller.reset(BOOTSTRAP_TOKEN) == (
             grpc.StatusCode.UNAVAILABLE,
-            "the database is away; nothing was reset",
+            "the database is unavailable; nothing was reset",
         )
     assert await left(sqlite_admin) == 4
     assert (await sqlite_admin.get("/audit")).json()["items"] == []
@@ -124,7 +124,7 @@ async def test_reset_waits_for_the_database_lock(api: AdminApi, admin: Client, u
         async with other.begin() as connection:
             await other.serialise(connection)
             code, message = await caller.reset(BOOTSTRAP_TOKEN)  # type: ignore[misc]
-        assert (code, message) == (grpc.StatusCode.UNAVAILABLE, "the database is away; nothing was reset")
+        assert (code, message) == (grpc.StatusCode.UNAVAILABLE, "the database is unavailable; nothing was reset")
         assert await left(admin) == 4
         assert await caller.reset(BOOTSTRAP_TOKEN) == 1
     assert len((await admin.get("/audit", params={"kind": "counters"})).json()["items"]) == 1
@@ -155,8 +155,8 @@ async def test_reset_limit_shares_the_rate_limits_of_the_admin_api(sqlite_api: A
         forged, fresh = new_secret("rla").text, await sqlite_api.token("write")
         result = [await caller.reset(forged) for _ in range(FAILED_LOGINS_PER_MINUTE + 1)]
         assert result[0] == (grpc.StatusCode.UNAUTHENTICATED, "unknown token")
-        for refusal in (result[-1], await caller.reset(fresh)):
-            code, message = refusal  # type: ignore[misc]
+        for rejection in (result[-1], await caller.reset(fresh)):
+            code, message = rejection  # type: ignore[misc]
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert message.startswith("too many failed logins from this address; retry in")
         assert await caller.reset(other) == 0

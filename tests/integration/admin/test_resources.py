@@ -45,9 +45,9 @@ async def test_tiers(admin: Client) -> None:
 
 async def test_limits_are_compiled_by_the_rules_compiler(sqlite_admin: Client) -> None:
     bad = [FEW, {"unit": "minute", "requests_per_unit": 1, "burst": 5}]
-    refused = await sqlite_admin.post("/tiers", json={"name": "odd", "limits": bad})
-    assert refused.status_code == 422
-    (error,) = refused.json()["errors"]
+    rejected = await sqlite_admin.post("/tiers", json={"name": "odd", "limits": bad})
+    assert rejected.status_code == 422
+    (error,) = rejected.json()["errors"]
     assert error["field"].startswith("limits[1]")
     assert "burst" in error["message"]
 
@@ -141,15 +141,15 @@ async def test_rules_that_apply_user_limits(api: AdminApi, admin: Client) -> Non
 
 @pytest.mark.slow
 async def test_invalid_user_bodies_are_rejected(sqlite_admin: Client) -> None:
-    refusals = {
+    rejections = {
         "tier": await sqlite_admin.put("/users/a/tier", json={"tier": "none such"}),
         "until": await sqlite_admin.post("/users/a/override", json={"limits": [FEW], "until": "2001-01-01T00:00:00Z"}),
         "body": await sqlite_admin.post("/users/a/override", json={"limits": [FEW]}),
         "duration": await sqlite_admin.put("/users/a/block", json={"duration": "for ever"}),
     }
-    for field, refused in refusals.items():
-        assert refused.status_code == 422, refused.text
-        assert refused.json()["errors"][0]["field"] == field
+    for field, rejected in rejections.items():
+        assert rejected.status_code == 422, rejected.text
+        assert rejected.json()["errors"][0]["field"] == field
     assert (await sqlite_admin.get("/users")).json()["items"] == []
 
 

@@ -63,9 +63,9 @@ async def test_transaction_is_atomic(database: Database) -> None:
     async with database.begin() as connection:
         await connection.execute(text("CREATE TABLE a (b INTEGER)"))
         await connection.execute(text("INSERT INTO a VALUES (1)"))
-    with pytest.raises(DatabaseError, match="rejected the statement") as refused:
+    with pytest.raises(DatabaseError, match="rejected the statement") as raised:
         await _two_then_nonsense(database)
-    assert "SECRET" not in _whole(refused.value)
+    assert "SECRET" not in _whole(raised.value)
     async with database.reading() as connection:
         assert await connection.scalar(text("SELECT count(*) FROM a")) == 1
 
@@ -162,13 +162,13 @@ async def test_unavailable_server_is_reported_without_its_password(
             url.replace("127.0.0.1", "no-such-host.invalid"): (DatabaseUnavailable, "cannot be reached"),
         }
         for bad, (kind, expected_error) in wrong.items():
-            await _refused(Database(bad), kind, expected_error)
+            await _rejected(Database(bad), kind, expected_error)
 
         database = Database(url)
         await database.upgrade()
         for _ in range(2):  # first with lost connections in the pool, then with an empty pool
             server.kill()
-            await _refused(database, DatabaseUnavailable, "PostgreSQL at")
+            await _rejected(database, DatabaseUnavailable, "PostgreSQL at")
             server.start()
             await database.require_current()
         monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.1)
@@ -183,12 +183,12 @@ async def test_unavailable_server_is_reported_without_its_password(
     assert PASSWORD not in caplog.text
 
 
-async def _refused(database: Database, kind: type[DatabaseError], expected_error: str) -> None:
-    with pytest.raises(kind, match=expected_error) as refused:
+async def _rejected(database: Database, kind: type[DatabaseError], expected_error: str) -> None:
+    with pytest.raises(kind, match=expected_error) as raised:
         await database.revision()
-    assert type(refused.value) is kind, refused.value
-    assert PASSWORD not in _whole(refused.value), refused.value
-    assert "\n" not in str(refused.value)
+    assert type(raised.value) is kind, raised.value
+    assert PASSWORD not in _whole(raised.value), raised.value
+    assert "\n" not in str(raised.value)
     await database.close()
 
 

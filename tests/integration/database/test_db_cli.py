@@ -25,7 +25,7 @@ def test_status_and_upgrade_commands(
     assert f": at revision {migrations.latest_revision()}" in capsys.readouterr().out
     assert main(["db", "status", "--format", "json"]) == ExitCode.DONE
     result = capsys.readouterr()
-    assert json.loads(result.out)["standing"] == "current"
+    assert json.loads(result.out)["state"] == "current"
     assert PASSWORD not in result.out + result.err
 
 

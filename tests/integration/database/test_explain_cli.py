@@ -74,34 +74,34 @@ def test_explain_shows_effective_limits_and_counters(explain: Explain) -> None:
     met = "rule edge.user, except for subjects with limits as user"
     assert explain("user=bob")[-4:] == [
         met,
-        "standing tier gold",
+        "entitlement tier gold",
         "limit 100/minute fixed_window, charge admitted",
         "counter rl:{edge/user=bob}:fixed_window:60",
     ]
     assert explain("user=carl")[-4:] == [
         met,
-        "standing custom",
+        "entitlement custom",
         "limit 9/hour gcra, burst 3, charge admitted",
         "counter rl:{edge/user=carl}:gcra:3600",
     ]
     assert explain("user=dora")[-3:] == [
-        "standing override until 2096-10-02 07:06Z",
+        "entitlement override until 2096-10-02 07:06Z",
         "limit 50/second fixed_window, charge admitted",
         "counter rl:{edge/user=dora}:fixed_window:1",
     ]
     assert explain("user=nobody")[-3:] == [
-        "standing rule",
+        "entitlement rule",
         "limit 5/minute fixed_window, charge admitted, name five",
         "counter rl:{edge/user=nobody}:fixed_window:60",
     ]
-    assert "standing" not in "\n".join(explain("path=/a"))
+    assert "entitlement" not in "\n".join(explain("path=/a"))
     assert explain("user=bob", database="")[-2] == "limit 5/minute fixed_window, charge admitted, name five"
 
 
 def test_explain_shows_a_block(explain: Explain) -> None:
     assert explain("user=alice")[-3:] == [
         "rule edge.user, except for subjects with limits as user",
-        r"standing block until 2096-10-02 07:06Z: sp\x1bam",
+        r"entitlement block until 2096-10-02 07:06Z: sp\x1bam",
         "blocked: nothing passes, and nothing is counted",
     ]
     first, second = "\n".join(explain("path=/a", "user=alice")).split("\n\n")
@@ -111,7 +111,7 @@ def test_explain_shows_a_block(explain: Explain) -> None:
     ]
     assert second.splitlines()[-1] == "blocked: nothing passes, and nothing is counted"
     assert explain("api_key=k1")[-2:] == [
-        "standing block: the key was revoked",
+        "entitlement block: the key was revoked",
         "blocked: nothing passes, and nothing is counted",
     ]
 
@@ -122,14 +122,14 @@ def test_explain_json_output(explain: Explain) -> None:
         return found
 
     (dora, path) = result("user=dora", "path=/a")
-    assert dora["standing"] == {"source": "override", "until_s": UNTIL_S, "blocked": False, "block": None}
+    assert dora["entitlement"] == {"source": "override", "until_s": UNTIL_S, "blocked": False, "block": None}
     assert (dora["limits"][0]["requests_per_unit"], dora["storage_keys"]) == (
         50,
         ["rl:{edge/user=dora}:fixed_window:1"],
     )
-    assert (path["standing"], path["refused"]) == (None, False)
+    assert (path["entitlement"], path["rejected"]) == (None, False)
     (alice, path) = result("user=alice", "path=/a")
-    assert alice["standing"]["blocked"] is True
-    assert alice["standing"]["block"] == {"reason": "sp\x1bam", "until_s": UNTIL_S}
-    assert (alice["refused"], alice["storage_keys"], alice["replaced"]) == (True, [], [])
-    assert (path["refused"], path["storage_keys"], path["replaced"]) == (True, [], [])
+    assert alice["entitlement"]["blocked"] is True
+    assert alice["entitlement"]["block"] == {"reason": "sp\x1bam", "until_s": UNTIL_S}
+    assert (alice["rejected"], alice["storage_keys"], alice["replaced"]) == (True, [], [])
+    assert (path["rejected"], path["storage_keys"], path["replaced"]) == (True, [], [])

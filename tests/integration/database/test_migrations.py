@@ -87,7 +87,7 @@ async def test_every_revision_is_upgraded_with_its_data(database_url: str, revis
     assert await db.database.revision() == migrations.latest_revision()
     assert await db.ask("tier", "gold") == Tier("gold", LIMITS[:1], version=7)
     assert await db.ask("user", "alice") == User("alice", "gold", version=7)
-    assert (await db.ask("usage_of_users", ["alice"]))["alice"].refused == 3
+    assert (await db.ask("usage_of_users", ["alice"]))["alice"].denied == 3
     async with db.database.reading() as connection:
         assert await connection.scalar(text("SELECT count(*) FROM alembic_version")) == 1
     await db.database.close()
@@ -143,7 +143,7 @@ async def test_names_unfit_for_headers_are_replaced_without_loss(database_url: s
     assert await db.ask("user", "alice") == User("alice", "gold", org="acme", version=7)
     renamed = User("%20alice~2", "%20gold", LIMITS[:1], org="%20acme", version=7)
     assert await db.ask("user", "%20alice~2") == renamed
-    assert (await db.ask("usage_of_users", ["%20alice~2"]))["%20alice~2"].refused == 3
+    assert (await db.ask("usage_of_users", ["%20alice~2"]))["%20alice~2"].denied == 3
     assert (await db.ask("user", "%20alice")).tier == ""
     assert (await db.ask("user", "bob%C2%A0")).version == 7
     assert await db.ask("tier", "%20gold") == Tier("%20gold", LIMITS[:1], " gold", version=7)

@@ -346,7 +346,7 @@ async def test_usage_is_counted_by_day_and_month_only(db: AccountDb) -> None:
     await db.repository.touch_keys({"k1": (10, NOW_S), "k0": (1, NOW_S)})
     await db.repository.touch_keys({"k1": (5, NOW_S - 1)})
     alice = (await db.ask("usage_of_users", ["alice", "nobody"]))["alice"]
-    assert (alice.total, alice.today, alice.refused, alice.last_s) == (15, 15, 3, NOW_S)
+    assert (alice.total, alice.today, alice.denied, alice.last_s) == (15, 15, 3, NOW_S)
     key = (await db.ask("usage_of_keys", ["k1"]))["k1"]
     assert (key.total, key.last_s) == (15, NOW_S)
     await db.repository.count_users({"alice": UserUsage(1, 0, NOW_S + day)})
@@ -355,7 +355,7 @@ async def test_usage_is_counted_by_day_and_month_only(db: AccountDb) -> None:
     assert (alice.total, alice.today) == (16, 1)
     db.now_s += month
     alice = (await db.ask("usage_of_users", ["alice"]))["alice"]
-    assert (alice.total, alice.today, alice.refused) == (0, 0, 3)
+    assert (alice.total, alice.today, alice.denied) == (0, 0, 3)
     await db.repository.count_users({})
     assert await db.ask("accounts") == before
 

@@ -165,7 +165,7 @@ def test_import_keeps_overrides_blocks_keys_and_usage(place: Place) -> None:
     assert place.users["alice"] == User("alice", "free", (), override, block, version=4)
     assert [key.key_id for key in place.accounts.keys] == ["abcdefghijkl"]
     use: AccountUsage = place.ask(lambda reader: reader.usage_of_users(["alice"]))["alice"]
-    assert (use.refused, use.last_s) == (2, PAST_S)
+    assert (use.denied, use.last_s) == (2, PAST_S)
 
 
 def test_dry_run_changes_nothing(place: Place) -> None:
@@ -249,7 +249,7 @@ MISTAKES = (
     (json.dumps({"user_id": "a", "org": "o" * 256}), "org has 256 characters"),
     ('{"user_id": "a", "tier": "platinum"}', 'there is no tier "platinum": create it first'),
     ('{"user_id": "a", "block": {}}', 'unknown field "block"; fields are user_id, tier, org, limits'),
-    ('{"user_id": "a", "limits": {}}', "limits: it is a list of limits"),
+    ('{"user_id": "a", "limits": {}}', "limits: must be a list of limits"),
     ('{"user_id": "a", "limits": [{"unit": "hour"}]}', "limits[0]: 'requests_per_unit' is missing"),
     ('{"user_id": "a", "limits": [{"unit": "eon", "requests_per_unit": 1}]}', "limits[0]"),
     ('{"user_id": "first"}', 'user "first" is already defined in {file}:1'),

@@ -123,7 +123,7 @@ async def test_changes_succeed_while_many_denials_are_written(db: AccountDb) -> 
     flood = 20 * ROWS_PER_TRANSACTION
     recorder = UsageRecorder(sample=0, max_waiting=flood)
     usage_writer = UsageWriter(db.database, recorder, server_id="here")
-    call(recorder, "mallory", refused=flood)
+    call(recorder, "mallory", denied=flood)
     writing = asyncio.create_task(usage_writer.work())
     waited_for = []
     while not writing.done():

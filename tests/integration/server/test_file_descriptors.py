@@ -1,4 +1,4 @@
-"""A server with few file descriptors refuses connections beyond them, rather than leave clients waiting."""
+"""A server with few file descriptors rejects connections beyond them, rather than leave clients waiting."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def service(tmp_path: Path) -> Iterator[Poor]:
         yield running
 
 
-def test_clients_beyond_the_descriptors_are_refused(service: Poor) -> None:
+def test_clients_beyond_the_descriptors_are_rejected(service: Poor) -> None:
     assert f"msg=file_descriptor_limit_low limit={LIMIT} " in service.log()
-    refused = 0
+    rejected = 0
     with ExitStack() as stack:
         clients = []
         for _ in range(LIMIT + 50):
@@ -42,7 +42,7 @@ def test_clients_beyond_the_descriptors_are_refused(service: Poor) -> None:
             assert client.recv(9)[3] == wire.SETTINGS, "every client is greeted"
             client.setblocking(False)
             with suppress(BlockingIOError):
-                refused += b"too many connections" in client.recv(1000)
+                rejected += b"too many connections" in client.recv(1000)
         assert service.healthcheck().status == 200
-    assert refused > 50
+    assert rejected > 50
     assert "Too many open files" not in service.log()

@@ -105,9 +105,9 @@ def client_context(authority: Authority, shown: str = "") -> ssl.SSLContext:
 
 def test_json_is_disabled_if_grpc_requires_client_certificates(rules: Path, mutual: dict[str, object]) -> None:
     with ServiceProcess({"RLS_RULES": rules, **mutual}) as service:
-        refused = send(plain(service.http_port), "/json", ASK)
-        assert refused.status == 403
-        assert "RLS_HTTP_JSON=on enables it" in refused.body
+        rejected = send(plain(service.http_port), "/json", ASK)
+        assert rejected.status == 403
+        assert "RLS_HTTP_JSON=on enables it" in rejected.body
         for path in ("/healthcheck", "/livez"):
             assert send(plain(service.http_port), path).status == 200
         assert "/json is off" in service.log()
@@ -139,8 +139,8 @@ def test_every_http_port_supports_tls_with_client_certificates(
         for path, port in ports.items():
             body = ASK if path == "/json" else None
             assert send(TlsConnection(port, envoy), path, body).status == 200, path
-            refused = send(TlsConnection(port, nobody), path, body)
-            assert (refused.status, refused.body) == (403, "this needs a client certificate\n"), path
+            rejected = send(TlsConnection(port, nobody), path, body)
+            assert (rejected.status, rejected.body) == (403, "this needs a client certificate\n"), path
             for context in (stranger, client_context(authority, "other.test")):
                 with pytest.raises((OSError, http.client.HTTPException)):
                     send(TlsConnection(port, context), path, body)

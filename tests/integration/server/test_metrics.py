@@ -125,7 +125,7 @@ def test_metrics_have_declared_types_and_include_compatible_names(tmp_path: Path
         times = "ratelimit_service_response_time_seconds_count"
         assert value(families, times, grpc_method="ShouldRateLimit") == 9
         status = "rpc_server_call_duration_seconds_count"
-        assert value(families, status, rpc_status_code="INVALID_ARGUMENT") == 1
+        assert value(families, status, rpc_response_status_code="INVALID_ARGUMENT") == 1
         assert value(families, "ratelimit_store_duration_seconds_count", ratelimit_store="embedded") >= 1
         assert value(families, "ratelimit_store_available") == 1
         assert value(families, "ratelimit_rules_in_force") == 2

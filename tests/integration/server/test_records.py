@@ -192,9 +192,9 @@ def test_stored_rule_takes_effect_and_invalid_rule_changes_nothing(installation:
 
     bad = (STORED % 32).replace("year", "eon")
     for method, path in (("POST", "/rules"), ("PUT", f"/rules/{rule_id}")):
-        refused = admin.send(method, path, {"name": "bad", "document": bad})
-        assert refused.status == 422
-        error = refused.body["errors"][0]
+        rejected = admin.send(method, path, {"name": "bad", "document": bad})
+        assert rejected.status == 422
+        error = rejected.body["errors"][0]
         assert (error["line"], error["column"]) == (2, bad.splitlines()[1].index("eon") + 1)
         assert "invalid rate limit unit 'eon'" in str(error)
     assert state() == before

@@ -21,9 +21,9 @@ TIGHTER = UNRESTRICTIVE_RULES.replace("4000000000", "3999999999")
 
 
 def failure(service: ServiceProcess) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as refused:
+    with pytest.raises(grpc.RpcError) as raised:
         ask(service.grpc_address, REQUEST)
-    return refused.value.code(), refused.value.details() or ""
+    return raised.value.code(), raised.value.details() or ""
 
 
 def replace(path: Path, text: str) -> None:
@@ -42,15 +42,15 @@ def test_invalid_update_under_load_fails_no_call_and_is_visible(rules: Path) -> 
         service.wait_until(lambda: service.stat("ratelimit.service.config_load_error") == 1, "counts a bad update")
         load.wait_for_more(50)
         assert f"{rules}:2:" in service.log()
-        refused = service.debug("/rlconfig")
+        rejected = service.debug("/rlconfig")
         assert (
-            refused.body
+            rejected.body
             == before.body
             == "roomy.all: unit=YEAR requests_per_unit=4000000000, " + ("shadow_mode: false, quota_mode: false\n")
         )
-        assert refused.headers["x-ratelimit-rules-digest"] == before.headers["x-ratelimit-rules-digest"]
-        assert refused.headers["x-ratelimit-rules-failures"] == "1"
-        assert "invalid rate limit unit 'eon'" in refused.headers["x-ratelimit-rules-last-error"]
+        assert rejected.headers["x-ratelimit-rules-digest"] == before.headers["x-ratelimit-rules-digest"]
+        assert rejected.headers["x-ratelimit-rules-failures"] == "1"
+        assert "invalid rate limit unit 'eon'" in rejected.headers["x-ratelimit-rules-last-error"]
         health = service.healthcheck()
         assert (health.status, health.body) == (200, "OK")
         assert "config: 1 update(s) rejected: " in health.headers["x-ratelimit-detail"]

@@ -117,4 +117,4 @@ def test_without_waiting_on_store_failure_decides_until_connected(tmp_path: Path
             time.sleep(1.1)  # after this pause the window is over
             assert told(service, "lax") == (Code.OK, 999)
             service.wait_for_log("store_fallback_ended")
-        assert service.stat("ratelimit.store_failure.allow") == 1
+        assert service.stat("ratelimit.fallback.decisions.allow") == 1

@@ -53,10 +53,10 @@ def test_ports_open_after_first_xds_rules_and_service_works() -> None:
         nack = server.answer_to(server.send("2", BAD))
         assert nack.error_detail is not None
         assert "invalid rate limit unit 'UNKNOWN'" in nack.error_detail.message
-        refused = service.debug("/rlconfig")
-        assert "unit=DAY" in refused.body
-        assert refused.headers["x-ratelimit-rules-failures"] == "1"
-        assert "(in roomy.all)" in refused.headers["x-ratelimit-rules-last-error"]
+        rejected = service.debug("/rlconfig")
+        assert "unit=DAY" in rejected.body
+        assert rejected.headers["x-ratelimit-rules-failures"] == "1"
+        assert "(in roomy.all)" in rejected.headers["x-ratelimit-rules-last-error"]
         assert "config: 1 update(s) rejected: n:2:" in service.healthcheck().headers["x-ratelimit-detail"]
         assert service.stat("ratelimit.service.config_load_error") == 1
         service.signal(SIGHUP)
@@ -81,9 +81,9 @@ def test_rejected_first_xds_rules_end_the_wait() -> None:
     with AdsServer() as server, StartingService(environment(server)) as service:
         server.answer_to(server.send("1", BAD))
         service.wait_until_serving()
-        with pytest.raises(grpc.RpcError) as refused:
+        with pytest.raises(grpc.RpcError) as raised:
             ask(service.grpc_address, REQUEST)
-        assert refused.value.details() == "no rate limit configuration loaded"
+        assert raised.value.details() == "no rate limit configuration loaded"
         assert service.stop() == 0
 
 

@@ -98,16 +98,16 @@ async def test_a_denial_on_one_of_three_nodes_leaves_all_counters_unchanged(
     async with connected(cluster) as store:
         await spend(store, *[call(*limits)] * 2)
         before = [await left(store, one) for one in limits]
-        (refused,) = await spend(store, call(*limits))
+        (denied,) = await spend(store, call(*limits))
         after = [await left(store, one) for one in limits]
 
-    print(f"{algorithm.value}: left {before} before the refused call, {after} after it")
-    assert refused.denied
+    print(f"{algorithm.value}: left {before} before the denied call, {after} after it")
+    assert denied.denied
     assert before == [8, 8, 0]
     # A bucket may have gained a token meanwhile, but never has one less.
     assert all(now >= then for then, now in zip(before, after, strict=True))
     assert all(now <= then + 1 for then, now in zip(before, after, strict=True))
-    assert [reading.left for reading in refused.readings][:2] == before[:2]
+    assert [reading.left for reading in denied.readings][:2] == before[:2]
 
 
 async def test_concurrent_calls_use_a_limit_exactly(cluster: RedisCluster) -> None:

@@ -47,9 +47,9 @@ async def who_am_i(address: RedisAddress) -> str:
 
 
 async def connect_error(address: RedisAddress, timeout_s: float = PATIENCE_S) -> str:
-    with pytest.raises(StoreUnavailable) as refused:
+    with pytest.raises(StoreUnavailable) as raised:
         await connect(address, timeout_s)
-    return str(refused.value)
+    return str(raised.value)
 
 
 def at(server: RedisServer, **more: Any) -> RedisAddress:
@@ -135,12 +135,12 @@ async def test_an_error_that_repeats_the_password_is_redacted() -> None:
 
 
 async def test_any_error_that_contains_the_password_is_redacted() -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def deny(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
         writer.write(b"-ERR nobody has the password hush here\r\n")
         writer.close()
 
-    listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    listener = await asyncio.start_server(deny, "127.0.0.1", 0)
     address = RedisAddress("127.0.0.1", listener.sockets[0].getsockname()[1], password=SecretStr("hush"))
     message = await connect_error(address)
     listener.close()

@@ -40,16 +40,16 @@ class Replica:
         assert isinstance(answer, StoreResult), answer
         return answer
 
-    async def refused(self, plan: Plan) -> StoreResult:
+    async def denied(self, plan: Plan) -> StoreResult:
         """Call until the denial is cached, and return it."""
         for _ in range(100):
             answer = await self.ask(plan)
             if answer.remembered:
                 return answer
-        raise AssertionError("no refusal was remembered")
+        raise AssertionError("no denial was remembered")
 
     def gauge(self, name: str) -> int:
-        return dict(self.denials.gauges())[f"ratelimit.denials.{name}"]
+        return dict(self.denials.gauges())[f"ratelimit.denial_cache.{name}"]
 
 
 @asynccontextmanager
@@ -111,7 +111,7 @@ async def hammer(one: Replica, plan: Plan, *servers: RedisServer) -> None:
         calls, asked = calls + answer.remembered, int(not answer.remembered)
     assert not asked or time.monotonic() >= safe_s, answer  # the machine may have been busy before the request
     assert script_runs(*servers) == before + asked
-    report(f"{calls:,} refused calls in {holds_s:.3f} s: no call of Redis")
+    report(f"{calls:,} denied calls in {holds_s:.3f} s: no call of Redis")
     if answer.denied:
         await asyncio.sleep(answer.readings[0].retry_us / 1e6)
         answer = await one.ask(plan)
@@ -145,13 +145,13 @@ async def test_a_refund_by_another_process_ends_the_denial_everywhere(redis_serv
         replica(single(redis_server)) as two,
         replica(single(redis_server)) as third,
     ):
-        await one.refused(plan)
-        await two.refused(plan)
+        await one.denied(plan)
+        await two.denied(plan)
         if how == "reset":
             assert await third.store.forget([plan.keys[0]]) == [plan.keys[0]]
         else:
             await third.ask(call(long_step(limit=1, cost=-1)))
-        took_s = await until(lambda: one.gauge("remembered") == two.gauge("remembered") == 0)
+        took_s = await until(lambda: one.gauge("entries") == two.gauge("entries") == 0)
         report(f"a {how} elsewhere was heard of within {took_s * 1000:.1f} ms of its answer")
         assert not (await one.ask(plan)).denied
         assert not (await two.ask(plan)).remembered  # another client has used it again
@@ -160,10 +160,10 @@ async def test_a_refund_by_another_process_ends_the_denial_everywhere(redis_serv
 async def test_a_process_without_a_subscription_caches_nothing(redis_server: RedisServer) -> None:
     plan = call(long_step(limit=1))
     async with replica(single(redis_server)) as one:
-        await one.refused(plan)
+        await one.denied(plan)
         redis_server.cli("CLIENT", "KILL", "TYPE", "pubsub")
-        await until(lambda: one.gauge("remembered") == 0)
-        assert one.gauge("forgotten") == 1
+        await until(lambda: one.gauge("entries") == 0)
+        assert one.gauge("invalidations") == 1
         await until(lambda: one.listener.connected)
         assert not (await one.ask(plan)).remembered
         assert (await one.ask(plan)).remembered
@@ -172,25 +172,25 @@ async def test_a_process_without_a_subscription_caches_nothing(redis_server: Red
 async def test_nothing_is_cached_while_the_subscription_is_lost(any_redis: RedisServer) -> None:
     plan = call(long_step(limit=1))
     async with replica(single(any_redis)) as one:
-        await one.refused(plan)
+        await one.denied(plan)
         try:
             any_redis.cli("ACL", "SETUSER", "default", "resetchannels")
             any_redis.cli("CLIENT", "KILL", "TYPE", "pubsub")
-            await until(lambda: not one.listener.connected and one.gauge("remembered") == 0)
+            await until(lambda: not one.listener.connected and one.gauge("entries") == 0)
             for _ in range(20):
                 assert not (await one.ask(plan)).remembered
         finally:
             any_redis.cli("ACL", "SETUSER", "default", "allchannels")
         await until(lambda: one.listener.connected)
-        await one.refused(plan)
+        await one.denied(plan)
 
 
 async def test_nothing_is_cached_after_the_listener_is_closed(any_redis: RedisServer) -> None:
     plan = call(long_step(limit=1))
     async with replica(single(any_redis)) as one:
-        await one.refused(plan)
+        await one.denied(plan)
         await one.listener.close()
-        assert one.gauge("remembered") == 0
+        assert one.gauge("entries") == 0
         for _ in range(2):
             assert not (await one.ask(plan)).remembered
 
@@ -199,25 +199,25 @@ async def test_a_dead_subscription_is_detected(any_redis: RedisServer, monkeypat
     monkeypatch.setattr(listener_module, "PING_INTERVAL_S", 0.02)
     plan = call(long_step(limit=1))
     async with replica(single(any_redis), timeout_s=0.1) as one:
-        await one.refused(plan)
+        await one.denied(plan)
         await asyncio.sleep(0.06)  # pings are answered meanwhile
         assert (await one.ask(plan)).remembered
         any_redis.pause()
-        await until(lambda: one.gauge("remembered") == 0)
+        await until(lambda: one.gauge("entries") == 0)
         any_redis.resume()
         await until(lambda: one.listener.connected and one.store.connected)
-        await one.refused(plan)
+        await one.denied(plan)
 
 
 async def test_all_denials_are_dropped_when_the_store_loses_its_connection(any_redis: RedisServer) -> None:
     """The next server may be another one, whose messages a subscriber of the old one would not receive."""
     plan = call(long_step(limit=1))
     async with replica(single(any_redis)) as one:
-        await one.refused(plan)
+        await one.denied(plan)
         any_redis.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        await until(lambda: one.gauge("remembered") == 0)
+        await until(lambda: one.gauge("entries") == 0)
         await until(lambda: one.listener.connected and one.store.connected)
-        await one.refused(plan)
+        await one.denied(plan)
 
 
 @pytest.mark.parametrize("may_not", ["resetchannels", "-publish"])
@@ -246,14 +246,14 @@ async def test_a_user_without_channel_permissions_caches_nothing(any_redis: Redi
 async def test_messages_of_other_prefixes_and_odd_messages_are_ignored(any_redis: RedisServer) -> None:
     plan = call(long_step(limit=1))
     async with replica(single(any_redis)) as one:
-        await one.refused(plan)
+        await one.denied(plan)
         for channel, message in [("rl:freed", plan.keys[0]), ("edge:rl:freed", b""), ("edge:rl:freed", b"\n\xff\n")]:
             any_redis.cli("PUBLISH", channel, message)
         any_redis.cli("PUBLISH", "edge:rl:freed", b"last")
         await asyncio.sleep(0.01)
         assert (await one.ask(plan)).remembered
         any_redis.cli("PUBLISH", "edge:rl:freed", b"another\n" + plan.keys[0])
-        await until(lambda: one.gauge("remembered") == 0)
+        await until(lambda: one.gauge("entries") == 0)
 
 
 def on_each_node(cluster: RedisCluster, limits: list[int]) -> list[KeyedOp]:
@@ -274,15 +274,15 @@ async def test_denials_on_a_cluster() -> None:
         asked = on_each_node(cluster, [9, 9, 1])
         plan = call(*asked)
         async with replica(servers) as one, replica(servers) as two:
-            await one.refused(plan)
-            await two.refused(plan)
+            await one.denied(plan)
+            await two.denied(plan)
             await asyncio.sleep(0.2)  # all refunds have happened
             before = script_runs(*cluster.nodes)
             for _ in range(1000):
                 assert (await one.ask(plan)).remembered
             assert script_runs(*cluster.nodes) == before
             await two.store.forget([asked[2].key])
-            took_s = await until(lambda: one.gauge("remembered") == two.gauge("remembered") == 0)
+            took_s = await until(lambda: one.gauge("entries") == two.gauge("entries") == 0)
             report(f"cluster: heard of within {took_s * 1000:.1f} ms")
             assert not (await one.ask(plan)).denied
 
@@ -301,11 +301,11 @@ async def test_invalidations_of_the_new_master_arrive_after_a_failover() -> None
         )
         plan = call(long_step(limit=1))
         async with replica(servers) as one, replica(servers) as two:
-            await one.refused(plan)
+            await one.denied(plan)
             gone = sentinels.kill_master()
-            await until(lambda: one.gauge("remembered") == 0)
+            await until(lambda: one.gauge("entries") == 0)
             await asyncio.to_thread(sentinels.wait_for_another, gone)
             await until(lambda: all(each.store.connected and each.listener.connected for each in (one, two)), 20)
-            await one.refused(plan)
+            await one.denied(plan)
             await two.store.forget([plan.keys[0]])
-            await until(lambda: one.gauge("remembered") == 0)
+            await until(lambda: one.gauge("entries") == 0)

@@ -64,7 +64,7 @@ class Replica:
 
     @property
     def available(self) -> int:
-        return dict(self.leases.gauges())["ratelimit.leases.hits_in_hand"]
+        return dict(self.leases.gauges())["ratelimit.leases.available_hits"]
 
 
 @asynccontextmanager
@@ -161,13 +161,13 @@ async def test_the_remainder_of_a_call_goes_to_its_cluster_node() -> None:
     with RedisCluster() as cluster:
         addresses = tuple(RedisAddress("127.0.0.1", node.port) for node in cluster.nodes)
         async with replica(RedisServers("cluster", addresses)) as one:
-            admitted = refused = 0
+            admitted = denied = 0
             for _ in range(100):
                 answers = await one.ask(both, 3)
                 admitted += sum(not answer.denied for answer in answers)
-                refused += sum(answer.denied for answer in answers)
+                denied += sum(answer.denied for answer in answers)
                 await asyncio.sleep(0.001)
-            assert (admitted, refused) == (100, 200)
+            assert (admitted, denied) == (100, 200)
             async with asyncio.timeout(SOON_S):
                 while await one.left(both) != [9_900, 0]:
                     await asyncio.sleep(0.01)

@@ -29,25 +29,25 @@ async def test_a_server_that_rejects_everything_causes_few_connections_and_log_l
         await node.connection.start()
         run = [RedisStore.prepare(None, call(step("k", 10**6)))]  # type: ignore[arg-type]
         before = int(any_redis.cli("INFO", "stats")["total_connections_received"])
-        refused = 0
+        denied = 0
         any_redis.cli("CONFIG", "SET", "maxmemory", "1")
         try:
             ends_s = monotonic() + 3
             while monotonic() < ends_s:
-                refused += await _refuses(node, run)
+                denied += await _denies(node, run)
                 await asyncio.sleep(0.002)
         finally:
             any_redis.cli("CONFIG", "SET", "maxmemory", "0")
         connections = int(any_redis.cli("INFO", "stats")["total_connections_received"]) - before
         back_s = monotonic()
-        while await _refuses(node, run):
+        while await _denies(node, run):
             await asyncio.sleep(0.002)
         back_s = monotonic() - back_s
         await asyncio.sleep(MIN_STABLE_S + 0.2)
         await node.close()
 
     events = [(line["event"], line["log_level"]) for line in lines if line["log_level"] != "debug"]
-    print(f"{refused} calls denied in 3 s, {connections} connections, events {events}; back {back_s:.2f} s after it")
+    print(f"{denied} calls denied in 3 s, {connections} connections, events {events}; back {back_s:.2f} s after it")
     assert connections <= 15
     assert events == [
         ("redis_rejects_commands", "warning"),
@@ -57,7 +57,7 @@ async def test_a_server_that_rejects_everything_causes_few_connections_and_log_l
     assert back_s <= 2 * MAX_PAUSE_S
 
 
-async def _refuses(node: ScriptNode, run: list) -> bool:  # type: ignore[type-arg]
+async def _denies(node: ScriptNode, run: list) -> bool:  # type: ignore[type-arg]
     try:
         (reply,) = await node.run_script([run])
     except StoreUnavailable:

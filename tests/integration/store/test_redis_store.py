@@ -74,12 +74,12 @@ async def test_the_store_authenticates_with_a_password_and_as_an_acl_user() -> N
 
 
 async def test_a_wrong_password_is_reported_without_showing_it() -> None:
-    with RedisServer(password="s3cret") as server, pytest.raises(StoreUnavailable) as refused:
+    with RedisServer(password="s3cret") as server, pytest.raises(StoreUnavailable) as raised:
         await new_store(at(server, password=SecretStr("guess"))).start()
 
-    assert "password" in str(refused.value).lower() or "auth" in str(refused.value).lower()
-    assert "guess" not in str(refused.value)
-    assert "s3cret" not in str(refused.value)
+    assert "password" in str(raised.value).lower() or "auth" in str(raised.value).lower()
+    assert "guess" not in str(raised.value)
+    assert "s3cret" not in str(raised.value)
 
 
 async def test_counters_are_in_the_configured_database(any_redis: RedisServer) -> None:
@@ -436,8 +436,8 @@ async def test_three_errors_in_a_row_drop_the_connection(
     async with connected(at(any_redis)) as store:
         any_redis.cli("CONFIG", "SET", "maxmemory", "1")
         try:
-            for refusals in range(3):
-                assert store.connected, f"given up after {refusals} refusals"
+            for denials in range(3):
+                assert store.connected, f"given up after {denials} denials"
                 (results,) = await spend(store, call(long_step("k")))
                 assert "OOM" in str(results)
             await until(lambda: not store.connected)

@@ -45,12 +45,12 @@ BUCKET = {"algorithm": Algorithm.TOKEN_BUCKET}
 @pytest.mark.parametrize(
     ("before", "plan"),
     [
-        pytest.param([call(main(cost=5))], call(main(cost=-3), second(0)), id="refund, refused elsewhere"),
+        pytest.param([call(main(cost=5))], call(main(cost=-3), second(0)), id="refund, denied elsewhere"),
         pytest.param([call(main(cost=5))], call(main(cost=-3), second()), id="refund, admitted"),
         pytest.param(
             [call(main(cost=5), second(cost=5))],
             call(main(cost=-3), step("other", 0), second(cost=-2)),
-            id="refunds on both, refused on one",
+            id="refunds on both, denied on one",
         ),
         pytest.param(
             [call(main(cost=5))],
@@ -67,7 +67,7 @@ BUCKET = {"algorithm": Algorithm.TOKEN_BUCKET}
         pytest.param(
             [],
             call(main(2, cost=3, max_delay_us=60_000_000, **BUCKET), second(0), step("other", 5, cost=-1)),
-            id="a slot to wait for, refused elsewhere",
+            id="a slot to wait for, denied elsewhere",
         ),
         pytest.param(
             [call(main(1, quota=True), second(1, quota=True))],
@@ -80,7 +80,7 @@ BUCKET = {"algorithm": Algorithm.TOKEN_BUCKET}
             id="a quota that passes elsewhere",
         ),
         pytest.param([], call(main(), second(0, shadow=True)), id="shadow elsewhere"),
-        pytest.param([], call(main(), second(0)), id="refused elsewhere"),
+        pytest.param([], call(main(), second(0)), id="denied elsewhere"),
         pytest.param([], call(main(0), second(**ALWAYS)), id="always elsewhere"),
     ],
 )

@@ -194,9 +194,9 @@ class Client:
 
     async def failure(self, message: bytes) -> tuple[grpc.StatusCode, str]:
         """Return the status and details of a rejected message."""
-        with pytest.raises(aio.AioRpcError) as refusal:
+        with pytest.raises(aio.AioRpcError) as raised:
             await self.raw(message, timeout=10)
-        return refusal.value.code(), refusal.value.details() or ""
+        return raised.value.code(), raised.value.details() or ""
 
 
 def message(*descriptors: dict[str, str], domain: str = "edge", hits: int = 0) -> bytes:

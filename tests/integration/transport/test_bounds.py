@@ -308,18 +308,18 @@ async def test_unknown_services_are_rejected_and_proxied_calls_budgeted(
 ) -> None:
     monkeypatch.setattr(call_proxy, "MAX_PROXIED_CALLS_PER_SECOND_OF_PEER", 5)
     async with aio.insecure_channel(await service.listen()) as channel:
-        with pytest.raises(aio.AioRpcError) as refusal:
+        with pytest.raises(aio.AioRpcError) as raised:
             await channel.unary_unary("/another.Service/Method")(b"", timeout=10)  # type: ignore[arg-type]
-        assert refusal.value.code() is UNIMPLEMENTED
-        with pytest.raises(aio.AioRpcError) as refusal:
+        assert raised.value.code() is UNIMPLEMENTED
+        with pytest.raises(aio.AioRpcError) as raised:
             await channel.unary_unary("/grpc.health.v1.Health/Method")(b"", timeout=10)  # type: ignore[arg-type]
-        assert refusal.value.code() is UNIMPLEMENTED
+        assert raised.value.code() is UNIMPLEMENTED
         watch: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(WATCH)
         answers = [await asyncio.gather(first_status(watch), return_exceptions=True) for _ in range(20)]
-        refused = [one for (one,) in answers if isinstance(one, aio.AioRpcError)]
+        rejected = [one for (one,) in answers if isinstance(one, aio.AioRpcError)]
         assert answers[0] == [SERVING]
-        assert {one.code() for one in refused} == {EXHAUSTED}
-    assert service.abuse.count(Abuse.PROXIED_CALL_BUDGET) == len(refused) >= 5
+        assert {one.code() for one in rejected} == {EXHAUSTED}
+    assert service.abuse.count(Abuse.PROXIED_CALL_BUDGET) == len(rejected) >= 5
 
 
 async def first_status(watch: aio.UnaryStreamMultiCallable[bytes, bytes]) -> bytes:
@@ -362,19 +362,19 @@ async def test_internal_server_accepts_all_metadata_that_we_accept(service: Serv
 async def test_health_watches_are_limited_per_connection_and_peer_but_not_checks(service: Service) -> None:
     address = await service.listen()
     of_connection, of_peer = call_proxy.MAX_PROXIED_CALLS_OF_CONNECTION, call_proxy.MAX_PROXIED_CALLS_OF_PEER
-    refused = 0
+    rejected = 0
     async with AsyncExitStack() as stack:
         for _ in range(of_peer // of_connection):
             client = await stack.enter_async_context(raw(address))
             client.write(watches(of_connection + 3))
             await client.settled()
-            refused += 3
-            assert service.abuse.count(Abuse.PROXIED_CALL_BUDGET) == refused
+            rejected += 3
+            assert service.abuse.count(Abuse.PROXIED_CALL_BUDGET) == rejected
         last = await stack.enter_async_context(raw(address))
         last.write(watches(of_connection))
         await last.settled()
-        refused += of_connection - of_peer % of_connection
-        assert service.abuse.count(Abuse.PROXIED_CALL_BUDGET) == refused
+        rejected += of_connection - of_peer % of_connection
+        assert service.abuse.count(Abuse.PROXIED_CALL_BUDGET) == rejected
         assert await check_health(address) == SERVING
         last.write(frame(HEADERS, END_HEADERS, 1001, block(HEALTH_CHECK)))
         last.write(frame(DATA, END_STREAM, 1001, pack(">BI", 0, 0)))
@@ -414,9 +414,9 @@ async def test_compressed_messages_of_proxied_calls_are_rejected(service: Servic
     address = await service.listen()
     async with aio.insecure_channel(address, compression=grpc.Compression.Gzip) as channel:
         call = channel.unary_stream(path)(bytes(60_000), timeout=10)  # type: ignore[arg-type, var-annotated]
-        with pytest.raises(aio.AioRpcError) as refusal:
+        with pytest.raises(aio.AioRpcError) as raised:
             await call.read()
-        assert (refusal.value.code(), "identity" in (refusal.value.details() or "")) == (UNIMPLEMENTED, True)
+        assert (raised.value.code(), "identity" in (raised.value.details() or "")) == (UNIMPLEMENTED, True)
         assert service.abuse.count(Abuse.COMPRESSED_MESSAGE) == 1
 
 

@@ -45,9 +45,9 @@ async def test_not_serving_before_everything_is_up(service: Service) -> None:
 
 
 async def test_an_unknown_service_is_not_found(client: Client) -> None:
-    with pytest.raises(aio.AioRpcError) as refusal:
+    with pytest.raises(aio.AioRpcError) as raised:
         await status(client, "envoy")
-    assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_watch_reports_every_change(client: Client, service: Service) -> None:
@@ -96,9 +96,9 @@ async def test_messages_that_are_no_protobuf_do_not_fill_the_log(
 
 
 async def test_an_unknown_method_is_unimplemented(client: Client) -> None:
-    with pytest.raises(aio.AioRpcError) as refusal:
+    with pytest.raises(aio.AioRpcError) as raised:
         await client.channel.unary_unary("/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit")(b"")  # type: ignore[arg-type]
-    assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_watch_does_not_delay_shutdown(client: Client, service: Service) -> None:

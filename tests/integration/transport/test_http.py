@@ -157,10 +157,10 @@ async def test_livez_does_not_depend_on_components(http: Port, service: Service)
 async def test_healthcheck_is_ok_or_describes_the_problem(http: Port, service: Service) -> None:
     reply = await http.get("/healthcheck")
     assert (reply.status, reply.body) == (200, "OK")
-    service.health.set("config", True, "the last update was refused:\n  a.yaml:1:1: nö")
+    service.health.set("config", True, "the last update was rejected:\n  a.yaml:1:1: nö")
     reply = await http.get("/healthcheck")
     assert (reply.status, reply.body) == (200, "OK")
-    assert reply.headers["x-ratelimit-detail"] == "config: the last update was refused: a.yaml:1:1: n?"
+    assert reply.headers["x-ratelimit-detail"] == "config: the last update was rejected: a.yaml:1:1: n?"
     service.health.set("redis", False, "connection refused")
     reply = await http.get("/healthcheck")
     assert reply.status == 500

@@ -328,10 +328,10 @@ async def test_connections_of_one_peer_are_limited(port: Port) -> None:
     kept = [await connect() for _ in range(2)]
     for client in kept:
         await port.start_slow_call(client)
-    refused = await (await connect()).rest()
-    assert refused.startswith("HTTP/1.1 503 Service Unavailable\r\n")
-    assert "Connection: close" in refused
-    assert refused.endswith("this port has too many connections; try again later\n")
+    rejected = await (await connect()).rest()
+    assert rejected.startswith("HTTP/1.1 503 Service Unavailable\r\n")
+    assert "Connection: close" in rejected
+    assert rejected.endswith("this port has too many connections; try again later\n")
     assert port.abuse.count(Abuse.TOO_MANY_CONNECTIONS_OF_PEER) == 1
     other = await connect("127.0.0.2")
     other.send(GET)

@@ -72,6 +72,6 @@ async def test_only_should_rate_limit_counts_in_reference_metrics(halves: Halves
 
 async def test_malformed_request_is_invalid(client: Client) -> None:
     for method in (KUADRANT_CHECK, KUADRANT_REPORT):
-        with pytest.raises(aio.AioRpcError) as refusal:
+        with pytest.raises(aio.AioRpcError) as raised:
             await client.channel.unary_unary(method)(b"\xff" * 10, timeout=10)  # type: ignore[arg-type]
-        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

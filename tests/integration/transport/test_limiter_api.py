@@ -116,9 +116,9 @@ async def test_three_apis_share_one_counter(limiter: AsyncRateLimiterClient, add
             assert (await rls.ask({"user": "ann"})).statuses[0].limit_remaining == left - 1
             assert CheckResponse.FromString(await authz(check.SerializeToString(), timeout=10)).status.code == 0
         assert (await rls.ask({"user": "ann"})).overall_code == 2
-        refused = await limiter.check("ann")
-    assert (refused.allowed, refused.reason, refused.http_status) == (False, "over_limit", 429)
-    assert refused.reset_at - time() == pytest.approx(refused.retry_after, abs=2)
+        denied = await limiter.check("ann")
+    assert (denied.allowed, denied.reason, denied.http_status) == (False, "over_limit", 429)
+    assert denied.reset_at - time() == pytest.approx(denied.retry_after, abs=2)
 
 
 async def test_sync_and_async_clients_get_the_same_result(limiter: AsyncRateLimiterClient, address: str) -> None:
@@ -148,9 +148,9 @@ async def test_retry_with_an_idempotency_key_is_counted_once(limiter: AsyncRateL
     answers = [await limiter.check("ann", idempotency_key="a-uuid") for _ in range(3)]
     assert [answer.remaining for answer in answers] == [5, 5, 5]
     assert (await limiter.check("ann")).remaining == 4
-    with pytest.raises(RateLimiterError) as refusal:
+    with pytest.raises(RateLimiterError) as raised:
         await limiter.check("ann", idempotency_key="x" * 257)
-    assert refusal.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_reset_affects_one_caller_only(limiter: AsyncRateLimiterClient, administrators: Administrators) -> None:
@@ -172,19 +172,19 @@ async def test_reset_affects_one_caller_only(limiter: AsyncRateLimiterClient, ad
 
 
 async def test_reset_needs_the_write_role(address: str, administrators: Administrators) -> None:
-    refusals = {
+    denials = {
         "": grpc.StatusCode.UNAUTHENTICATED,
         "rla_nobody": grpc.StatusCode.UNAUTHENTICATED,
         WRITE + "x" * 512: grpc.StatusCode.UNAUTHENTICATED,
         READ: grpc.StatusCode.PERMISSION_DENIED,
     }
-    for token, code in refusals.items():
+    for token, code in denials.items():
         async with AsyncRateLimiterClient(address, timeout_s=10, token=token) as client:
             await client.check("ann", cost=6)
-            with pytest.raises(RateLimiterError) as refusal:
+            with pytest.raises(RateLimiterError) as raised:
                 await client.reset("ann")
-            assert refusal.value.code is code
-            assert not token or token not in refusal.value.details
+            assert raised.value.code is code
+            assert not token or token not in raised.value.details
             assert not (await client.check("ann", cost=0)).allowed
     assert administrators.resets == []
 
@@ -193,21 +193,21 @@ async def test_invalid_reset_is_rejected_with_a_message(
     limiter: AsyncRateLimiterClient, administrators: Administrators, service: Service
 ) -> None:
     for identifier, dimension in (("", "user"), ("here", "ip"), ("rlk_x", "user"), ("rlk_x", "api_key")):
-        with pytest.raises(RateLimiterError) as refusal:
+        with pytest.raises(RateLimiterError) as raised:
             await limiter.reset(identifier, dimension)  # type: ignore[arg-type]
-        assert refusal.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
     administrators.is_too_much = True
-    with pytest.raises(RateLimiterError) as refusal:
+    with pytest.raises(RateLimiterError) as raised:
         await limiter.reset("ann")
-    assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert refusal.value.details == "too many changes; come back in 7 s"
+    assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert raised.value.details == "too many changes; come back in 7 s"
 
     service.services = [ResetLimit(service.limiter, LimiterDecoder(), None)]
     async with AsyncRateLimiterClient(await service.listen(), timeout_s=10, token=WRITE) as client:
-        with pytest.raises(RateLimiterError) as refusal:
+        with pytest.raises(RateLimiterError) as raised:
             await client.reset("ann")
-    assert refusal.value.code is grpc.StatusCode.UNIMPLEMENTED
-    assert "RLS_DATABASE_URL" in refusal.value.details
+    assert raised.value.code is grpc.StatusCode.UNIMPLEMENTED
+    assert "RLS_DATABASE_URL" in raised.value.details
 
 
 async def test_database_address_is_only_in_the_log(
@@ -217,11 +217,11 @@ async def test_database_address_is_only_in_the_log(
     logged: list[Any] = []
     for fault in (DatabaseUnavailable, DatabaseError):
         administrators.fault = fault("/var/lib/records.db is locked")
-        with pytest.raises(RateLimiterError) as refusal, capture_logs() as lines:
+        with pytest.raises(RateLimiterError) as raised, capture_logs() as lines:
             await limiter.reset("ann")
         logged += lines
-        assert refusal.value.code is grpc.StatusCode.UNAVAILABLE
-        assert refusal.value.details == "the database is away; nothing was reset"
+        assert raised.value.code is grpc.StatusCode.UNAVAILABLE
+        assert raised.value.details == "the database is unavailable; nothing was reset"
         assert not (await limiter.check("ann", cost=0)).allowed
     assert [line["log_level"] for line in logged if "records.db" in line.get("error", "")] == ["error"]
 

@@ -110,12 +110,12 @@ async def test_ten_thousand_descriptors_are_rejected(client: Client) -> None:
 async def test_thousands_of_empty_descriptors_are_rejected(client: Client, service: Service) -> None:
     bomb = b"\x12\x00" * 2**18
     for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
-        with pytest.raises(aio.AioRpcError) as refusal:
+        with pytest.raises(aio.AioRpcError) as raised:
             await client.raw(bomb, compression=compression)
-        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(aio.AioRpcError) as refusal:
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(aio.AioRpcError) as raised:
             await client.raw(bomb * 3, compression=compression)
-        assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert service.abuse.count(Abuse.MESSAGE_TOO_COMPLEX) == 3
     assert service.abuse.count(Abuse.MESSAGE_TOO_LARGE) + service.abuse.count(Abuse.DECOMPRESSION_BOMB) == 3
     assert (await client.ask({"user": "a"})).overall_code == OK
@@ -132,9 +132,9 @@ async def test_malformed_request_is_invalid(client: Client) -> None:
 
 async def test_random_bytes_never_break_the_server(client: Client) -> None:
     for size in range(1, 200):
-        with pytest.raises(aio.AioRpcError) as refusal:
+        with pytest.raises(aio.AioRpcError) as raised:
             await client.raw(os.urandom(size))
-        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (await client.ask({"user": "a"})).overall_code == OK
 
 

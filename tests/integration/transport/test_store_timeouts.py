@@ -69,7 +69,7 @@ async def test_calls_get_their_fallback_before_their_deadline(client: Client, pa
     user, lax, strict, *local = await asyncio.gather(*map(outcome, late))
     assert (user, lax, strict, sorted(local)) == (UNAVAILABLE, OK, OVER_LIMIT, [OK, OK, OVER_LIMIT])
     assert paused.servers[0].in_flight == 1
-    assert stat(paused, "service.call.should_rate_limit.late") == 6
+    assert stat(paused, "store.failures.deadline_exceeded") == 6
     paused.store.gate.set()
     assert await outcome(patient) == OK
     await eventually(lambda: paused.servers[0].in_flight == 0)
@@ -125,7 +125,7 @@ async def test_calls_over_max_in_flight_are_answered_at_once(crowded: Client, pa
     paused.store.gate.set()
     assert await asyncio.gather(*map(outcome, waiting)) == [OK, OK]
     assert await outcome(crowded.raw(LAX)) == OK
-    assert stat(paused, "service.call.should_rate_limit.overloaded") == 5
+    assert stat(paused, "store.failures.overloaded") == 5
     assert stat(paused, "store.calls_in_flight") == 0
 
 
@@ -147,6 +147,6 @@ async def test_retry_with_a_metadata_id_is_counted_once(identified: Client) -> N
     assert together == [1] * 10
     assert [await left("a", "1"), await left("a", "2"), await left("a", "1")] == [1, 0, 1]
     assert [await left("b"), await left("b", "")] == [1, 0]
-    with pytest.raises(aio.AioRpcError) as refused:
+    with pytest.raises(aio.AioRpcError) as raised:
         await left("c", "x" * 257)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -100,8 +100,8 @@ async def test_burst_is_answered_in_order_at_consecutive_slots(
 
 async def test_short_deadline_is_denied_at_once_and_not_charged(client: Client, service: Service) -> None:
     assert await code(client.raw(SLOW)) == OK
-    refused = [await code(client.raw(SLOW, timeout=5)) for _ in range(20)]
-    assert refused == [OVER_LIMIT] * 20
+    denied = [await code(client.raw(SLOW, timeout=5)) for _ in range(20)]
+    assert denied == [OVER_LIMIT] * 20
     (await delay_one(client, service)).cancel()
 
 
@@ -114,7 +114,7 @@ async def test_slot_of_a_cancelled_call_goes_to_the_next(client: Client, service
         delayed.cancel()
         await eventually(lambda: service.servers[0].in_flight == 0)
         assert service.throttle_queue.delayed == 0
-    assert stat(service, "left_total") == 3
+    assert stat(service, "cancelled") == 3
 
 
 async def test_expired_call_releases_its_slot(client: Client, service: Service) -> None:
@@ -124,7 +124,7 @@ async def test_expired_call_releases_its_slot(client: Client, service: Service) 
     with pytest.raises(aio.AioRpcError) as missed:
         await client.raw(SLOW, timeout=0.1)
     assert missed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await eventually(lambda: stat(service, "left_total") == 1)
+    await eventually(lambda: stat(service, "cancelled") == 1)
     (await delay_one(client, service)).cancel()
 
 
@@ -140,8 +140,8 @@ async def test_call_cancelled_while_decided_releases_its_slot(client: Client, se
         lambda: not any(c._streams for c in connections) if connections else not service.servers[0].in_flight
     )
     service.store.gate.set()
-    await eventually(lambda: stat(service, "left_total") == 1)
-    assert stat(service, "held_total") == 0
+    await eventually(lambda: stat(service, "cancelled") == 1)
+    assert stat(service, "delayed") == 0
     await eventually(lambda: service.servers[0].in_flight == 0)
     (await delay_one(client, service)).cancel()
 
@@ -153,7 +153,7 @@ async def test_lost_connection_releases_all_slots(client: Client, service: Servi
         for _ in range(5):
             await delay_one(other, service, LONG)
     await eventually(lambda: service.servers[0].in_flight == 0)
-    assert stat(service, "left_total") == 5
+    assert stat(service, "cancelled") == 5
     await eventually(
         lambda: service.throttle_queue._refund_task is not None and service.throttle_queue._refund_task.done()
     )
@@ -167,7 +167,7 @@ async def test_full_queue_denies_only_calls_that_would_wait(client: Client, serv
     assert await code(client.raw(LONG)) == OVER_LIMIT
     assert await code(client.raw(message({"long": "y"}))) == OK
     assert await code(client.raw(message({"user": "y"}))) == OK
-    assert (stat(service, "held"), stat(service, "room_full_total")) == (MAX_HELD, 2)
+    assert (stat(service, "queue_length"), stat(service, "queue_full")) == (MAX_HELD, 2)
     delayed.pop().cancel()
     await eventually(lambda: service.throttle_queue.delayed == MAX_HELD - 1)
     delayed.append(await delay_one(client, service, LONG))
@@ -232,7 +232,7 @@ async def test_json_calls_are_delayed_and_cancelled(service: Service) -> None:
         await eventually(lambda: service.throttle_queue.delayed == 1)
         assert await status() == b"429"
         writer.close()
-        await eventually(lambda: service.throttle_queue.delayed == 0 and stat(service, "left_total") == 1)
+        await eventually(lambda: service.throttle_queue.delayed == 0 and stat(service, "cancelled") == 1)
         _, writer = await connect()
         await eventually(lambda: service.throttle_queue.delayed == 1)
         writer.close()
@@ -256,7 +256,7 @@ async def test_json_call_is_answered_at_its_slot(service: Service) -> None:
         writer.close()
     finally:
         await server.stop()
-    assert stat(service, "held_total") >= 1
+    assert stat(service, "delayed") >= 1
 
 
 async def test_delayed_json_call_at_stop_gets_503_and_releases_its_slot(
@@ -276,5 +276,5 @@ async def test_delayed_json_call_at_stop_gets_503_and_releases_its_slot(
     assert answered.startswith(b"HTTP/1.1 503 ")
     assert answered.endswith(b"\r\n\r\nthe server is stopping and cannot answer this call; try again\n")
     assert not any(record.exc_info for record in caplog.records)
-    await eventually(lambda: stat(service, "left_total") == 1 and service.throttle_queue.delayed == 0)
+    await eventually(lambda: stat(service, "cancelled") == 1 and service.throttle_queue.delayed == 0)
     (await delay_one(client, service)).cancel()

@@ -24,14 +24,14 @@ STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
 OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
 PASSED = decide(OUTLINE, StoreResult(False, 0, (LimitState(3, 0, 1),)))
-REFUSED = decide(OUTLINE, StoreResult(True, 0, (LimitState(-1, 5_000_000, 1),)))
+DENIED = decide(OUTLINE, StoreResult(True, 0, (LimitState(-1, 5_000_000, 1),)))
 
 
 def call(
-    recorder: UsageRecorder, user: str, passed: int = 0, refused: int = 0, elapsed_s: float = 0.001, path: str = ""
+    recorder: UsageRecorder, user: str, passed: int = 0, denied: int = 0, elapsed_s: float = 0.001, path: str = ""
 ) -> None:
     """Record this many requests of one user, decided in one batch."""
     entries = (Entry("user", user), *([Entry("path", path)] if path else []))
     line = recorder.usage_entry(Request("edge", (Descriptor(entries),)), OUTLINE)
-    decisions = [PASSED] * passed + [REFUSED] * refused
+    decisions = [PASSED] * passed + [DENIED] * denied
     recorder.note([line] * len(decisions), decisions, elapsed_s)

@@ -47,7 +47,7 @@ async def counted(database: Database) -> tuple[int, int]:
 
 async def test_denials_are_stored_with_all_their_fields(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    call(recorder, "alice", passed=3, refused=1, elapsed_s=0.0005, path="/a?secret=1")
+    call(recorder, "alice", passed=3, denied=1, elapsed_s=0.0005, path="/a?secret=1")
     usage_writer = new_scribe(database, recorder, clock)
     await usage_writer.work()
     (one,) = await decisions(database, clock.now_s - 1, clock.now_s + 1)
@@ -60,7 +60,7 @@ async def test_denials_are_stored_with_all_their_fields(database: Database, cloc
 
 async def test_batch_written_twice_is_stored_once(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    call(recorder, "alice", refused=5)
+    call(recorder, "alice", denied=5)
     usage_writer = new_scribe(database, recorder, clock)
     taken = recorder.take_decisions(10)
     recorder.put_back(taken)
@@ -74,7 +74,7 @@ async def test_rewriting_a_minute_keeps_its_total(database: Database, clock: Clo
     recorder = new_ledger(clock)
     usage_writer = new_scribe(database, recorder, clock)
     for _ in range(3):
-        call(recorder, "alice", passed=2, refused=1)
+        call(recorder, "alice", passed=2, denied=1)
         clock.now_s += 11
         await usage_writer.work()
     assert await counted(database) == (9, 3)
@@ -110,19 +110,19 @@ async def test_process_with_the_same_name_overwrites_nothing(database: Database,
 
 async def test_one_rejected_row_does_not_lose_others(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    call(recorder, "alice", refused=7)
+    call(recorder, "alice", denied=7)
     missing: str = None  # type: ignore[assignment]
     recorder.put_back([DecisionRecord(clock.now_s, 1, RecordedCaller(missing), "", DecisionOutcome.BLOCKED)])
     usage_writer = new_scribe(database, recorder, clock)
     await usage_writer.flush()
-    assert (await stored(database), usage_writer.written, usage_writer.refused) == (7, 7, 1)
+    assert (await stored(database), usage_writer.written, usage_writer.rejected) == (7, 7, 1)
 
 
 async def test_nothing_is_lost_while_tables_are_missing(database: Database, clock: Clock) -> None:
     async with database.begin() as connection:
         await connection.execute(text("ALTER TABLE rate_limit_audit_logs RENAME TO elsewhere"))
     recorder = new_ledger(clock)
-    call(recorder, "alice", refused=3)
+    call(recorder, "alice", denied=3)
     usage_writer = new_scribe(database, recorder, clock)
     with pytest.raises(Exception, match="rejected the statement"):
         await usage_writer.work()
@@ -134,10 +134,10 @@ async def test_nothing_is_lost_while_tables_are_missing(database: Database, cloc
 
 async def test_overflow_is_counted_exactly(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock, max_waiting=10)
-    call(recorder, "alice", passed=5, refused=25)
+    call(recorder, "alice", passed=5, denied=25)
     usage_writer = new_scribe(database, recorder, clock)
     await usage_writer.flush()
-    call(recorder, "alice", refused=4)
+    call(recorder, "alice", denied=4)
     await usage_writer.flush()
     assert (await stored(database), recorder.dropped) == (14, 15)
     assert await counted(database) == (34, 29)
@@ -165,7 +165,7 @@ async def test_touch_receives_the_activity_of_users(database: Database, clock: C
 
     recorder = new_ledger(clock)
     usage_writer = new_scribe(database, recorder, clock, touch=touch)
-    call(recorder, "alice", passed=2, refused=1, path="/a")
+    call(recorder, "alice", passed=2, denied=1, path="/a")
     call(recorder, "alice", passed=2, path="/b")
     await usage_writer.work()
     assert result == [{"alice": UserActivity(5, 1, clock.now_s)}]
@@ -190,7 +190,7 @@ async def test_close_writes_the_rest(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
     usage_writer = new_scribe(database, recorder, clock)
     usage_writer.start()
-    call(recorder, "alice", passed=1, refused=2)
+    call(recorder, "alice", passed=1, denied=2)
     await usage_writer.close()
     assert (await stored(database), await counted(database)) == (2, (3, 2))
 
@@ -203,7 +203,7 @@ async def test_begin_and_end_of_an_outage_are_logged(
     async with database.begin() as connection:
         await connection.execute(text("ALTER TABLE rate_limit_audit_logs RENAME TO elsewhere"))
     recorder = new_ledger(clock)
-    call(recorder, "alice", refused=3)
+    call(recorder, "alice", denied=3)
     usage_writer = new_scribe(database, recorder, clock)
     with capture_logs() as logs:
         usage_writer.start()
@@ -233,7 +233,7 @@ async def test_nothing_is_lost_when_the_server_dies_during_writes(
     usage_writer = new_scribe(database, recorder, clock)
     failed = 0
     for _ in range(12):  # a restart between two transactions aborts nothing
-        call(recorder, "alice", passed=100, refused=1500)
+        call(recorder, "alice", passed=100, denied=1500)
         working = asyncio.create_task(usage_writer.flush())
         await asyncio.sleep(0.02)
         postgres_server.sql(
@@ -287,13 +287,13 @@ async def test_rejected_usage_is_counted_as_dropped_once(database: Database, clo
     recorder = UsageRecorder(sample=0, max_waiting=10, clock=clock)
     usage_writer = UsageWriter(database, recorder, server_id="here", clock=clock)
 
-    async def refuse(_: object) -> None:
+    async def deny(_: object) -> None:
         try:
             raise IntegrityError("", {}, Exception())
         except IntegrityError:
-            raise DatabaseError("refused")  # noqa: B904 - as the database's errors are told
+            raise DatabaseError("denied")  # noqa: B904 - as the database's errors are told
 
-    usage_writer._replace_cells = refuse  # type: ignore[method-assign,assignment]
+    usage_writer._replace_cells = deny  # type: ignore[method-assign,assignment]
     for _ in range(3):
         call(recorder, "alice", passed=5)
         await usage_writer.flush()
@@ -315,7 +315,7 @@ async def test_lost_usage_is_logged_on_close(clock: Clock) -> None:
     with capture_logs() as result:
         await UsageWriter(nowhere, recorder, server_id="here", clock=clock).close(within_s=2)
     (lost,) = [line for line in result if line["event"] == "usage_lost"]
-    assert (lost["ratelimit.audit.waiting"], lost["ratelimit.usage.waiting"]) == (3, 1)
+    assert (lost["decisions"], lost["usage_rows"]) == (3, 1)
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ async def test_close_ends_while_the_database_hangs(clock: Clock) -> None:
             await usage_writer.close(within_s=1)
         assert time.monotonic() - began_s < 10
         (lost,) = [line for line in result if line["event"] == "usage_lost"]
-        assert 5000 - usage_writer.written - 200 <= lost["ratelimit.audit.waiting"] <= 5000 - usage_writer.written
-        assert lost["ratelimit.usage.waiting"] == 1
+        assert 5000 - usage_writer.written - 200 <= lost["decisions"] <= 5000 - usage_writer.written
+        assert lost["usage_rows"] == 1
         server.resume()
         await database.close()

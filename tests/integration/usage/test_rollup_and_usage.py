@@ -37,9 +37,9 @@ async def calls_of_two_days(database: Database, clock: Clock) -> Counter[str]:
         clock.now_s += draw.randrange(60, 4 * HOUR_S)
         for recorder in recorders:
             user = draw.choice(["alice", "bob"])
-            passed, refused = draw.randrange(1, 5), draw.randrange(3)
-            call(recorder, user, passed, refused, draw.random() / 100, path=draw.choice(["/a", "/b"]))
-            made[user] += passed + refused
+            passed, denied = draw.randrange(1, 5), draw.randrange(3)
+            call(recorder, user, passed, denied, draw.random() / 100, path=draw.choice(["/a", "/b"]))
+            made[user] += passed + denied
     for usage_writer in usage_writers:
         await usage_writer.flush()
     return made
@@ -163,12 +163,12 @@ async def test_sums_are_equal_before_and_after_rollup(database: Database, clock:
 
 async def test_heaviest_are_sorted_and_filtered(database: Database, clock: Clock) -> None:
     recorder = UsageRecorder(sample=0, max_waiting=10, clock=clock)
-    call(recorder, "alice", passed=2, refused=1, elapsed_s=0.001, path="/a")
+    call(recorder, "alice", passed=2, denied=1, elapsed_s=0.001, path="/a")
     call(recorder, "bob", passed=7, elapsed_s=0.01, path="/b")
     await UsageWriter(database, recorder, server_id="here", region="eu", clock=clock).flush()
     since_s, until_s = clock.now_s, clock.now_s + 60
     bob, alice = await heaviest(database, "user", since_s, until_s)
-    assert (bob.name, bob.total, bob.refused, alice.name, alice.total, alice.refused) == ("bob", 7, 0, "alice", 3, 1)
+    assert (bob.name, bob.total, bob.denied, alice.name, alice.total, alice.denied) == ("bob", 7, 0, "alice", 3, 1)
     assert bob.p95_us == pytest.approx(10_000, rel=0.1)
     assert alice.p95_us == pytest.approx(1000, rel=0.1)
     assert [use.name for use in await heaviest(database, "endpoint", since_s, until_s, limit=1)] == ["/b"]
@@ -191,7 +191,7 @@ async def test_decisions_are_paged_newest_first(database: Database, clock: Clock
     since_s = clock.now_s
     for user in ("alice", "bob"):
         for _ in range(3):
-            call(recorder, user, refused=2)  # with the same timestamp
+            call(recorder, user, denied=2)  # with the same timestamp
             clock.now_s += 1
     await UsageWriter(database, recorder, server_id="here", clock=clock).flush()
     paged, before = [], ""

@@ -191,16 +191,16 @@ def test_no_figures_if_a_call_fails(tmp_path: Path) -> None:
 
 
 def test_non_ok_responses_are_accepted_only_where_expected(tmp_path: Path) -> None:
-    def refuses_one(server: NativeGrpcFront, call_id: int, before: int) -> None:
+    def denies_one(server: NativeGrpcFront, call_id: int, before: int) -> None:
         server.respond(call_id, OVER_LIMIT if before in (20, 80) else OK)
 
-    with front(tmp_path / "grpc.sock", refuses_one) as target:
+    with front(tmp_path / "grpc.sock", denies_one) as target:
         with (
             PacedLoad(target, requests(1), connections=1) as load,
             pytest.raises(LoadError, match="1 of 52 calls were not answered OK"),
         ):
             load.run(1_000, 0.05)
-        with PacedLoad(target, requests(1), connections=1, some_are_refused=True) as load:
+        with PacedLoad(target, requests(1), connections=1, some_are_denied=True) as load:
             assert load.run(1_000, 0.05).calls == 50
 
 

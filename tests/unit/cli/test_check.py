@@ -50,7 +50,7 @@ def test_unused_keys_are_warnings(run: Run, rules: Path) -> None:
     line = len(rules.read_text().splitlines()) - 2
     ended = run("check", rules)
     assert (ended.code, ended.out.splitlines()[-1]) == (ExitCode.DONE, "1 file, 4 rules: 1 warning")
-    assert ended.out.startswith(f"api.yaml:{line}:1: warning[unread]: from here on nothing is read")
+    assert ended.out.startswith(f"api.yaml:{line}:1: warning[unread]: nothing is read from here on")
     assert run("check", "--strict", rules).code == ExitCode.WARNINGS
 
 

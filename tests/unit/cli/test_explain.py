@@ -19,10 +19,10 @@ def test_explain_prints_match_attempts_limit_and_counter(run: Run, rules: Path) 
     assert ended.code == ExitCode.DONE
     assert ended.out == (
         "domain edge · descriptor (plan=free, user=alice)\n"
-        "  plan=free     exact 'free'     met            api.yaml:3:5\n"
+        "  plan=free     exact 'free'     matched        api.yaml:3:5\n"
         "                key only 'plan'  not tried      api.yaml:12:5\n"
         "    user=alice  exact 'alice'    none\n"
-        "                key only 'user'  met            api.yaml:6:9\n"
+        "                key only 'user'  matched        api.yaml:6:9\n"
         "rule edge.plan_free.user\n"
         "limit 10/minute gcra, burst 5, charge admitted\n"
         "counter rl:{edge/plan=free/user=alice}:gcra:60\n"
@@ -143,7 +143,7 @@ def test_entry_values_can_contain_commas_and_equals_signs(run: Run, rules: Path)
     (limit,) = result["limits"]
     assert (limit["requests_per_unit"], limit["unit"], limit["algorithm"]) == (5, "second", "fixed_window")
     assert result["storage_keys"] == ["rl:{edge/path=%2Fv1%2Fa,b%3Dc}:fixed_window:1"]
-    assert [attempt["outcome"] for attempt in result["levels"][0]["attempts"]] == ["no such value", "met", "none"]
+    assert [attempt["outcome"] for attempt in result["levels"][0]["attempts"]] == ["no such value", "matched", "none"]
 
 
 def test_counter_key_has_the_cache_key_prefix(run: Run, rules: Path) -> None:

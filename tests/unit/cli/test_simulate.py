@@ -37,8 +37,8 @@ def test_replayed_log_is_reported_per_rule(run: Run, rules: Path, log: Path) -> 
     first, bad, where, _, verdict, head, *table = ended.out.splitlines()
     assert first.startswith("20 requests, 2024-03-01T12:00:00Z to 2024-03-01T12:00:09Z; replayed in ")
     assert (bad, where) == ("1 of 21 lines is bad and was left out:", "  line 21: not JSON")
-    assert verdict == "api.yaml: 12 admitted, 8 refused (40.0%)"
-    assert head.split()[:4] == ["rule", "calls", "hits", "refused"]
+    assert verdict == "api.yaml: 12 admitted, 8 denied (40.0%)"
+    assert head.split()[:4] == ["rule", "calls", "hits", "denied"]
     assert [row.split() for row in table] == [
         ["edge.plan_free.user", "20", "20", "8", "2024-03-01T12:00:05Z", "2024-03-01T12:00:09Z", "2/s"],
         ["edge.path_/v1/*", "20", "20", "0", "–", "–", "2/s"],
@@ -56,8 +56,8 @@ def test_against_compares_two_rule_sets(run: Run, rules: Path) -> None:
     ended = run("simulate", new, "--against", rules, *PROFILE)
     assert ended.code == ExitCode.DONE
     *_, verdict, head, row = ended.out.splitlines()
-    assert verdict == "new.yaml compared with api.yaml: 0 requests newly refused, 5 newly admitted"
-    assert head.split() == ["rule", "refused", "before", "now", "change"]
+    assert verdict == "new.yaml compared with api.yaml: 0 requests newly denied, 5 newly admitted"
+    assert head.split() == ["rule", "denied", "before", "now", "change"]
     assert row.split() == ["edge.plan_free.user", "14", "9", "-5"]
 
 
@@ -65,12 +65,12 @@ def test_json_report_is_complete_and_svg_is_written(run: Run, rules: Path) -> No
     ended = run("simulate", rules, *PROFILE, "--bucket", "2s", "--format", "json", "--picture", "out.svg")
     result = json.loads(ended.out)
     (rule_set,) = result["rule_sets"]
-    assert (result["calls"], rule_set["admitted"], rule_set["refused"]) == (20, 6, 14)
+    assert (result["calls"], rule_set["admitted"], rule_set["denied"]) == (20, 6, 14)
     assert rule_set["over_time"] == {
         "start": "2024-01-01T00:00:00Z",
         "bucket_s": 2.0,
         "admitted": [4, 1, 0, 1, 0],
-        "refused": [0, 3, 4, 3, 4],
+        "denied": [0, 3, 4, 3, 4],
     }
     assert rule_set["per_rule"][0]["first_over"] == "2024-01-01T00:00:02.5Z"
     assert ElementTree.parse("out.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
@@ -84,8 +84,8 @@ def test_delayed_calls_are_admitted_and_reported(run: Run, rules: Path) -> None:
     )
     ended = run("simulate", queue, *PROFILE)
     *_, verdict, head, row = ended.out.splitlines()
-    assert verdict == "queue.yaml: 12 admitted, 8 refused (40.0%)"
-    assert head.split()[:6] == ["rule", "calls", "hits", "refused", "waited", "longest"]
+    assert verdict == "queue.yaml: 12 admitted, 8 denied (40.0%)"
+    assert head.split()[:6] == ["rule", "calls", "hits", "denied", "delayed", "longest"]
     assert row.split()[:7] == ["edge.plan_free.user", "20", "20", "8", "11", "1.5", "s"]
 
 

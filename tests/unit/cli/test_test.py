@@ -61,7 +61,7 @@ def test_failure_shows_step_descriptor_and_rule(run: Run, tests: Path) -> None:
         "    expected  5 ok and 1 over_limit, retry_after 7s",
         "    got       5 ok and 1 over_limit, retry_after 6s",
         "    domain edge · descriptor (plan=free, user=alice)",
-        "      met edge.plan_free.user  10/minute gcra, burst 5, charge admitted  api.yaml:6:9",
+        "      matched edge.plan_free.user  10/minute gcra, burst 5, charge admitted  api.yaml:6:9",
         "      over_limit, 0 remaining, reset in 6s",
         "",
         "1 file, 2 tests: 1 failed",

@@ -61,12 +61,12 @@ async def test_top_prints_hottest_and_most_limited_counters(top: Top, monkeypatc
     assert ended.out.splitlines() == [
         "24,691 calls/s in the last 10 s",
         "",
-        "HOTTEST                             calls/s   share   refused/s  lease",
+        "HOTTEST                             calls/s   share    denied/s  lease",
         "edge  user=alice                     12,346    50 %         0.0  yes",
         "edge  user=\\x1b[2J\\nmallory            70.0     0 %        69.0",
         "edge  user=愛愛愛愛愛愛愛愛愛愛…        1.0     0 %         0.0",
         "",
-        "MOST LIMITED                        calls/s   share   refused/s  lease",
+        "MOST LIMITED                        calls/s   share    denied/s  lease",
         "edge  user=\\x1b[2J\\nmallory            70.0     0 %        69.0",
         "",
     ]
@@ -120,8 +120,8 @@ def test_invalid_option_is_reported(run: Run, arguments: list[str], sentence: st
     assert sentence in ended.err
 
 
-ROW = {"key": "k", "domain": "", "descriptor": "", "per_second": 9, "refused_per_second": 9, "share": 1, "leased": True}
-SEEN = {"seconds": 10, "calls_per_second": 100, "hottest": [ROW] * 50, "refused": [ROW] * 50}
+ROW = {"key": "k", "domain": "", "descriptor": "", "per_second": 9, "denied_per_second": 9, "share": 1, "leased": True}
+SEEN = {"seconds": 10, "calls_per_second": 100, "hottest": [ROW] * 50, "denied": [ROW] * 50}
 
 
 def test_output_is_redrawn_in_place_on_terminals(
@@ -139,5 +139,5 @@ def test_output_is_redrawn_in_place_on_terminals(
 
 @pytest.mark.parametrize("columns", [5, 20, 60, 200])
 def test_lines_fit_the_terminal_width(columns: int) -> None:
-    for line in view_lines(SEEN | {"refused": []}, columns):
+    for line in view_lines(SEEN | {"denied": []}, columns):
         assert len(unstyle(line)) <= columns

@@ -35,7 +35,7 @@ def database(tmp_path: Path) -> str:
         records = Database(url)
         await records.upgrade()
         recorder = UsageRecorder(sample=0, max_waiting=100, clock=lambda: time.time() - 120)
-        call(recorder, "al\x1bice", passed=1, refused=3, elapsed_s=0.0005)
+        call(recorder, "al\x1bice", passed=1, denied=3, elapsed_s=0.0005)
         call(recorder, "bob", passed=2, elapsed_s=0.02)
         await UsageWriter(records, recorder, server_id="here", region="eu").flush()
         await records.close()
@@ -49,13 +49,13 @@ def test_usage_prints_and_draws_the_heaviest(run: Run, database: str, tmp_path: 
     ended = run("usage", "--database", database, "--picture", tmp_path / "a.svg")
     head, first, second = ended.out.splitlines()
     assert (ended.code, ended.err) == (ExitCode.DONE, "")
-    assert head.split() == ["USER", "CALLS", "REFUSED", "P95"]
+    assert head.split() == ["USER", "CALLS", "DENIED", "P95"]
     assert first.split() == ["al\\x1bice", "4", "3", "75.0", "%", "537", "µs"]
     assert second.split()[:5] == ["bob", "2", "0", "0.0", "%"]
     picture = ElementTree.parse(tmp_path / "a.svg").getroot()
-    assert "bob: 2 calls, 0 refused" in [text.text for text in picture.iter(f"{SVG}text")]
+    assert "bob: 2 calls, 0 denied" in [text.text for text in picture.iter(f"{SVG}text")]
     (rule,) = json.loads(run("usage", "--database", database, "--by", "rule", "--since", "2d", "--format", "json").out)
-    assert (rule["name"], rule["total"], rule["refused"]) == ("edge.user", 6, 3)
+    assert (rule["name"], rule["total"], rule["denied"]) == ("edge.user", 6, 3)
     assert run("usage", "--database", database, "--since", "1m").out == (
         "no calls with a user are recorded in the last 1m\n"
     )

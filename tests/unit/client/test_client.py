@@ -102,9 +102,9 @@ async def test_errors_are_raised_by_default(unreachable: str) -> None:
     async with AsyncRateLimiterClient(unreachable, on_error="allow", token="rla_secret") as other:
         with pytest.raises(RateLimiterError, match="UNAVAILABLE"):
             await other.remaining("ann")
-        with pytest.raises(RateLimiterError) as refusal:
+        with pytest.raises(RateLimiterError) as raised:
             await other.reset("ann")
-    assert "rla_secret" not in repr(refusal.value)
+    assert "rla_secret" not in repr(raised.value)
 
 
 async def test_timeout_limits_the_wait(silent: str) -> None:

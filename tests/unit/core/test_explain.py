@@ -38,14 +38,14 @@ def test_explanation_has_levels_with_positions() -> None:
 
     first, second = explanation.levels
     assert [_summary(attempt) for attempt in first.attempts] == [
-        (MatchKind.EXACT, "/v1/pay", AttemptOutcome.MET, "api.yaml:3:5"),
+        (MatchKind.EXACT, "/v1/pay", AttemptOutcome.MATCHED, "api.yaml:3:5"),
         (MatchKind.WILDCARD, "/v2/*", AttemptOutcome.DIFFERENT, "api.yaml:8:5"),
         (MatchKind.WILDCARD, "*", AttemptOutcome.NOT_TRIED, "api.yaml:11:5"),
         (MatchKind.KEY_ONLY, "path", AttemptOutcome.NOT_TRIED, "api.yaml:14:5"),
     ]
     assert [_summary(attempt) for attempt in second.attempts] == [
         (MatchKind.EXACT, "42", AttemptOutcome.ABSENT, "-"),
-        (MatchKind.KEY_ONLY, "user", AttemptOutcome.MET, "api.yaml:6:9"),
+        (MatchKind.KEY_ONLY, "user", AttemptOutcome.MATCHED, "api.yaml:6:9"),
     ]
     assert explanation.match.rule is not None
     assert explanation.conclusion == "rule edge.path_/v1/pay.user"
@@ -56,7 +56,7 @@ def test_unknown_value_differs_from_unknown_key() -> None:
 
     assert _summary(level.attempts[0]) == (MatchKind.EXACT, "/v2/x", AttemptOutcome.DIFFERENT, "-")
     assert level.matched is not None
-    assert _summary(level.matched) == (MatchKind.WILDCARD, "/v2/*", AttemptOutcome.MET, "api.yaml:8:5")
+    assert _summary(level.matched) == (MatchKind.WILDCARD, "/v2/*", AttemptOutcome.MATCHED, "api.yaml:8:5")
 
 
 def test_patterns_that_would_match_too_are_not_tried() -> None:
@@ -68,7 +68,7 @@ def test_patterns_that_would_match_too_are_not_tried() -> None:
     (level,) = explain(tree, "edge", Descriptor((Entry("path", "/a/b/c"),))).levels
 
     assert [(attempt.pattern, attempt.outcome) for attempt in level.attempts[1:-1]] == [
-        ("/a/b", AttemptOutcome.MET),
+        ("/a/b", AttemptOutcome.MATCHED),
         ("/a", AttemptOutcome.NOT_TRIED),
         ("/b", AttemptOutcome.DIFFERENT),
         ("/a/.*", AttemptOutcome.NOT_TRIED),

@@ -107,9 +107,9 @@ def _other_format(content: bytes) -> bytes:
 def test_damaged_snapshot_is_rejected(file: SnapshotFile, damage: object, expected_error: str) -> None:
     file.write(EVERYTHING)
     file.path.write_bytes(damage(file.path.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(DatabaseError, match=expected_error) as refused:
+    with pytest.raises(DatabaseError, match=expected_error) as raised:
         file.read()
-    assert str(file.path) in str(refused.value)
+    assert str(file.path) in str(raised.value)
     file.write(EVERYTHING)  # a damaged file is replaced
     assert file.read() == EVERYTHING
 

@@ -66,8 +66,8 @@ def test_all_host_formats_of_libpq_are_accepted(where: str) -> None:
     ],
 )
 def test_rejected_url_is_not_quoted(text: str) -> None:
-    with pytest.raises(SettingsError, match="RLS_DATABASE_URL") as refused:
+    with pytest.raises(SettingsError, match="RLS_DATABASE_URL") as raised:
         parse_database_url(text)
-    assert "hunter2" not in str(refused.value)
-    assert "alice" not in str(refused.value)
-    assert refused.value.__cause__ is None
+    assert "hunter2" not in str(raised.value)
+    assert "alice" not in str(raised.value)
+    assert raised.value.__cause__ is None

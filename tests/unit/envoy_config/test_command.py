@@ -186,15 +186,15 @@ def test_ext_authz_allows_credential_and_address_headers(run: Run) -> None:
 
 
 def test_headers_with_underscores_are_rejected(run: Run) -> None:
-    refuses = {"headers_with_underscores_action": "REJECT_REQUEST"}
+    rejects = {"headers_with_underscores_action": "REJECT_REQUEST"}
     (listener,) = written(run("authz.yaml", "--ext-authz"))["static_resources"]["listeners"]
     (manager,) = listener["filter_chains"][0]["filters"]
-    assert manager["typed_config"]["common_http_protocol_options"] == refuses
+    assert manager["typed_config"]["common_http_protocol_options"] == rejects
     assert manager["typed_config"]["strip_trailing_host_dot"] is True
-    assert written(run("authz.yaml", "--ext-authz", "--format", "fragments"))["common_http_protocol_options"] == refuses
+    assert written(run("authz.yaml", "--ext-authz", "--format", "fragments"))["common_http_protocol_options"] == rejects
     resource = written(run("authz.yaml", "--ext-authz", "--format", "istio", "--server", "rls:1"))
     (merged,) = (each for each in resource["spec"]["configPatches"] if each["applyTo"] == "NETWORK_FILTER")
-    assert merged["patch"]["value"]["typed_config"]["common_http_protocol_options"] == refuses
+    assert merged["patch"]["value"]["typed_config"]["common_http_protocol_options"] == rejects
 
 
 def test_istio_adds_a_cluster_where_the_mesh_has_none(run: Run) -> None:

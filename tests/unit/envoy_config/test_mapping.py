@@ -77,9 +77,9 @@ def test_invalid_flag_is_rejected_with_the_reason(flag: str, message: str) -> No
 
 
 def test_all_flag_errors_are_reported_at_once() -> None:
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as raised:
         from_flags(["user=method", "user=host", "page=query"])
-    assert str(refused.value).splitlines() == [
+    assert str(raised.value).splitlines() == [
         "--from 'user=host' repeats the key 'user'",
         "--from 'page=query' has no argument; write e.g. query:page",
     ]
@@ -111,9 +111,9 @@ list: [a]
 user: method
 user: method
 """
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         from_file(File("map.yaml", text.encode()))
-    assert [str(problem).partition(";")[0] for problem in refused.value.problems] == [
+    assert [str(problem).partition(";")[0] for problem in raised.value.problems] == [
         "map.yaml:1:7: error: user: cookie:a is not a source",
         "map.yaml:2:9: error: client cannot be used: Envoy always names that entry 'remote_address'",
         "map.yaml:3:8: error: config error, unknown key 'query'",

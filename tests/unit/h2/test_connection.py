@@ -351,8 +351,8 @@ class TestStreams:
     def test_number_of_open_streams_is_limited(self, client: Client) -> None:
         for _ in range(MAX_STREAMS):
             client.call()
-        for refused in (client.call(), client.call()):
-            assert client.responses[refused].reset == ErrorCode.REFUSED_STREAM
+        for rejected in (client.call(), client.call()):
+            assert client.responses[rejected].reset == ErrorCode.REFUSED_STREAM
         assert len(client.queued) == MAX_STREAMS
         assert client.respond(1).message == b"world"
         assert client.respond(client.call()).message == b"world"

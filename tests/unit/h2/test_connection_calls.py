@@ -161,9 +161,9 @@ class TestMessages:
                     sent += MAX_FRAME_BYTES
                 assert client.connection._unfinished_bytes <= MAX_UNFINISHED_BYTES
         assert MAX_UNFINISHED_BYTES < sent <= MAX_UNFINISHED_BYTES + 5 * MAX_FRAME_BYTES
-        (refused,) = client.responses
-        assert client.responses[refused].status[0] == StatusCode.RESOURCE_EXHAUSTED
-        assert client.responses[refused].reset == ErrorCode.NO_ERROR
+        (rejected,) = client.responses
+        assert client.responses[rejected].status[0] == StatusCode.RESOURCE_EXHAUSTED
+        assert client.responses[rejected].reset == ErrorCode.NO_ERROR
         client.disconnect()
         assert client.connection._unfinished_bytes == 0
 

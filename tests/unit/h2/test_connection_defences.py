@@ -240,15 +240,15 @@ class TestResets:
         assert announced.payload == frames.settings({Setting.MAX_CONCURRENT_STREAMS: 2})[9:]
         client.open(), client.open()
 
-        def refused() -> ErrorCode | None:
+        def rejected() -> ErrorCode | None:
             stream_id = client.open()
             return client.responses[stream_id].reset if client.error is None else None
 
         for _ in range(flood(Reason.RESETS_PROVOKED)):
-            assert refused() == ErrorCode.REFUSED_STREAM
+            assert rejected() == ErrorCode.REFUSED_STREAM
         client.now_s += ANNOUNCED_S
         for _ in range(flood(Reason.RESETS_PROVOKED)):
-            refused()
+            rejected()
         assert client.error == ErrorCode.ENHANCE_YOUR_CALM
 
     def test_resets_of_answered_streams_are_limited(self, client: Client) -> None:

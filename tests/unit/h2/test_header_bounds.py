@@ -42,13 +42,13 @@ def read(blocks: HeaderBlocks[CallHeaders], payload: bytes) -> HeaderBlock:
 class TestFields:
     def test_number_of_fields_is_limited(self) -> None:
         blocks: HeaderBlocks[CallHeaders] = HeaderBlocks()
-        fits, refused = (read(blocks, written((b"a", b"1")) * count) for count in (MAX_FIELDS, MAX_FIELDS + 1))
+        fits, rejected = (read(blocks, written((b"a", b"1")) * count) for count in (MAX_FIELDS, MAX_FIELDS + 1))
 
         assert fits.fields == [(b"a", b"1")] * MAX_FIELDS
         assert fits.field_count == MAX_FIELDS
-        assert refused.fields is None
-        assert refused.field_count == MAX_FIELDS + 1
-        assert refused.rejection == "the request has 101 header fields; at most 100 are allowed"
+        assert rejected.fields is None
+        assert rejected.field_count == MAX_FIELDS + 1
+        assert rejected.rejection == "the request has 101 header fields; at most 100 are allowed"
 
     def test_table_is_updated_by_a_rejected_list(self) -> None:
         blocks: HeaderBlocks[CallHeaders] = HeaderBlocks()
@@ -57,10 +57,10 @@ class TestFields:
         assert read(blocks, NEWEST).fields == [(b"b", b"2")]
 
     def test_oversized_list_is_rejected_with_a_message(self) -> None:
-        refused = read(HeaderBlocks(), written((b"a", b"x" * 33_000)))
+        rejected = read(HeaderBlocks(), written((b"a", b"x" * 33_000)))
 
-        assert (refused.fields, refused.field_count) == (None, 1)
-        assert refused.rejection == "the headers are too large; at most 32768 bytes are allowed"
+        assert (rejected.fields, rejected.field_count) == (None, 1)
+        assert rejected.rejection == "the headers are too large; at most 32768 bytes are allowed"
 
     @pytest.mark.parametrize("field", [b"\x82", b"\x40\x00\x00", b"\x00\x00\x00"], ids=["indexed", "added", "literal"])
     def test_block_with_thousands_of_fields_closes_connection(self, field: bytes) -> None:

@@ -102,10 +102,10 @@ class TestDomainsInSeveralFiles:
     SECOND = b"domain: d\ndescriptors: [{key: k, value: '*'}]"
 
     def test_domain_in_two_files_is_an_error_naming_both(self) -> None:
-        with pytest.raises(RulesError) as refused:
+        with pytest.raises(RulesError) as raised:
             compile_documents({"b.yaml": self.FIRST, "a.yaml": self.SECOND})
 
-        (problem,) = refused.value.problems
+        (problem,) = raised.value.problems
         assert problem.file == "b.yaml"
         assert "duplicate domain 'd' in config file" in problem.message
         assert "a.yaml:1:9" in problem.message
@@ -121,11 +121,11 @@ class TestDomainsInSeveralFiles:
         assert set(root.by_key) == {"x"}
 
     def test_descriptor_in_two_files_is_an_error_naming_both(self) -> None:
-        with pytest.raises(RulesError) as refused:
+        with pytest.raises(RulesError) as raised:
             compile_documents({"a.yaml": self.FIRST, "b.yaml": self.FIRST}, merge_domains=True)
 
-        assert [problem.file for problem in refused.value.problems] == ["b.yaml", "b.yaml"]
-        assert "duplicate descriptor composite key 'd.k_a*'; it is already at a.yaml:2:15" in str(refused.value)
+        assert [problem.file for problem in raised.value.problems] == ["b.yaml", "b.yaml"]
+        assert "duplicate descriptor composite key 'd.k_a*'; the same descriptor is at a.yaml:2:15" in str(raised.value)
 
     def test_file_with_duplicate_domain_is_still_checked(self) -> None:
         with pytest.raises(RulesError, match="descriptor has empty key"):
@@ -142,7 +142,7 @@ class TestDomainsInSeveralFiles:
         assert rule.charge is Charge.ADMITTED
 
     def test_conflicting_domain_charges_are_an_error(self) -> None:
-        with pytest.raises(RulesError, match=r"b\.yaml:2:9: .*another charge at a\.yaml:2:9"):
+        with pytest.raises(RulesError, match=r"b\.yaml:2:9: .*different charge at a\.yaml:2:9"):
             compile_documents(
                 {"a.yaml": b"domain: d\ncharge: admitted", "b.yaml": b"domain: d\ncharge: always"}, merge_domains=True
             )

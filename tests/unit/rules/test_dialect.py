@@ -120,7 +120,7 @@ def test_second_document_of_a_file_is_a_warning() -> None:
     compiled = compile_documents({"f": b"---\ndomain: a\n---\ndomain: [\n"})
     assert set(compiled.tree.domains) == {"a"}
     assert [(w.line, w.column, w.code) for w in compiled.warnings] == [(3, 1, "unread")]
-    assert "from here on nothing is read" in compiled.warnings[0].message
+    assert "nothing is read from here on" in compiled.warnings[0].message
 
 
 @pytest.mark.parametrize("end", ["---\n", "...\n", "--- # the end\n\n# of it", "---\n...\n---"])
@@ -132,9 +132,9 @@ def test_trailing_document_marker_is_no_second_document(end: str) -> None:
 
 def test_second_document_of_a_stored_rule_is_an_error() -> None:
     text = b"domain: m1\ndescriptors: []\n---\ndomain: m2\ndescriptors: nonsense\n"
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         compile_documents([SourceDocument("database:x", text, 5, Targeting())])
-    assert str(refused.value) == (
+    assert str(raised.value) == (
         "database:x:3:1: error: a stored rule is one YAML document, and a second one begins here; store it as a rule "
         "of its own"
     )
@@ -149,9 +149,9 @@ def test_positions_count_lines_above_the_part() -> None:
         (b"# nothing", (11, 1)),
         (b"domain: a\n<<: 5", (12, 5)),
     ):
-        with pytest.raises(RulesError) as refused:
+        with pytest.raises(RulesError) as raised:
             compile_documents([SourceDocument("f", text, 5, Targeting(), lines_above=10)])
-        (problem,) = refused.value.problems
+        (problem,) = raised.value.problems
         assert (problem.line, problem.column) == place, text
 
 

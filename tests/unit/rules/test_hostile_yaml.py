@@ -56,10 +56,10 @@ HOSTILE = {
 @pytest.mark.parametrize("parser", [None, yaml.CSafeLoader, yaml.SafeLoader], ids=["plain first", "libyaml", "python"])
 @pytest.mark.parametrize(("text", "sentence"), HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_yaml_is_rejected(text: str, sentence: str, parser: type[yaml.SafeLoader] | None) -> None:
-    with pytest.raises(RulesError, match="error loading config file") as refused:
+    with pytest.raises(RulesError, match="error loading config file") as raised:
         load(SourceDocument("f", text.encode()), parser)
 
-    assert sentence in str(refused.value)
+    assert sentence in str(raised.value)
 
 
 def test_node_limit_is_enforced_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +85,10 @@ LONG_BLOCKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("block", LONG_BLOCKS.values(), ids=LONG_BLOCKS.keys())
 def test_unclosed_block_is_rejected_with_a_short_message(block: str) -> None:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         compile_documents({"f": f"domain: d\ndescriptors:\n  - key: k\n    {block}\n".encode()})
 
-    assert len(refused.value.problems) < 10
+    assert len(raised.value.problems) < 10
 
 
 def test_alias_bomb_is_rejected_in_bounded_time_and_memory() -> None:
@@ -115,10 +115,10 @@ def test_alias_bomb_is_rejected_in_bounded_time_and_memory() -> None:
     ],
 )
 def test_binary_content_is_rejected_at_its_first_bad_byte(content: bytes, place: tuple[int, int]) -> None:
-    with pytest.raises(RulesError, match=r"UTF-8|control characters") as refused:
+    with pytest.raises(RulesError, match=r"UTF-8|control characters") as raised:
         load(SourceDocument("f", content))
 
-    (problem,) = refused.value.problems
+    (problem,) = raised.value.problems
     assert (problem.line, problem.column) == place
 
 

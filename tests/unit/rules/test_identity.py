@@ -50,9 +50,9 @@ def compiled(text: str) -> CompiledRules:
 
 
 def problems(text: str) -> list[str]:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         compiled(text)
-    return [f"{problem.line}: {problem.message}" for problem in refused.value.problems]
+    return [f"{problem.line}: {problem.message}" for problem in raised.value.problems]
 
 
 def identity(block: str) -> str:

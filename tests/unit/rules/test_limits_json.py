@@ -30,12 +30,12 @@ def test_json_limits_compile_like_rules() -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "message"),
     [
-        ({}, "limits", "it is a list of limits"),
-        ("x", "limits", "it is a list of limits"),
-        (None, "limits", "it is a list of limits"),
-        ([MINUTE, 5], "limits[1]", "it is a limit, e.g."),
+        ({}, "limits", "must be a list of limits"),
+        ("x", "limits", "must be a list of limits"),
+        (None, "limits", "must be a list of limits"),
+        ([MINUTE, 5], "limits[1]", "must be a limit, e.g."),
         ([MINUTE, {**MINUTE, "unit": "minuet"}], "limits[1].unit", "did you mean 'minute'?"),
-        ([{**MINUTE, "unit": ["minute"]}], "limits[0].unit", "it is a text, a number, true or false"),
+        ([{**MINUTE, "unit": ["minute"]}], "limits[0].unit", "must be text, a number, true or false"),
         ([{**MINUTE, "requests_per_unit": "5"}], "limits[0].requests_per_unit", "cannot unmarshal !!str `5`"),
         ([{**MINUTE, "requests_per_unit": -1}], "limits[0].requests_per_unit", "from 0 to 4294967295"),
         ([{**MINUTE, "requests_per_unit": 5.5}], "limits[0].requests_per_unit", "5.5 is neither text nor"),
@@ -56,19 +56,19 @@ def test_json_limits_compile_like_rules() -> None:
     ],
 )
 def test_json_limit_error_names_its_field(fields: object, field: str, message: str) -> None:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         read_limits(fields)
-    (problem,) = refused.value.problems
+    (problem,) = raised.value.problems
     assert (problem.file, problem.line) == (field, 0)
     assert message in problem.message
-    assert str(refused.value).startswith(f"{field}: error: ")
+    assert str(raised.value).startswith(f"{field}: error: ")
     assert "line " not in problem.message
 
 
 def test_all_json_limit_errors_use_the_given_field_name() -> None:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         read_limits([{**MINUTE, "unit": "x"}, {**MINUTE, "algorithm": "y"}], "override.limits")
-    assert [problem.file for problem in refused.value.problems] == [
+    assert [problem.file for problem in raised.value.problems] == [
         "override.limits[0].unit",
         "override.limits[1].algorithm",
     ]

@@ -111,8 +111,8 @@ def test_zero_limit_is_a_warning_explicit_or_default() -> None:
     )
 
     assert _warnings(text) == [
-        (4, "zero-limit", "requests_per_unit is 0: every request is denied"),
-        (6, "zero-limit", "there is no requests_per_unit, which means 0: every request is denied"),
+        (4, "zero-limit", "requests_per_unit is 0, so that every request is denied"),
+        (6, "zero-limit", "there is no requests_per_unit, which means 0, so that every request is denied"),
     ]
 
 
@@ -134,7 +134,9 @@ def test_key_that_needs_a_limit_warns_without_one(key: str) -> None:
 def test_counting_keys_warn_next_to_unlimited() -> None:
     text = "domain: d\ndescriptors:\n  - key: k\n    rate_limit:\n      unlimited: y\n      requests_per_unit: 5\n"
 
-    assert _warnings(text) == [(6, "no-effect", "'requests_per_unit' has no effect when unlimited")]
+    assert _warnings(text) == [
+        (6, "no-effect", "'requests_per_unit' has no effect when unlimited; drop it, or 'unlimited'")
+    ]
 
 
 @pytest.mark.parametrize("key", ["penalty: {}", "warn_at: 0.8", "answer: {headers: []}", "deny: {status: 503}"])
@@ -143,7 +145,7 @@ def test_denial_keys_warn_where_everything_passes(key: str, beside: str) -> None
     text = f"domain: d\ndescriptors:\n  - key: k\n    {key}\n    {beside}\n"
 
     name, _, _ = key.partition(":")
-    assert (4, "no-effect", f"'{name}' has no effect when unlimited") in _warnings(text)
+    assert (4, "no-effect", f"'{name}' has no effect when unlimited; drop it, or 'unlimited'") in _warnings(text)
 
 
 NOTHING_COUNTED = {
@@ -184,7 +186,9 @@ def test_replaces_with_unknown_name_is_a_warning() -> None:
         "  - key: b\n    rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: one}, {name: two}]}\n"
     )
 
-    assert _warnings(text) == [(6, "replaces", "replaces 'two', but no rate_limit of this domain has that name")]
+    assert _warnings(text) == [
+        (6, "replaces", "replaces 'two' has no effect: no rate_limit of this domain has that name")
+    ]
 
 
 # Entries that ext_authz builds, the rules, and whether one of them can match.

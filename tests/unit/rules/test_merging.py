@@ -149,7 +149,7 @@ def test_rule_position_is_its_own_not_its_parent_source() -> None:
         ),
         (
             [stored("a", f"{{{PLAN}, descriptors: [{{{USER}}}]}}, {{{PLAN}, descriptors: [{{{USER}}}]}}")],
-            "database:a:3:69: error: duplicate descriptor composite key 'edge.plan_free'; it is already at "
+            "database:a:3:69: error: duplicate descriptor composite key 'edge.plan_free'; the same descriptor is at "
             "database:a:3:15; join the two",
         ),
         (
@@ -157,15 +157,15 @@ def test_rule_position_is_its_own_not_its_parent_source() -> None:
                 stored("a", f"{{key: p, value: a*, share_threshold: true, descriptors: [{{{USER}}}]}}"),
                 stored("b", f"{{key: p, value: a*, descriptors: [{{{VIP}}}]}}"),
             ],
-            "database:b:3:15: error: share_threshold of 'edge.p_a*' is another at database:a:3:15, "
-            "which comes first and counts",
+            "database:b:3:15: error: share_threshold of 'edge.p_a*' differs at database:a:3:15, "
+            "which comes first and is in force",
         ),
         (
             [
                 stored("a", f"{{{USER}, {limit(1)}}}", domain_keys="charge: always"),
                 stored("b", "", domain_keys="charge: admitted"),
             ],
-            "database:b:2:9: error: domain 'edge' has another charge at database:a:2:9; a domain has one, "
+            "database:b:2:9: error: domain 'edge' has a different charge at database:a:2:9; a domain has one, "
             "and a rule may have its own",
         ),
         (
@@ -175,8 +175,8 @@ def test_rule_position_is_its_own_not_its_parent_source() -> None:
         ),
         (
             [stored("free_tier", "{key: user, rate_limit: {unit: minuet}}")],
-            "database:free_tier:3:46: error: invalid rate limit unit 'minuet'; it is one of second, minute, hour, day, "
-            "week, month, year; did you mean 'minute'?",
+            "database:free_tier:3:46: error: invalid rate limit unit 'minuet'; must be one of second, minute, hour, "
+            "day, week, month, year; did you mean 'minute'?",
         ),
         (
             [StoredRule("1", "a", "domain: \ud800")],
@@ -185,9 +185,9 @@ def test_rule_position_is_its_own_not_its_parent_source() -> None:
     ],
 )
 def test_conflicting_sources_are_rejected_with_position(rules: list[StoredRule], message: str) -> None:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         check_rules(rules)
-    (problem,) = refused.value.problems
+    (problem,) = raised.value.problems
     assert message in str(problem)
 
 

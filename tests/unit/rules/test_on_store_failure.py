@@ -103,5 +103,5 @@ def test_policy_of_one_file_applies_to_all_and_may_be_repeated() -> None:
 def test_conflicting_domain_policies_are_an_error() -> None:
     files = {"a.yaml": b"domain: d\non_store_failure: local", "b.yaml": b"domain: d\non_store_failure: deny"}
 
-    with pytest.raises(RulesError, match=r"b\.yaml:2:19: .*another on_store_failure at a\.yaml:2:19.*rule may have"):
+    with pytest.raises(RulesError, match=r"b\.yaml:2:19: .*different on_store_failure at a\.yaml:2:19.*rule may have"):
         compile_documents(files, merge_domains=True)

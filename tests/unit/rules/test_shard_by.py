@@ -37,5 +37,7 @@ def test_shard_by_of_one_file_applies_to_all(silent: str) -> None:
 def test_conflicting_shard_by_is_an_error() -> None:
     files = {"a.yaml": b"domain: d\nshard_by: domain", "b.yaml": b"domain: d\n\nshard_by: descriptor"}
 
-    with pytest.raises(RulesError, match=r"b\.yaml:3:11: .*another shard_by at a\.yaml:2:11; .*same in all its files"):
+    with pytest.raises(
+        RulesError, match=r"b\.yaml:3:11: .*different shard_by at a\.yaml:2:11; .*same in all its files"
+    ):
         compile_documents(files, merge_domains=True)

@@ -99,10 +99,10 @@ def test_only_the_first_rule_of_a_file_may_omit_the_header() -> None:
     text = '# all of them\n---\n# ratelimit-rls: {"priority": 5}\ndomain: a\n'
     assert [(one.rule.name, one.rule.priority, one.line) for one in parse_rules(text, "f", "f.yaml")] == [("f", 5, 3)]
 
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         parse_rules("domain: a\n---\ndomain: b\n--- {domain: c}\n", "f", "f.yaml")
-    assert [(problem.line, problem.column) for problem in refused.value.problems] == [(2, 1), (4, 1)]
-    assert 'without a name: write \'# ratelimit-rls: {"name": "…"}\' below this line' in str(refused.value)
+    assert [(problem.line, problem.column) for problem in raised.value.problems] == [(2, 1), (4, 1)]
+    assert 'without a name: write \'# ratelimit-rls: {"name": "…"}\' below this line' in str(raised.value)
 
     with pytest.raises(RulesError, match=r"^f\.yaml:3:18: error: the name of a rule has 1 to 255"):
         parse_rules('domain: a\n---\n# ratelimit-rls: {"priority": 5}\ndomain: b\n', "f", "f.yaml")
@@ -122,7 +122,7 @@ def test_byte_order_mark_is_dropped_on_export() -> None:
     [
         ('{"name"', 25, "what follows '# ratelimit-rls:' is not JSON: Expecting ':' delimiter"),
         ("[" * 100_000, 18, "is not JSON: "),
-        ("[]", 18, "it is a mapping, e.g."),
+        ("[]", 18, "must be a mapping, e.g."),
         ('{"nmae": "x"}', 18, "unknown key 'nmae'; did you mean 'name'?"),
         ('{"name": ""}', 18, "the name of a rule has 1 to 255 characters"),
         ('{"name": "a\\u0000"}', 18, "that can be printed"),
@@ -137,9 +137,9 @@ def test_byte_order_mark_is_dropped_on_export() -> None:
     ],
 )
 def test_invalid_header_is_rejected(header: str, column: int, message: str) -> None:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         parse_rule(f"# ratelimit-rls: {header}\ndomain: x", "x", "x.yaml")
-    (problem,) = refused.value.problems
+    (problem,) = raised.value.problems
     assert (problem.file, problem.line) == ("x.yaml", 1)
     assert message in problem.message
     assert problem.column == column or "nested" in problem.message or len(header) > 1000

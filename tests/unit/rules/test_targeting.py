@@ -241,9 +241,9 @@ TIERS = tuple(map(str, range(MAX_ALTERNATIVES // 2)))
     ],
 )
 def test_targeting_error_names_its_field(targeting: Targeting, messages: list[str]) -> None:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         check_rules([rule(targeting)])
-    problems = [str(problem) for problem in refused.value.problems]
+    problems = [str(problem) for problem in raised.value.problems]
     assert len(problems) == len(messages), problems
     for problem, start in zip(problems, messages, strict=True):
         assert problem.startswith(f"database:r: error: {start}")
@@ -267,9 +267,9 @@ def test_targeting_error_names_its_field(targeting: Targeting, messages: list[st
     ],
 )
 def test_document_error_keeps_its_position(document: str, place: str, message: str) -> None:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         check_rules([rule(Targeting(("free", "pro"), scope=Scope.USER), document)])
-    (problem,) = refused.value.problems
+    (problem,) = raised.value.problems
     assert str(problem).startswith(f"database:r:{place}: error: ")
     assert message in problem.message
 
@@ -288,9 +288,9 @@ def test_implicit_descriptors_per_domain_are_bounded() -> None:
         for name, scope in (("a", Scope.TENANT), ("b", Scope.ENDPOINT))
     ]
     assert len(keys(check_rules(rules[:1]))) == 20
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         check_rules(rules)
-    (problem,) = refused.value.problems
+    (problem,) = raised.value.problems
     assert problem.file == "database:b"
     assert f"more than {MAX_SHAPES} kinds of targeting" in problem.message
 

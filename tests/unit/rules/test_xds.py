@@ -35,9 +35,9 @@ def only_rule(**descriptor: Any) -> Rule:
 
 
 def first_errors(*configs: dict[str, Any]) -> str:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         compiled(*configs)
-    return str(explain_problems(refused.value, configs))
+    return str(explain_problems(raised.value, configs))
 
 
 def test_every_xds_field_means_the_same_as_in_a_file() -> None:

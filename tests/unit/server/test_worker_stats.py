@@ -26,7 +26,7 @@ from ratelimit_rls.core.model import (
 from ratelimit_rls.server import worker_stats as module
 from ratelimit_rls.server.worker_stats import WorkerStats
 from ratelimit_rls.telemetry.collector import series
-from ratelimit_rls.telemetry.hot_keys import HOTTEST, HotKeys
+from ratelimit_rls.telemetry.hot_keys import MAX_RATE, HotKeys
 from ratelimit_rls.telemetry.instruments import REFERENCE_REQUESTS, WORKERS
 from ratelimit_rls.telemetry.metrics import CallTimes, Metrics
 
@@ -34,7 +34,7 @@ STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 OUTLINE = PlanTemplate(
     "edge", True, (STEP,), (DescriptorPlan(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),)
 )
-REFUSED = decide(OUTLINE, StoreResult(True, 0, (LimitState(0, 5, 1),)))
+DENIED = decide(OUTLINE, StoreResult(True, 0, (LimitState(0, 5, 1),)))
 TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
 REQUESTS = series(REFERENCE_REQUESTS, "ShouldRateLimit")
 WORKERS_THERE = series(WORKERS)
@@ -56,7 +56,7 @@ class Worker(NamedTuple):
 
     def ask(self, times: int, key: bytes) -> None:
         self.metrics.calls.setdefault("/service/ShouldRateLimit", CallTimes()).answered(0.001, times)
-        self.hot_keys.observe([Call(OUTLINE, Keyed((key,)))] * times, [REFUSED] * times)
+        self.hot_keys.observe([Call(OUTLINE, Keyed((key,)))] * times, [DENIED] * times)
 
 
 def new_worker(directory: Path | None = None) -> Worker:
@@ -91,11 +91,11 @@ async def test_hot_keys_are_summed_but_process_gauges_are_not(workers: list[Work
     for worker in workers:
         report = await worker.stats.hot()
         assert report.calls_per_second == 321
-        assert [(row.key, row.per_second, row.refused_per_second, row.rule) for row in report.hottest(5)] == [
+        assert [(row.key, row.per_second, row.denied_per_second, row.rule) for row in report.hottest(5)] == [
             ("rl:{edge/user=0}:gcra:60", 320, 320, "edge.user"),
             ("rl:{edge/user=1}:gcra:60", 1, 1, "edge.user"),
         ]
-        assert dict(await worker.stats.stats())[HOTTEST] == 300
+        assert dict(await worker.stats.stats())[MAX_RATE] == 300
 
 
 async def test_worker_without_response_is_left_out(
@@ -144,7 +144,7 @@ async def test_counters_of_ended_workers_are_kept_but_gauges_are_not(
     for _ in range(2):
         result = await left.stats.collect_all()
         assert (result.series[REQUESTS], result.series[WORKERS_THERE]) == (35, 1)
-        assert (result.names[TOTAL], result.names[HOTTEST]) == (35, 10)
+        assert (result.names[TOTAL], result.names[MAX_RATE]) == (35, 10)
     monkeypatch.setattr("os.getpid", lambda: 0)  # process ids are reused
     another = new_worker(tmp_path)
     await another.stats.start()

@@ -74,7 +74,7 @@ async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
     rules.swap(tree(), digest="", files=1, loaded_at=datetime.now(UTC))
     limiter = RateLimiter(rules, EmbeddedStore(clock=lambda: now[0]), metrics, Policy())
     pipeline = new_pipeline(RlsCodec(limiter), metrics, ThrottleQueue(0, 0))
-    refused = 0
+    denied = 0
     for at_us, _, values in lines:
         request = MAPPING.request(values)
         assert request is not None
@@ -86,36 +86,36 @@ async def live(lines: Sequence[Line]) -> tuple[int, Metrics]:
         now[0] = at_us
         answer = await pipeline.check(message.SerializeToString())
         assert isinstance(answer, bytes)
-        refused += RateLimitResponse.FromString(answer).overall_code == RateLimitResponse.OVER_LIMIT
-    return refused, metrics
+        denied += RateLimitResponse.FromString(answer).overall_code == RateLimitResponse.OVER_LIMIT
+    return denied, metrics
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(30_000, marks=pytest.mark.slow)])
 async def test_replay_counts_equal_the_service_counts(count: int) -> None:
     lines = traffic(count)
     replay = replayed(lines, RULES)
-    refused, metrics = await live(lines)
+    denied, metrics = await live(lines)
 
     tally = replay.outcomes[0].tally
-    assert (tally.calls, tally.refused) == (count, refused)
-    assert 0 < refused < count
+    assert (tally.calls, tally.denied) == (count, denied)
+    assert 0 < denied < count
     for one in tally.rules():
         if one.path == "edge.user_u2":  # unlimited: the service counts nothing
-            assert (one.refused, one.let_pass) == (0, 0)
+            assert (one.denied, one.passed_over_limit) == (0, 0)
             continue
         counted = metrics.limit(one.path, "edge", one.path)
         assert one.hits == counted.total_hits
-        assert one.let_pass == counted.shadow_mode
+        assert one.passed_over_limit == counted.shadow_mode
         over = counted.over_limit - counted.shadow_mode
-        assert one.refused == over, one.path
+        assert one.denied == over, one.path
 
 
 def test_replay_against_itself_has_no_difference() -> None:
     replay = replayed(traffic(2_000), RULES, RULES)
     first, second = replay.outcomes
 
-    assert first.tally.refused == second.tally.refused > 0
-    assert (replay.changes.refused_only_by_first, replay.changes.refused_only_by_second) == (0, 0)
+    assert first.tally.denied == second.tally.denied > 0
+    assert (replay.changes.denied_only_by_first, replay.changes.denied_only_by_second) == (0, 0)
 
 
 def test_changed_verdicts_are_counted() -> None:
@@ -123,11 +123,11 @@ def test_changed_verdicts_are_counted() -> None:
 
     replay = replayed(traffic(2_000), looser, RULES)
 
-    new, old = (one.tally.refused for one in replay.outcomes)
+    new, old = (one.tally.denied for one in replay.outcomes)
     changes = replay.changes
-    assert new - old == changes.refused_only_by_first - changes.refused_only_by_second
-    assert changes.refused_only_by_first > 0
-    assert changes.refused_only_by_second > 0
+    assert new - old == changes.denied_only_by_first - changes.denied_only_by_second
+    assert changes.denied_only_by_first > 0
+    assert changes.denied_only_by_second > 0
 
 
 def test_rule_tally_has_first_and_last_denial_and_peak() -> None:
@@ -137,7 +137,7 @@ def test_rule_tally_has_first_and_last_denial_and_peak() -> None:
     replay = replayed([(DEFAULT_START_US + at, n, values) for n, at in enumerate(moments)], RULES)
 
     (one,) = replay.outcomes[0].tally.rules()
-    assert (one.calls, one.refused, one.first_us, one.last_us) == (
+    assert (one.calls, one.denied, one.first_us, one.last_us) == (
         10,
         3,
         DEFAULT_START_US,
@@ -220,7 +220,7 @@ descriptors:
     replay = replayed([(DEFAULT_START_US, number, values) for number in range(5)], throttled)
 
     (one,) = replay.outcomes[0].tally.rules()
-    assert (one.calls, one.refused, one.waited, one.max_wait_us) == (5, 2, 2, 200_000)
+    assert (one.calls, one.denied, one.delayed, one.max_wait_us) == (5, 2, 2, 200_000)
 
 
 def test_svg_is_valid_xml_and_shows_every_call() -> None:
@@ -238,8 +238,8 @@ def test_svg_is_valid_xml_and_shows_every_call() -> None:
             number, what = part.split()
             drawn[what] += int(number.replace(",", ""))
     assert drawn == {
-        "admitted": sum(one.tally.calls - one.tally.refused for one in replay.outcomes),
-        "refused": sum(one.tally.refused for one in replay.outcomes),
+        "admitted": sum(one.tally.calls - one.tally.denied for one in replay.outcomes),
+        "denied": sum(one.tally.denied for one in replay.outcomes),
     }
 
 

@@ -49,9 +49,9 @@ def descriptors_of(directory: Path, request: str) -> list[str]:
 
 
 def problems(directory: Path, step: str) -> list[str]:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         read_suite(write(directory, step))
-    return [f"{one.line}:{one.column} {one.message}" for one in refused.value.problems]
+    return [f"{one.line}:{one.column} {one.message}" for one in raised.value.problems]
 
 
 REQUESTS = {
@@ -124,10 +124,10 @@ def test_rules_errors_are_reported_without_follow_up_errors(
     file = write(tmp_path, "{request: {peer: 192.0.2.1}, expect: ok, remaining: 1}", "{request: {peer: x}, expect: ok}")
     (tmp_path / "rules.yaml").write_text(RULES.replace("from: method", "from: methud"))
 
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         read_suite(file)
 
-    assert [Path(problem.file).name for problem in refused.value.problems] == ["a.test.yaml", "rules.yaml"]
+    assert [Path(problem.file).name for problem in raised.value.problems] == ["a.test.yaml", "rules.yaml"]
 
 
 async def test_request_step_runs_like_a_descriptor_step(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def read(directory: Path, text: str) -> Suite:
 
 
 def problems(directory: Path, text: str) -> list[str]:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         read(directory, text)
-    return [f"{one.line}:{one.column} {one.message}" for one in refused.value.problems]
+    return [f"{one.line}:{one.column} {one.message}" for one in raised.value.problems]
 
 
 def test_every_step_key_is_read(tmp_path: Path) -> None:
@@ -138,12 +138,12 @@ def test_all_errors_of_all_suites_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "a.test.yaml").write_text(HEAD.replace("rules", "bad") + "      - {descriptor: {u: a}, expect: ok}\n")
     (tmp_path / "b.test.yaml").write_text("descriptors: bad.yaml\nsteps: 1\ntests: 2\n")
 
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         load_suites(find_files([tmp_path]))
 
-    files = {Path(problem.file).name for problem in refused.value.problems}
+    files = {Path(problem.file).name for problem in raised.value.problems}
     assert files == {"bad.yaml", "b.test.yaml"}
-    assert len(refused.value.problems) >= 3
+    assert len(raised.value.problems) >= 3
 
 
 def test_find_files_is_recursive_without_duplicates(tmp_path: Path) -> None:

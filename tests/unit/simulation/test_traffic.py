@@ -150,17 +150,17 @@ def test_lines_of_equal_time_keep_their_order() -> None:
 def test_buckets_widen_without_losing_counts() -> None:
     series = TimeHistogram()
     for second in range(0, 100_000, 7):
-        series.add(DEFAULT_START_US + second * S_US, refused=second % 2 == 1)
+        series.add(DEFAULT_START_US + second * S_US, denied=second % 2 == 1)
 
     assert len(series.buckets) <= MAX_BUCKETS
     assert series.width_us == 600 * S_US
     assert series.start_us == DEFAULT_START_US
-    assert sum(admitted + refused for admitted, refused in series.buckets) == len(range(0, 100_000, 7))
+    assert sum(admitted + denied for admitted, denied in series.buckets) == len(range(0, 100_000, 7))
     assert series.buckets[0] == (43, 43)
 
 
 def test_explicit_bucket_width_only_doubles() -> None:
     series = TimeHistogram(3 * S_US)
     for second in range(3 * MAX_BUCKETS + 1):
-        series.add(DEFAULT_START_US + second * S_US, refused=False)
+        series.add(DEFAULT_START_US + second * S_US, denied=False)
     assert series.width_us == 6 * S_US

@@ -104,21 +104,21 @@ class Harness:
     async def ask(self, plan: Plan) -> StoreResult:
         return (await self.spend(plan))[0]
 
-    async def refused(self, plan: Plan) -> StoreResult:
+    async def denied(self, plan: Plan) -> StoreResult:
         """Call until the plan is denied for the first time."""
         for _ in range(20):
             answer = await self.ask(plan)
             if answer.denied:
                 assert not answer.remembered
                 return answer
-        raise AssertionError("it was never refused")
+        raise AssertionError("it was never denied")
 
     def gauge(self, name: str) -> int:
-        return dict(self.denials.gauges())[f"ratelimit.denials.{name}"]
+        return dict(self.denials.gauges())[f"ratelimit.denial_cache.{name}"]
 
     @property
     def remembered(self) -> int:
-        return self.gauge("remembered")
+        return self.gauge("entries")
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def purposed(plan: Plan, purpose: Purpose) -> Plan:
 async def test_a_denial_is_repeated_without_the_store_until_it_ends(harness: Harness, algorithm: Algorithm) -> None:
     harness.now_us += 12_345_678
     plan = call(step(algorithm=algorithm))
-    first = await harness.refused(plan)
+    first = await harness.denied(plan)
     begun_us, retry_us = harness.now_us, first.readings[0].retry_us
     asked = harness.inner.asked
 
@@ -145,7 +145,7 @@ async def test_a_denial_is_repeated_without_the_store_until_it_ends(harness: Har
         assert again.remembered
         assert abs(harness.now_us + again.readings[0].retry_us - (begun_us + retry_us)) <= 1
     assert harness.inner.asked == asked
-    assert harness.gauge("answered") == 7
+    assert harness.gauge("hits") == 7
 
     harness.now_us = begun_us + retry_us - 1
     assert (await harness.ask(plan)).denied
@@ -160,7 +160,7 @@ async def test_a_repeated_denial_has_the_values_the_store_would_return(harness: 
     plan = call(
         step("a", 2), step("b", 100, algorithm=Algorithm.TOKEN_BUCKET, unit=Unit.HOUR), step("c", 9, unit=Unit.SECOND)
     )
-    await harness.refused(plan)
+    await harness.denied(plan)
     harness.now_us += 1_700_000  # the window of `c` is over
     again = await harness.ask(plan)
     (true,) = await harness.inner.spend([harness.inner.prepare(plan)])
@@ -182,7 +182,7 @@ async def test_a_client_that_waits_as_told_is_admitted_even_if_the_store_was_slo
 
     harness.inner.before = harness.inner.after = slow
     sent_us = harness.now_us
-    first = await harness.refused(plan)
+    first = await harness.denied(plan)
     harness.inner.before = harness.inner.after = None
     decided_us, received_us = sent_us + 100_000, sent_us + 200_000
     ends_us = decided_us + first.readings[0].retry_us
@@ -198,14 +198,14 @@ async def test_a_client_that_waits_as_told_is_admitted_even_if_the_store_was_slo
 
 async def test_a_cached_denial_ends_first_even_if_our_clock_is_slow(harness: Harness) -> None:
     plan = call(step(limit=1))
-    first = await harness.refused(plan)
+    first = await harness.denied(plan)
     harness.now_us += int(first.readings[0].retry_us * (1 - 400e-6))
     assert not (await harness.ask(plan)).remembered
 
 
 async def test_a_long_denial_is_confirmed_periodically(harness: Harness) -> None:
     plan = call(step(limit=1, unit=Unit.DAY))
-    await harness.refused(plan)
+    await harness.denied(plan)
     harness.now_us += MAX_DENIAL_US // 2
     assert (await harness.ask(plan)).remembered
     harness.now_us += MAX_DENIAL_US // 2
@@ -215,7 +215,7 @@ async def test_a_long_denial_is_confirmed_periodically(harness: Harness) -> None
 
 async def test_a_cached_denial_ends_with_the_first_denying_limit(harness: Harness) -> None:
     plan = call(step("a", 1, unit=Unit.SECOND), step("b", 1, unit=Unit.MINUTE))
-    assert [reading.allowed for reading in (await harness.refused(plan)).readings] == [False, False]
+    assert [reading.allowed for reading in (await harness.denied(plan)).readings] == [False, False]
     harness.now_us += SECOND_US
     second = await harness.ask(plan)
     assert not second.remembered
@@ -229,7 +229,7 @@ async def test_a_cached_denial_ends_with_the_first_denying_limit(harness: Harnes
 @pytest.mark.parametrize("plan", [call(step(limit=3, cost=4)), call(step(limit=0))], ids=["cost", "limit"])
 async def test_an_impossible_cost_is_denied_until_its_limit_resets(harness: Harness, plan: Plan) -> None:
     harness.now_us += SECOND_US
-    first = await harness.refused(plan)
+    first = await harness.denied(plan)
     assert first.readings[0].retry_us == -1
     harness.now_us += SECOND_US
     again = await harness.ask(plan)
@@ -241,14 +241,14 @@ async def test_an_impossible_cost_is_denied_until_its_limit_resets(harness: Harn
 
 async def test_a_denial_without_an_end_is_not_cached(harness: Harness) -> None:
     plan = call(step(limit=3, cost=4, algorithm=Algorithm.GCRA))
-    assert (await harness.refused(plan)).readings[0] == (3, -1, 0)
+    assert (await harness.denied(plan)).readings[0] == (3, -1, 0)
     assert not (await harness.ask(plan)).remembered
 
 
 async def test_a_denial_in_global_shadow_mode_is_not_cached(harness: Harness) -> None:
     """In global shadow mode the call passes, and limits with capacity left are charged."""
     plan = call(step("a", 1), step("b", 5), shadow_mode=True)
-    await harness.refused(plan)
+    await harness.denied(plan)
     left = (await harness.ask(plan)).readings[1].left
     assert (await harness.ask(plan)).readings[1].left == left - 1
 
@@ -258,19 +258,19 @@ async def test_a_limit_in_shadow_mode_does_not_deny(harness: Harness) -> None:
     await harness.ask(plan)
     assert not (await harness.ask(plan)).denied
     assert harness.remembered == 0
-    assert (await harness.refused(plan)).readings[0].retry_us > 0
+    assert (await harness.denied(plan)).readings[0].retry_us > 0
     assert (await harness.ask(plan)).remembered
 
 
 async def test_quotas_are_not_cached(harness: Harness) -> None:
     plan = call(step("a", 1, quota=True))
-    await harness.refused(plan)
+    await harness.denied(plan)
     assert not (await harness.ask(plan)).remembered
 
 
 async def test_a_call_that_can_be_delayed_is_not_cached(harness: Harness) -> None:
     queue = call(step(limit=1, algorithm=Algorithm.GCRA, max_delay_us=SECOND_US))
-    await harness.refused(queue)
+    await harness.denied(queue)
     prepared = harness.denials.prepare(queue).with_max_wait(2_000_000)
     for _ in range(2):
         (answer,) = await harness.answered(prepared)
@@ -305,7 +305,7 @@ async def test_a_limit_that_counts_denied_hits_is_not_cached(
     """Regardless of whether it denies itself, or another limit does."""
     own = step("a", 1 if not other else 9, algorithm=algorithm, charge=Charge.ALWAYS)
     plan = call(own, step("b", 1)) if other else call(own)
-    await harness.refused(plan)
+    await harness.denied(plan)
     left = [(await harness.ask(plan)).readings[0].left for _ in range(3)]
     assert left == [left[0], left[0] - 1, left[0] - 2]
 
@@ -315,14 +315,14 @@ async def test_a_denied_look_is_cached_even_under_charge_always(harness: Harness
     for _ in range(3):
         await harness.ask(call(spend))
     look = call(step(limit=2, charge=Charge.ALWAYS, cost=0))
-    await harness.refused(look)
+    await harness.denied(look)
     assert (await harness.ask(look)).remembered
 
 
 async def test_a_refund_is_never_cached(harness: Harness) -> None:
     plan = call(step("a", 1), step("b", 5, cost=-1, charge=Charge.ALWAYS))
     await harness.spend(*(call(step("b", 5)) for _ in range(5)))
-    await harness.refused(plan)
+    await harness.denied(plan)
     left = (await harness.ask(plan)).readings[1].left
     assert (await harness.ask(plan)).readings[1].left == left + 1
 
@@ -330,7 +330,7 @@ async def test_a_refund_is_never_cached(harness: Harness) -> None:
 async def test_a_denied_report_is_counted_every_time() -> None:
     harness = Harness(skip_over_limit_charges=True)
     report = purposed(call(step(limit=1, charge=Charge.ALWAYS)), Purpose.REPORT)
-    await harness.refused(report)
+    await harness.denied(report)
     left = [(await harness.ask(report)).readings[0].left for _ in range(3)]
     assert left == [left[0], left[0] - 1, left[0] - 2]
 
@@ -339,7 +339,7 @@ class TestSkippedOverLimitCharges:
     async def test_hits_on_an_exceeded_window_are_not_counted(self) -> None:
         harness = Harness(skip_over_limit_charges=True)
         plan = call(step(limit=2, charge=Charge.ALWAYS))
-        await harness.refused(plan)
+        await harness.denied(plan)
         for _ in range(5):
             assert (await harness.ask(plan)).remembered
         assert (await harness.ask(call(step(limit=2, cost=0)))).readings[0].left == -1
@@ -349,7 +349,7 @@ class TestSkippedOverLimitCharges:
     async def test_all_hits_of_a_later_call_are_over_limit_in_metrics(self) -> None:
         harness = Harness(skip_over_limit_charges=True)
         plan = call(step(limit=10, cost=4, charge=Charge.ALWAYS))
-        await harness.refused(plan)  # two of its hits were within the limit
+        await harness.denied(plan)  # two of its hits were within the limit
         metrics = Metrics()
         decision = decide(plan.template, await harness.ask(plan))
         assert decision.remembered
@@ -362,13 +362,13 @@ class TestSkippedOverLimitCharges:
     async def test_a_window_with_limit_zero_is_exceeded_by_its_first_hit(self) -> None:
         harness = Harness(skip_over_limit_charges=True)
         plan = call(step(limit=0, charge=Charge.ALWAYS))
-        await harness.refused(plan)
+        await harness.denied(plan)
         assert (await harness.ask(plan)).remembered
 
     async def test_other_algorithms_keep_counting(self) -> None:
         harness = Harness(skip_over_limit_charges=True)
         plan = call(step(limit=1, charge=Charge.ALWAYS, algorithm=Algorithm.SLIDING_WINDOW))
-        await harness.refused(plan)
+        await harness.denied(plan)
         assert not (await harness.ask(plan)).remembered
 
     async def test_a_window_that_is_not_exceeded_keeps_counting(self) -> None:
@@ -380,7 +380,7 @@ class TestSkippedOverLimitCharges:
     async def test_a_window_that_is_full_only_with_an_undone_charge_keeps_counting(self) -> None:
         harness = Harness(skip_over_limit_charges=True)
         plan = call(step("a", 1), step("a", 1, charge=Charge.ALWAYS))
-        await harness.refused(plan)
+        await harness.denied(plan)
         assert not (await harness.ask(plan)).remembered
 
 
@@ -391,7 +391,7 @@ class TestPenalties:
 
     async def test_a_cooldown_is_cached_until_a_limit_ends_and_then_until_it_ends(self, harness: Harness) -> None:
         plan = self.plan()
-        first = await harness.refused(plan)
+        first = await harness.denied(plan)
         assert (first.readings[0].retry_us, first.readings[1].retry_us) == (MINUTE_US, 2 * MINUTE_US)
         harness.now_us += MINUTE_US // 2
         assert (await harness.ask(plan)).remembered
@@ -407,19 +407,19 @@ class TestPenalties:
     async def test_without_a_cooldown_denials_are_not_cached(self, harness: Harness) -> None:
         """A denial before a cooldown begins counts as a violation, though no call was admitted in between."""
         plan = self.plan(after=3)
-        assert (await harness.refused(plan)).readings[1].left == 1
+        assert (await harness.denied(plan)).readings[1].left == 1
         assert not (await harness.ask(plan)).remembered
 
     async def test_not_cached_if_another_descriptor_may_have_a_violation(self, harness: Harness) -> None:
         own = MonitoredDescriptor((step("b", 5),), (Penalty(3600 * SECOND_US, 1, (2,)),))
         plan = monitored_call(MonitoredDescriptor((step("a", 1),)), own)
-        await harness.refused(plan)
+        await harness.denied(plan)
         await harness.spend(*(monitored_call(own) for _ in range(4)))
         assert (await harness.ask(plan)).readings[2].left == 1
 
     async def test_a_warning_keeps_the_state_from_the_store(self, harness: Harness) -> None:
         plan = monitored_call(MonitoredDescriptor((step("a", 2),), (WarnAt(500),)))
-        await harness.refused(plan)
+        await harness.denied(plan)
         again = await harness.ask(plan)
         assert again.remembered
         assert decide(plan.template, again).statuses[0].state is WarningState.THROTTLED
@@ -428,16 +428,16 @@ class TestPenalties:
 class TestRefunds:
     async def test_a_refund_ends_the_denial(self, harness: Harness) -> None:
         plan = call(step(limit=2))
-        await harness.refused(plan)
+        await harness.denied(plan)
         assert (await harness.ask(plan)).remembered
         await harness.ask(call(step(limit=2, cost=-1)))
         assert not (await harness.ask(plan)).denied
-        assert harness.gauge("forgotten") == 1
+        assert harness.gauge("invalidations") == 1
 
     async def test_the_refund_of_a_disconnected_caller_ends_the_denial(self, harness: Harness) -> None:
         plan = call(step(limit=1))
         admitted = await harness.ask(plan)
-        await harness.refused(plan)
+        await harness.denied(plan)
         charged = refund(decide(plan.template, admitted))
         assert charged is not None
         await harness.answered(harness.denials.refund_of(harness.denials.prepare(plan), charged))
@@ -448,14 +448,14 @@ class TestRefunds:
         leased = replace(plan.template.descriptor_plans[0], rule=Rule("domain.k", (), hot=LeasePolicy(100_000)))
         plan = plan._replace(template=replace(plan.template, descriptor_plans=(leased,)))
         admitted = await harness.ask(plan)
-        await harness.refused(plan)
+        await harness.denied(plan)
         await harness.answered(harness.denials.prepare(plan).refund(1, admitted.now_us))
         assert not (await harness.ask(plan)).denied
 
     @pytest.mark.parametrize("refund_first", [True, False])
     async def test_a_refund_in_the_same_batch_ends_the_denial(self, harness: Harness, refund_first: bool) -> None:
         plan, given_back = call(step(limit=1)), call(step(limit=1, cost=-1))
-        await harness.refused(plan)
+        await harness.denied(plan)
         batch = [given_back, plan] if refund_first else [plan, given_back]
         answers = await harness.spend(*batch)
         assert [answer.denied for answer in answers] == [not refund_first, False]
@@ -477,7 +477,7 @@ class TestRefunds:
 
     async def test_a_failed_refund_invalidates_because_it_may_have_happened(self, harness: Harness) -> None:
         plan, given_back = call(step(limit=1)), call(step(limit=1, cost=-1))
-        await harness.refused(plan)
+        await harness.denied(plan)
         harness.inner.fault = StoreTimeout("late")
         assert await harness.denials.spend([harness.denials.prepare(given_back)]) == [harness.inner.fault]
         harness.inner.fault = None
@@ -485,13 +485,13 @@ class TestRefunds:
 
     async def test_a_cancelled_refund_invalidates_because_it_may_have_happened(self, harness: Harness) -> None:
         plan, given_back = call(step(limit=1)), call(step(limit=1, cost=-1))
-        await harness.refused(plan)
+        await harness.denied(plan)
 
         async def never() -> None:
             harness.inner.after = None
             (again,) = await harness.spend(plan)
             assert not again.denied
-            await harness.refused(plan)  # cached while the refund is in flight
+            await harness.denied(plan)  # cached while the refund is in flight
             await asyncio.Event().wait()
 
         harness.inner.after = never
@@ -508,14 +508,14 @@ class TestInvalidation:
         a, b = call(step("a", 1)), call(step("b", 1))
         both = call(step("a", 1), step("c", 9))
         for plan in (a, b, both):
-            await harness.refused(plan)
+            await harness.denied(plan)
         harness.denials.forget([a.keys[0]])
         assert [answer.remembered for answer in await harness.spend(a, b, both)] == [False, True, False]
 
     async def test_freeing_a_counter_that_did_not_deny_ends_nothing(self, harness: Harness) -> None:
         """On a cluster, each denied call refunds the charges of its other limits."""
         plan = call(step("a", 1), step("b", 9))
-        await harness.refused(plan)
+        await harness.denied(plan)
         harness.denials.forget([plan.keys[1]])
         assert (await harness.ask(plan)).remembered
 
@@ -537,7 +537,7 @@ class TestInvalidation:
         self, harness: Harness, event: str
     ) -> None:
         plan, other = call(step("a", 1)), call(step("b", 1))
-        await harness.refused(plan)
+        await harness.denied(plan)
         await harness.ask(other)
 
         async def happen() -> None:
@@ -551,14 +551,14 @@ class TestInvalidation:
         harness.inner.after = happen
         assert (await harness.ask(other)).denied  # requests in flight are not cached, either
         assert harness.remembered == 0
-        assert harness.gauge("bytes") == 0
-        assert harness.gauge("forgotten") == 1
+        assert harness.gauge("size") == 0
+        assert harness.gauge("invalidations") == 1
         assert not (await harness.ask(plan)).remembered
 
     async def test_nothing_is_cached_without_a_subscription(self, harness: Harness) -> None:
         plan = call(step(limit=1))
         harness.denials.set_subscribed(False)
-        await harness.refused(plan)
+        await harness.denied(plan)
         assert not (await harness.ask(plan)).remembered
         harness.denials.set_subscribed(True)
         assert not (await harness.ask(plan)).remembered
@@ -572,28 +572,28 @@ class TestMemory:
         plans = [shape._replace(keys=(f"rl:{{{number}}}:fixed_window:60".encode(),)) for number in range(500)]
         for plan in plans:
             await harness.ask(plan)
-            assert harness.gauge("bytes") <= 100_000
-        assert harness.remembered == 500 - harness.gauge("evicted")
+            assert harness.gauge("size") <= 100_000
+        assert harness.remembered == 500 - harness.gauge("evictions")
         assert harness.remembered > 50
         again = await harness.spend(*plans)
-        assert sum(answer.remembered for answer in again) == harness.gauge("answered")
+        assert sum(answer.remembered for answer in again) == harness.gauge("hits")
 
     async def test_an_entry_larger_than_the_budget_is_not_kept(self) -> None:
         harness = Harness(max_bytes=2_000)
         plan = call(*(step(str(number), 0) for number in range(50)))
-        await harness.refused(plan)
+        await harness.denied(plan)
         assert harness.remembered == 0
-        assert harness.gauge("bytes") == 0
+        assert harness.gauge("size") == 0
 
     async def test_a_layout_counts_towards_the_size(self, harness: Harness) -> None:
         shape = call(step("k", 0))
         for key in (b"rl:{a}:fixed_window:60", b"rl:{b}:fixed_window:60"):
             await harness.ask(shape._replace(keys=(key,)))
-        sharing = harness.gauge("bytes")
+        sharing = harness.gauge("size")
         harness.denials.forget_all()
         for cost in (0, 1):
             await harness.ask(call(step("k", 0, cost=cost)))
-        assert harness.gauge("bytes") > sharing + 1000
+        assert harness.gauge("size") > sharing + 1000
 
     async def test_expired_entries_do_not_accumulate(self, harness: Harness) -> None:
         shape = call(step("k", 0))
@@ -605,11 +605,11 @@ class TestMemory:
         for _ in range(60):
             await harness.ask(other)
         assert harness.remembered == 0
-        assert harness.gauge("bytes") == 0
+        assert harness.gauge("size") == 0
 
     async def test_a_key_that_occurs_twice_in_a_call_is_kept_once(self, harness: Harness) -> None:
         plan = call(step("a", 0), step("a", 0))
-        await harness.refused(plan)
+        await harness.denied(plan)
         assert (await harness.ask(plan)).remembered
         harness.denials.forget(plan.keys)
         assert harness.remembered == 0
@@ -630,10 +630,10 @@ class TestMemory:
             taken, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             print(
-                f"{len(shape.keys)} keys: {taken / 2000:.0f} bytes each, said to be {harness.gauge('bytes') / 2000:.0f}"
+                f"{len(shape.keys)} keys: {taken / 2000:.0f} bytes each, said to be {harness.gauge('size') / 2000:.0f}"
             )
             assert harness.remembered == 2000
-            assert taken <= harness.gauge("bytes") <= 2 * taken
+            assert taken <= harness.gauge("size") <= 2 * taken
 
     @pytest.mark.slow
     async def test_forgotten_entries_leave_no_memory_behind(self) -> None:
@@ -648,14 +648,14 @@ class TestMemory:
         gc.collect()
         left, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert harness.gauge("forgotten") == 500
+        assert harness.gauge("invalidations") == 500
         assert left < held / 10, f"{left} of {held} bytes"
 
 
 async def test_results_of_a_batch_are_in_order(harness: Harness) -> None:
-    refused, other = call(step("a", 0)), call(step("b", 9))
-    await harness.refused(refused)
-    answers = await harness.spend(other, refused, other, refused, refused, other)
+    denied, other = call(step("a", 0)), call(step("b", 9))
+    await harness.denied(denied)
+    answers = await harness.spend(other, denied, other, denied, denied, other)
     assert [answer.remembered for answer in answers] == [False, True, False, True, True, False]
     assert [answer.readings[0].left for answer in answers] == [8, 0, 7, 0, 0, 6]
 
@@ -663,7 +663,7 @@ async def test_results_of_a_batch_are_in_order(harness: Harness) -> None:
 async def test_an_expired_entry_is_dropped_on_lookup(harness: Harness) -> None:
     plan, other = call(step(limit=1)), call(step("other"))
     longer = call(step(limit=0, unit=Unit.HOUR))
-    await harness.refused(plan)
+    await harness.denied(plan)
     others = [longer._replace(keys=(b"rl:{%d}:fixed_window:3600" % number,)) for number in range(200)]
     await harness.spend(*others)
     harness.now_us += MINUTE_US
@@ -686,23 +686,23 @@ async def test_concurrent_identical_denials_are_cached_once(harness: Harness) ->
     assert (await harness.ask(plan)).denied
     assert harness.remembered == 1
     harness.denials.forget(plan.keys)
-    assert harness.gauge("bytes") == 0
+    assert harness.gauge("size") == 0
 
 
 async def test_a_store_error_does_not_affect_cached_denials(harness: Harness) -> None:
-    refused, other = call(step("a", 0)), call(step("b", 9))
-    await harness.refused(refused)
+    denied, other = call(step("a", 0)), call(step("b", 9))
+    await harness.denied(denied)
     harness.inner.fault = StoreTimeout("late")
-    reported = await harness.denials.spend([harness.denials.prepare(other), harness.denials.prepare(refused)])
+    reported = await harness.denials.spend([harness.denials.prepare(other), harness.denials.prepare(denied)])
     assert reported[0] is harness.inner.fault
     assert isinstance(reported[1], StoreResult)
     assert harness.remembered == 1
 
 
 async def test_a_denial_beside_a_store_error_is_cached(harness: Harness) -> None:
-    refused, other = harness.denials.prepare(call(step("a", 0))), harness.denials.prepare(call(step("b", 9)))
-    harness.inner.fault, harness.inner.spared = StoreTimeout("late"), [refused]
-    await harness.denials.spend([other, refused, other])
+    denied, other = harness.denials.prepare(call(step("a", 0))), harness.denials.prepare(call(step("b", 9)))
+    harness.inner.fault, harness.inner.spared = StoreTimeout("late"), [denied]
+    await harness.denials.spend([other, denied, other])
     assert harness.remembered == 1
 
 
@@ -710,7 +710,7 @@ async def test_a_batch_without_cached_denials_is_forwarded_unchanged(harness: Ha
     batch = [harness.denials.prepare(call(step(limit=9)))]
     await harness.denials.spend(batch)
     assert harness.inner.batches[-1] is batch
-    await harness.refused(call(step("other", 0)))
+    await harness.denied(call(step("other", 0)))
     await harness.denials.spend(batch)
     assert harness.inner.batches[-1] is batch
 

@@ -261,7 +261,7 @@ async def test_unused_hits_are_refunded_when_the_lease_ends() -> None:
     assert world.left(plan)[0] < 1_000 - len(admitted)
     await sleep_us(LEASE_US + REFUND_DELAY_US + 1_000)
     assert world.left(plan) == [1_000 - len(admitted)]
-    assert dict(leases.gauges())["ratelimit.leases.hits_in_hand"] == 0
+    assert dict(leases.gauges())["ratelimit.leases.available_hits"] == 0
 
 
 @virtually
@@ -273,7 +273,7 @@ async def test_expired_hits_are_not_used_even_before_their_refund() -> None:
     before = world.trips
     while world.trips == before:
         await ask(world, leases, prepared)
-    assert dict(leases.gauges())["ratelimit.leases.hits_in_hand"] > 10
+    assert dict(leases.gauges())["ratelimit.leases.available_hits"] > 10
     await sleep_us(LEASE_US + REFUND_DELAY_US // 2)
     before = world.trips
     await ask(world, leases, prepared)
@@ -289,7 +289,7 @@ async def test_hits_of_a_window_are_not_used_in_the_next(algorithm: Algorithm) -
     plan = hot_call(limit_of(400, Unit.SECOND, algorithm))
     await sleep_us(890_000)
     admitted = await warm(world, leases, plan, times=80, pause_us=900)
-    assert dict(leases.gauges())["ratelimit.leases.hits_in_hand"] > 5
+    assert dict(leases.gauges())["ratelimit.leases.available_hits"] > 5
     await sleep_us(SECOND_US - world.now_us() % SECOND_US + 1_000)
     for _ in range(20):
         admitted += (await ask(world, leases, *[leases.prepare(plan)] * 30))[1]
@@ -458,7 +458,7 @@ async def test_leased_hits_are_served_while_the_store_fails() -> None:
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
     await warm(world, leases, plan, times=20, pause_us=1_000)
-    in_hand = dict(leases.gauges())["ratelimit.leases.hits_in_hand"]
+    in_hand = dict(leases.gauges())["ratelimit.leases.available_hits"]
     world.fails = StoreTimeout("no answer")
     prepared = leases.prepare(plan)
     answers = [(await leases.spend([prepared]))[0] for _ in range(in_hand + 2)]

@@ -52,7 +52,7 @@ descriptors:
           - key: c
             rate_limit: {unit: minute, requests_per_unit: 10}
 """
-PASSES, REFUSED = LimitState(9, 0, 1), LimitState(-1, 5, 1)
+PASSES, DENIED = LimitState(9, 0, 1), LimitState(-1, 5, 1)
 
 
 class Setup:
@@ -82,8 +82,8 @@ class Setup:
         template = self.plan(*entries, domain=domain, limit=limit).template
         answer = None
         if template.steps:
-            refused = reading is REFUSED and not all(step.shadow_mode for step in template.steps)
-            answer = StoreResult(refused, 0, (reading,) * len(template.steps), remembered=remembered)
+            denied = reading is DENIED and not all(step.shadow_mode for step in template.steps)
+            answer = StoreResult(denied, 0, (reading,) * len(template.steps), remembered=remembered)
         decision = decide(template, answer)
         if without_store:
             decision = decision._replace(without_store=OnStoreFailure.LOCAL)
@@ -101,10 +101,10 @@ class Setup:
 def test_a_decision_is_counted_by_rule_outcome_and_source() -> None:
     setup = Setup()
     setup.decide({"user": "a"})
-    setup.decide({"user": "b"}, reading=REFUSED)
-    setup.decide({"user": "b"}, reading=REFUSED, remembered=True)
-    setup.decide({"user": "b"}, reading=REFUSED, without_store=True)
-    setup.decide({"trial": "x"}, reading=REFUSED)
+    setup.decide({"user": "b"}, reading=DENIED)
+    setup.decide({"user": "b"}, reading=DENIED, remembered=True)
+    setup.decide({"user": "b"}, reading=DENIED, without_store=True)
+    setup.decide({"trial": "x"}, reading=DENIED)
     setup.decide({"staff": "x"}, {"nobody": "x"})
     setup.decide({"user": "a"}, {"vip": "a"})
     setup.decide({"user": "a"}, domain="elsewhere")
@@ -126,7 +126,7 @@ def test_a_decision_is_counted_by_rule_outcome_and_source() -> None:
 
 def test_denials_in_global_shadow_mode_are_counted_as_shadowed() -> None:
     setup = Setup(Policy(shadow_mode=True))
-    setup.decide({"user": "a"}, reading=REFUSED)
+    setup.decide({"user": "a"}, reading=DENIED)
     assert list(setup.decisions()) == [("my.edge", "my.edge.user", "shadowed", "store")]
     assert collect(setup.metrics)[series(instruments.GLOBAL_SHADOW)] == 1
 
@@ -148,7 +148,7 @@ def test_a_look_is_counted_as_a_decision_and_a_report_is_not() -> None:
     setup = Setup()
     for purpose in (Purpose.REPORT, Purpose.LOOK):
         template = setup.plan({"user": "a"}, purpose=purpose).template
-        decision = decide(template, StoreResult(True, 0, (REFUSED,)))
+        decision = decide(template, StoreResult(True, 0, (DENIED,)))
         setup.metrics.record(decision, setup.metrics.counters(template))
     assert setup.decisions() == {("my.edge", "my.edge.user", "over_limit", "store"): 1}
 
@@ -184,8 +184,8 @@ def test_compatible_labels_have_the_domain_and_two_key_levels() -> None:
 def test_hits_are_counted_by_outcome() -> None:
     setup = Setup()
     setup.decide({"user": "a"})
-    setup.decide({"user": "a"}, reading=REFUSED)
-    setup.decide({"trial": "a"}, reading=REFUSED)
+    setup.decide({"user": "a"}, reading=DENIED)
+    setup.decide({"trial": "a"}, reading=DENIED)
     collected = collect(setup.metrics)
     hits = {one.attributes[1:]: value for one, value in collected.items() if one.instrument == "ratelimit.hits"}
     assert hits == {
@@ -241,21 +241,21 @@ def test_a_value_equal_to_a_bound_is_in_the_bucket_below() -> None:
 
 def test_external_values_are_collected() -> None:
     counted = Metrics()
-    counted.watch(lambda: [("ratelimit.throttle.held", 2), ("ratelimit.throttle.held_total", 7)])
+    counted.watch(lambda: [("ratelimit.throttle.queue_length", 2), ("ratelimit.throttle.delayed", 7)])
     counted.measure(lambda: [(series(instruments.STORE_AVAILABLE), 1)])
     collected = collect(counted)
-    assert collected[series(BY_NAME["ratelimit.throttle.held"])] == 2
-    assert collected[series(BY_NAME["ratelimit.throttle.holds"])] == 7
+    assert collected[series(BY_NAME["ratelimit.throttle.queue_length"])] == 2
+    assert collected[series(BY_NAME["ratelimit.throttle.delayed"])] == 7
     assert collected[series(instruments.STORE_AVAILABLE)] == 1
 
 
-def process(requests: int, available: int, refused: int, seconds: float) -> Collected:
+def process(requests: int, available: int, denied: int, seconds: float) -> Collected:
     durations = Durations()
     durations.observe(seconds)
     return {
         series(instruments.REFERENCE_REQUESTS, "ShouldRateLimit"): requests,
         series(instruments.STORE_AVAILABLE): available,
-        series(instruments.RULES_REFUSED): refused,
+        series(instruments.RULES_REJECTED_UPDATES): denied,
         series(instruments.STORE_DURATION, "redis", ""): durations.value,
     }
 
@@ -284,3 +284,7 @@ def test_instrument_names_are_unique_and_include_the_unit() -> None:
             assert one.prometheus.endswith("_total") == (one.kind is InstrumentKind.COUNTER)
         if one.unit in ("s", "By") and not one.reference:
             assert {"s": "_seconds", "By": "_bytes"}[one.unit] in one.prometheus
+
+
+def test_stats_and_statsd_use_the_names_of_the_instruments() -> None:
+    assert {name for name, one in instruments.EXTERNAL_INSTRUMENTS.items() if name != one.name} == set()

@@ -26,7 +26,7 @@ STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
 OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
 PASSED = decide(OUTLINE, StoreResult(False, 0, (LimitState(3, 0, 1),)))
-REFUSED = decide(OUTLINE, StoreResult(True, 0, (LimitState(-1, 5_000_000, 1),)))
+DENIED = decide(OUTLINE, StoreResult(True, 0, (LimitState(-1, 5_000_000, 1),)))
 
 
 class Clock:
@@ -45,7 +45,7 @@ def test_a_line_names_the_rule_the_limit_and_the_trace(clock: Clock) -> None:
     log = DenialLog(5, clock)
     with structlog.testing.capture_logs() as lines:
         assert log.has_lines_left
-        log.record([(0, PASSED), (2, REFUSED)], lambda number: TraceIds("t" * 32, str(number)))
+        log.record([(0, PASSED), (2, DENIED)], lambda number: TraceIds("t" * 32, str(number)))
     assert lines == [
         {
             "log_level": "info",
@@ -87,7 +87,7 @@ def test_lines_per_second_are_bounded(clock: Clock) -> None:
     with structlog.testing.capture_logs() as lines:
         for clock.now_s in (10.0, 10.2, 10.9, 11.0, 11.1):
             if log.has_lines_left:
-                log.record([(0, REFUSED)] * 5, lambda _: None)
+                log.record([(0, DENIED)] * 5, lambda _: None)
     assert len(lines) == 4
     assert "trace_id" not in lines[0]
 
@@ -97,7 +97,7 @@ def test_unused_lines_are_not_carried_over(clock: Clock) -> None:
     with structlog.testing.capture_logs() as lines:
         for clock.now_s in (10.0, 11.0, 12.0):
             assert log.has_lines_left
-        log.record([(0, REFUSED)] * 5, lambda _: None)
+        log.record([(0, DENIED)] * 5, lambda _: None)
     assert len(lines) == 2
 
 

@@ -31,9 +31,9 @@ from ratelimit_rls.errors import StoreError, StoreTimeout
 from ratelimit_rls.store.redis.keyspace import RedisKeyspace
 from ratelimit_rls.telemetry.hot_keys import (
     GENERATION_S,
-    HOTTEST,
     MAX_KEPT,
     MAX_LOGGED_KEY_LENGTH,
+    MAX_RATE,
     MAX_WARNINGS,
     OVER_THRESHOLD,
     REPEAT_WARNING_S,
@@ -132,8 +132,8 @@ def test_rates_are_exact_under_low_load(harness: Harness) -> None:
     assert (report.seconds, report.calls_per_second) == (pytest.approx(2), pytest.approx(30))
     alice, bob = report.hottest(5)
     assert (alice.key, alice.per_second) == ("rl:{edge/user=alice}:fixed_window:60", pytest.approx(20))
-    assert (bob.per_second, bob.refused_per_second) == (pytest.approx(10), 0)
-    assert [(row.key, row.refused_per_second) for row in report.most_denied(5)] == [(alice.key, pytest.approx(10))]
+    assert (bob.per_second, bob.denied_per_second) == (pytest.approx(10), 0)
+    assert [(row.key, row.denied_per_second) for row in report.most_denied(5)] == [(alice.key, pytest.approx(10))]
 
 
 def zipf(random: Random, calls: int, names: int) -> list[str]:
@@ -214,7 +214,7 @@ def test_descriptors_count_once_by_first_key_and_only_denying_ones_as_denied() -
     harness.hot_keys.observe([call_of(template=template_of(None))], [decide(template_of(None), None)])
     report = harness.hot_keys.report()
     assert report.calls_per_second == 2
-    assert {row.key: (row.per_second, row.refused_per_second) for row in report.keys} == {"a1": (1, 0), "b1": (1, 1)}
+    assert {row.key: (row.per_second, row.denied_per_second) for row in report.keys} == {"a1": (1, 0), "b1": (1, 1)}
 
 
 def test_calls_with_a_store_error_are_counted(harness: Harness) -> None:
@@ -242,7 +242,7 @@ def test_reports_of_several_processes_are_merged() -> None:
     both = merge_reports([one.hot_keys.report(), other.hot_keys.report()])
     assert both.calls_per_second == 30
     alice, bob = both.hottest(5)
-    assert (alice.per_second, alice.refused_per_second, bob.per_second) == (20, 10, 10)
+    assert (alice.per_second, alice.denied_per_second, bob.per_second) == (20, 10, 10)
     assert merge_reports([]) == HotReport(0.0, 0.0, ())
 
 
@@ -319,8 +319,8 @@ def test_warnings_are_rate_limited_and_the_hottest_come_first() -> None:
 
 
 def test_gauges_do_not_contain_keys(harness: Harness) -> None:
-    assert dict(harness.hot_keys.gauges()) == {HOTTEST: 0, OVER_THRESHOLD: 0}
+    assert dict(harness.hot_keys.gauges()) == {MAX_RATE: 0, OVER_THRESHOLD: 0}
     harness = Harness(warn_per_second=50)
     harness.ask_for(3, "alice", 80)
     harness.ask_for(1, "leased", 300, template=ONE_LEASED)
-    assert dict(harness.hot_keys.gauges()) == {HOTTEST: 75, OVER_THRESHOLD: 1}
+    assert dict(harness.hot_keys.gauges()) == {MAX_RATE: 75, OVER_THRESHOLD: 1}

@@ -86,9 +86,9 @@ def test_warn_at_states_are_counted_and_exported_only_above_zero() -> None:
     counters = metrics.limit("d.k")
     metrics.limit("d.other")
     for state in (WarningState.NORMAL, WarningState.WARNING, WarningState.WARNING, WarningState.THROTTLED):
-        refused = state is WarningState.THROTTLED
-        reading = LimitState(0, 1 if refused else 0, 1)
-        metrics.record(decide(template, StoreResult(refused, 0, (reading, LimitState(state, 0, 0)))), (counters,))
+        denied = state is WarningState.THROTTLED
+        reading = LimitState(0, 1 if denied else 0, 1)
+        metrics.record(decide(template, StoreResult(denied, 0, (reading, LimitState(state, 0, 0)))), (counters,))
 
     states = {name: count for name, count in metrics.names().items() if ".state_" in name}
     prefix = "ratelimit.service.rate_limit.d.k"

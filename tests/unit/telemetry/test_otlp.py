@@ -48,7 +48,7 @@ def running() -> Iterator[OtlpCollector]:
 
 @pytest.fixture
 def collector(running: OtlpCollector) -> OtlpCollector:
-    running.refusing = False
+    running.rejecting = False
     running.forget()
     return running
 
@@ -165,7 +165,7 @@ async def test_many_series_are_split_into_several_messages(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_a_rejecting_collector_is_logged_once(collector: OtlpCollector, new_sink: NewSink, protocol: str) -> None:
-    collector.refusing = True
+    collector.rejecting = True
     sink = new_sink(protocol)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):

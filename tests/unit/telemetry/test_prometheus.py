@@ -147,7 +147,7 @@ MAPPING = rb"""
 mappings:
   - {match: ratelimit.service.rate_limit.*.*.total_hits, name: hits_total, labels: {domain: $1, rule: $2}, help: Hits.}
   - {match: ratelimit_server.*.response_time, name: call_seconds, scale: 0.001, labels: {method: $1}}
-  - {match: ratelimit.throttle.held, name: held_now}
+  - {match: ratelimit.throttle.queue_length, name: queue}
   - {match: ratelimit.service.config_load_*, name: dropped, match_type: regex, action: drop}
   - {match: ratelimit.hot_keys.*, name: "${1}"}
 """
@@ -169,16 +169,16 @@ def test_a_mapping_replaces_the_compatible_series() -> None:
         ("ratelimit.service.rate_limit.d_e-f.within_limit", 1),
         ("ratelimit.service.rate_limit.d.e.f.within_limit", 2),
         ("ratelimit.service.config_load_success", 1),
-        ("ratelimit.throttle.held", 6),
-        ("ratelimit.denials.remembered", 9),
-        ("ratelimit.hot_keys.hottest_per_second", 5),
+        ("ratelimit.throttle.queue_length", 6),
+        ("ratelimit.denial_cache.entries", 9),
+        ("ratelimit.hot_keys.max_rate", 5),
     ]
     text = prometheus.text(collected, names)
     zone = ("zone", "z")
     assert samples(text, "hits_total") == {(("domain", "d"), ("rule", "k"), zone): 4}
     assert families(text)["hits"].documentation == "Hits."
-    assert samples(text, "held_now") == {(("rule", "x"), zone): 6}
-    assert families(text)["held_now"].type == "gauge"
+    assert samples(text, "queue") == {(("rule", "x"), zone): 6}
+    assert families(text)["queue"].type == "gauge"
     assert families(text)["call_seconds"].type == "histogram"
     assert samples(text, "call_seconds_sum") == {(("method", "ShouldRateLimit"), ("rule", "x"), zone): 5.25}
     assert [dict(labels)["le"] for labels in samples(text, "call_seconds_bucket")][:3] == [
@@ -190,14 +190,14 @@ def test_a_mapping_replaces_the_compatible_series() -> None:
     assert samples(text, "ratelimit_service_rate_limit_d_e_f_within_limit") == {(("rule", "x"), zone): 3}
     exported = set(families(text))
     assert "ratelimit_workers" in exported
-    assert "ratelimit_denials_remembered" not in exported  # it would be duplicated if it is in `collected`
+    assert "ratelimit_denial_cache_entries" not in exported  # it would be duplicated if it is in `collected`
     assert not [name for name in exported if name.startswith(("ratelimit_service_config_load", "dropped"))]
 
 
 def test_mapped_names_cannot_use_our_names_or_mix_kinds() -> None:
     content = b"""
 mappings:
-  - {match: ratelimit.*.held, name: "ratelimit_${1}_held"}
+  - {match: ratelimit.*.queue_length, name: "ratelimit_${1}_queue_length"}
   - {match: ratelimit.service.*, name: mixed, labels: {what: $1}}
   - {match: ratelimit.leases.*, name: mixed, labels: {what: $1}, scale: 0.5}
   - {match: ratelimit_server.*.response_time, name: calls}
@@ -207,14 +207,14 @@ mappings:
     text = PrometheusText(mapping=mapping).text(
         {series(instruments.REFERENCE_TIMES, "Check"): TIMES},
         [
-            ("ratelimit.leases.asked_total", 4),
+            ("ratelimit.leases.requests", 4),
             ("ratelimit.leases.counters", 2),
             ("ratelimit.service.global_shadow_mode", 3),
-            ("ratelimit.throttle.held", 1),
+            ("ratelimit.throttle.queue_length", 1),
             ("ratelimit_server.Check.total_requests", 9),
         ],
     )
-    assert samples(text, "mixed") == {(("what", "asked_total"),): 2, (("what", "global_shadow_mode"),): 3}
+    assert samples(text, "mixed") == {(("what", "requests"),): 2, (("what", "global_shadow_mode"),): 3}
     assert set(families(text)) == {"mixed", "calls"}
     assert list(samples(text, "calls_count").values()) == [10]
 

@@ -21,7 +21,7 @@ from ratelimit_rls.telemetry.statsd import DogStatsdFormat, StatsdFormat, Statsd
 from ratelimit_rls.telemetry.statsd_transport import TcpTransport, UdpTransport
 
 HITS = "ratelimit.service.rate_limit.d.k.total_hits"
-HELD = "ratelimit.throttle.held"
+QUEUE_LENGTH = "ratelimit.throttle.queue_length"
 
 
 class Measured:
@@ -104,11 +104,11 @@ def lines(measured: Measured, style: StatsdFormat | None = None) -> Callable[[],
 
 def test_counters_are_sent_as_deltas_and_gauges_as_values(measured: Measured) -> None:
     now = lines(measured)
-    measured.numbers = {HITS: 5, HELD: 2, "ratelimit.denials.answered": 0}
-    assert now() == [f"{HITS}:5|c", f"{HELD}:2|g"]
-    assert now() == [f"{HELD}:2|g"]
-    measured.numbers = {HITS: 12, HELD: 0, "ratelimit.denials.answered": 1}
-    assert now() == ["ratelimit.denials.answered:1|c", f"{HITS}:7|c", f"{HELD}:0|g"]
+    measured.numbers = {HITS: 5, QUEUE_LENGTH: 2, "ratelimit.denial_cache.hits": 0}
+    assert now() == [f"{HITS}:5|c", f"{QUEUE_LENGTH}:2|g"]
+    assert now() == [f"{QUEUE_LENGTH}:2|g"]
+    measured.numbers = {HITS: 12, QUEUE_LENGTH: 0, "ratelimit.denial_cache.hits": 1}
+    assert now() == ["ratelimit.denial_cache.hits:1|c", f"{HITS}:7|c", f"{QUEUE_LENGTH}:0|g"]
 
 
 def test_durations_are_sent_by_bucket(measured: Measured) -> None:
@@ -148,11 +148,11 @@ def test_statsd_names_contain_extra_tags(measured: Measured) -> None:
 
 
 def test_dogstatsd_lines_have_extra_tags(measured: Measured) -> None:
-    measured.numbers = {HITS: 1, HELD: 3}
+    measured.numbers = {HITS: 1, QUEUE_LENGTH: 3}
     measured.durations.observe(0.004, 4)
     assert lines(measured, DogStatsdFormat({"zone": "a", "commit": "1", "empty": ""}))() == [
         f"{HITS}:1|c|#commit:1,zone:a",
-        f"{HELD}:3|g|#commit:1,zone:a",
+        f"{QUEUE_LENGTH}:3|g|#commit:1,zone:a",
         "ratelimit_server.ShouldRateLimit.response_time:3.75|ms|@0.25|#commit:1,zone:a",
     ]
 
@@ -164,14 +164,14 @@ def test_the_first_matching_mogrifier_renames_and_tags(measured: Measured) -> No
             Mogrifier(
                 re2.compile(r"^ratelimit\.service\.rate_limit\.([^.]+)\.(.+)\.([^.]+)$"), "rl.$3.$9", (("d", "$1"),)
             ),
-            Mogrifier(re2.compile(r"hits|held"), "other.$0", (("k", "v"),)),
+            Mogrifier(re2.compile(r"hits|queue_length"), "other.$0", (("k", "v"),)),
         ],
     )
-    measured.numbers = {HITS: 1, HELD: 2, "ratelimit.service.config_load_error": 1}
+    measured.numbers = {HITS: 1, QUEUE_LENGTH: 2, "ratelimit.service.config_load_error": 1}
     assert lines(measured, style)() == [
         "ratelimit.service.config_load_error:1|c|#zone:a",
         "rl.total_hits.$9:1|c|#zone:a,d:d",
-        "other.held:2|g|#zone:a,k:v",
+        "other.queue_length:2|g|#zone:a,k:v",
     ]
 
 
@@ -295,13 +295,13 @@ async def test_an_unreachable_host_is_not_an_error(measured: Measured) -> None:
 
 async def test_each_worker_sends_the_gauges_of_all_workers(listener: TcpListener, measured: Measured) -> None:
     async def of_all() -> Iterable[tuple[str, int]]:
-        return [(HITS, 100), (HELD, 7)]
+        return [(HITS, 100), (QUEUE_LENGTH, 7)]
 
     wire = TcpTransport("127.0.0.1", listener.port)
     sink = StatsdSink(wire, StatsdFormat({}), measured.names, measured.times, interval_s=60, gauges=of_all)
-    measured.numbers = {HITS: 5, HELD: 2}
+    measured.numbers = {HITS: 5, QUEUE_LENGTH: 2}
     await sink.flush()
-    assert await listener.take(2) == [f"{HITS}:5|c", f"{HELD}:7|g"]
+    assert await listener.take(2) == [f"{HITS}:5|c", f"{QUEUE_LENGTH}:7|g"]
     await sink.close()
 
 

@@ -141,7 +141,7 @@ def test_unmapped_compatible_names_are_kept_and_ours_are_skipped() -> None:
         met(found, "ratelimit_server.Check.response_time", InstrumentKind.HISTOGRAM)
         == "ratelimit_server_Check_response_time"
     )
-    assert met(found, "ratelimit.denials.remembered", InstrumentKind.GAUGE) == ""
+    assert met(found, "ratelimit.denial_cache.entries", InstrumentKind.GAUGE) == ""
 
 
 def test_help_and_scale_come_from_the_rule() -> None:

@@ -86,7 +86,7 @@ def test_a_span_is_a_child_of_the_propagated_parent(sent: Metadata) -> None:
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == PARENT
     assert (span.name, span.kind, span.start_time) == (METHOD[1:], SpanKind.SERVER, 1_000)
-    assert attributes(span)["rpc.status_code"] == "OK"
+    assert attributes(span)["rpc.response.status_code"] == "OK"
     assert span.status.status_code is StatusCode.UNSET
 
 
@@ -198,7 +198,10 @@ def test_a_failed_call_is_an_error_with_its_status() -> None:
     setup.batch(W3C).ended(0, "UNAVAILABLE", "no connection")
     (span,) = setup.spans()
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "no connection")
-    assert (attributes(span)["rpc.status_code"], attributes(span)["error.type"]) == ("UNAVAILABLE", "UNAVAILABLE")
+    assert (attributes(span)["rpc.response.status_code"], attributes(span)["error.type"]) == (
+        "UNAVAILABLE",
+        "UNAVAILABLE",
+    )
 
 
 def test_a_delayed_response_ends_its_span_when_it_is_sent() -> None:

@@ -29,10 +29,10 @@ from ratelimit_rls.errors import StoreError, StoreTimeout
 from ratelimit_rls.telemetry.histogram import bucket_of
 from ratelimit_rls.telemetry.usage_counts import OTHER, DecisionOutcome, UsageCounts, UsageKey
 from ratelimit_rls.telemetry.usage_recorder import (
+    BUFFERED,
     DROPPED,
-    LEFT_OUT,
-    LINES,
-    WAITING,
+    SAMPLED_OUT,
+    USAGE_ENTRIES,
     RecordedCaller,
     UsageEntry,
     UsageRecorder,
@@ -68,8 +68,8 @@ def outline_of(
     return PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode, rejection=rejection)
 
 
-def decided(template: PlanTemplate, *readings: LimitState, refused: bool = False, remembered: bool = False) -> Decision:
-    return decide(template, StoreResult(refused, 0, readings, remembered=remembered) if readings else None)
+def decided(template: PlanTemplate, *readings: LimitState, denied: bool = False, remembered: bool = False) -> Decision:
+    return decide(template, StoreResult(denied, 0, readings, remembered=remembered) if readings else None)
 
 
 def request_of(**entries: str) -> Request:
@@ -83,7 +83,7 @@ def new(clock: Clock, sample: float = 0.0, max_waiting: int = 100, max_lines: in
 
 
 ONE = outline_of(BY_USER)
-PASSED, REFUSED = decided(ONE, OK), decided(ONE, OVER, refused=True)
+PASSED, DENIED = decided(ONE, OK), decided(ONE, OVER, denied=True)
 
 
 def numbers(counts: UsageCounts) -> tuple[int, ...]:
@@ -107,8 +107,8 @@ def test_each_call_is_counted_once_under_the_deciding_rule(clock: Clock) -> None
         [entry, entry, entry, None],
         [
             decided(both, OK, OK),
-            decided(both, OK, OVER, refused=True),
-            decided(both, OVER, OVER, refused=True, remembered=True),
+            decided(both, OK, OVER, denied=True),
+            decided(both, OVER, OVER, denied=True, remembered=True),
             PASSED,
         ],
         0.001,
@@ -123,7 +123,7 @@ def test_a_denial_is_attributed_to_the_limit_and_not_to_a_quota(clock: Clock) ->
     recorder = new(clock)
     template = outline_of(BY_QUOTA, BY_USER)
     entry = recorder.usage_entry(request_of(user="alice"), template)
-    recorder.note([entry], [decided(template, OVER, OVER, refused=True)], 0.001)
+    recorder.note([entry], [decided(template, OVER, OVER, denied=True)], 0.001)
     assert [one.rule for one in recorder.take_decisions(9)] == ["edge.user"]
 
 
@@ -148,7 +148,7 @@ def test_all_calls_are_allowed_in_shadow_mode(clock: Clock) -> None:
     shadow = outline_of(BY_USER, shadow_mode=True)
     entry = recorder.usage_entry(request_of(user="alice"), shadow)
     for remembered in (False, True, False):
-        recorder.note([entry], [decided(shadow, OVER, refused=True, remembered=remembered)], 0.001)
+        recorder.note([entry], [decided(shadow, OVER, denied=True, remembered=remembered)], 0.001)
     assert used(recorder) == {("edge.user", "alice"): (3, 3, 0, 0, 1, 2)}
     assert recorder.take_decisions(9) == []
 
@@ -156,7 +156,7 @@ def test_all_calls_are_allowed_in_shadow_mode(clock: Clock) -> None:
 def test_calls_that_got_another_response_are_skipped(clock: Clock) -> None:
     recorder = new(clock, sample=1.0)
     entry = recorder.usage_entry(request_of(user="alice"), ONE)
-    recorder.note([entry, entry, entry], [PASSED, REFUSED, PASSED], 0.001, skipped={0, 1})
+    recorder.note([entry, entry, entry], [PASSED, DENIED, PASSED], 0.001, skipped={0, 1})
     assert used(recorder) == {("edge.user", "alice"): (1, 1, 0, 0, 0, 1)}
     assert len(recorder.take_decisions(9)) == 1
 
@@ -166,7 +166,7 @@ def test_a_denial_is_recorded_with_its_decision(clock: Clock) -> None:
     template = outline_of(BY_PATH)
     entries = {"user_id": "alice", "remote_address": "10.0.0.1", "path": "/a?token=x#y", "method": "GET"}
     entry = recorder.usage_entry(request_of(**entries), template)
-    recorder.note([entry, entry], [decided(template, OVER, refused=True)] * 2, 0.0007)
+    recorder.note([entry, entry], [decided(template, OVER, denied=True)] * 2, 0.0007)
     first, second = recorder.take_decisions(9)
     assert first.caller == RecordedCaller("edge", "alice", "", "10.0.0.1", "/a", "GET")
     assert first[3:] == ("edge.path", DecisionOutcome.THROTTLED, 11, 10, 503, 5, 700, "")
@@ -213,14 +213,14 @@ def test_sampling_none_or_all_admissions(clock: Clock) -> None:
 def test_the_newest_records_are_dropped_and_counted_when_full(clock: Clock) -> None:
     recorder = new(clock, max_waiting=5)
     entry = recorder.usage_entry(request_of(user="alice"), ONE)
-    recorder.note([entry] * 7, [REFUSED] * 7, 0.001)
+    recorder.note([entry] * 7, [DENIED] * 7, 0.001)
     oldest = recorder.take_decisions(3)
-    recorder.note([entry] * 2, [REFUSED] * 2, 0.001)
+    recorder.note([entry] * 2, [DENIED] * 2, 0.001)
     recorder.put_back(oldest)
     kept = recorder.take_decisions(9)
     assert kept[:3] == oldest
     assert [one.log_id - oldest[0].log_id for one in kept] == [0, 1, 2, 3, 4]
-    assert dict(recorder.gauges()) == {WAITING: 0, DROPPED: 4, LEFT_OUT: 0, LINES: 1}
+    assert dict(recorder.gauges()) == {BUFFERED: 0, DROPPED: 4, SAMPLED_OUT: 0, USAGE_ENTRIES: 1}
 
 
 def test_a_flood_of_denials_is_sampled_and_usage_stays_exact(clock: Clock) -> None:
@@ -228,13 +228,13 @@ def test_a_flood_of_denials_is_sampled_and_usage_stays_exact(clock: Clock) -> No
     entry = recorder.usage_entry(request_of(user="mallory"), ONE)
     recorded = []
     for _ in range(10 * 60):  # 100 a second for ten minutes
-        recorder.note([entry] * 50, [REFUSED] * 50, 0.001)
+        recorder.note([entry] * 50, [DENIED] * 50, 0.001)
         for _ in range(50):
             recorder.record_denial(entry, "no key", 401)
         recorded.append(len(recorder.take_decisions(10_000)))
         clock.now_s += 1.0
     assert recorded == [60, *[1] * 599]  # a minute's worth at once, then evenly spread
-    assert dict(recorder.gauges())[LEFT_OUT] == 100 * 600 - sum(recorded)
+    assert dict(recorder.gauges())[SAMPLED_OUT] == 100 * 600 - sum(recorded)
     counted = [counts.sums for _, _, counts in taken(recorder)]
     assert sum(sums.throttled for sums in counted) == sum(sums.blocked for sums in counted) == 50 * 600
 
@@ -243,7 +243,7 @@ def test_admissions_are_recorded_during_a_flood_of_denials(clock: Clock) -> None
     recorder = UsageRecorder(sample=1, max_waiting=1000, denials_per_minute=10, clock=clock)
     entry = recorder.usage_entry(request_of(user="alice"), ONE)
     recorder.note([entry] * 100, [PASSED] * 100, 0.001)
-    recorder.note([entry] * 100, [REFUSED] * 100, 0.001)
+    recorder.note([entry] * 100, [DENIED] * 100, 0.001)
     recorder.note([entry] * 100, [PASSED] * 100, 0.001)
     outcomes = [one.outcome for one in recorder.take_decisions(1000)]
     assert (outcomes.count(DecisionOutcome.ALLOWED), outcomes.count(DecisionOutcome.THROTTLED)) == (200, 10)
@@ -254,7 +254,7 @@ def test_denials_with_much_text_are_recorded_less_often(clock: Clock) -> None:
     for path in ("/a", "/" + "a" * 499, "/" + "\N{GRINNING FACE}" * 499):
         recorder = UsageRecorder(sample=0, max_waiting=1000, denials_per_minute=100, clock=clock)
         entry = recorder.usage_entry(request_of(user="mallory", path=path), ONE)
-        recorder.note([entry] * 1000, [REFUSED] * 1000, 0.001)
+        recorder.note([entry] * 1000, [DENIED] * 1000, 0.001)
         recorded[path] = len(recorder.take_decisions(1000))
     assert [*recorded.values()] == [100, 25, 8]
 
@@ -309,7 +309,7 @@ def test_memory_is_bounded_even_if_usage_is_never_taken(clock: Clock) -> None:
 def test_latencies_are_in_their_buckets(clock: Clock) -> None:
     recorder = new(clock)
     entry = recorder.usage_entry(request_of(user="alice"), ONE)
-    recorder.note([entry, entry], [PASSED, REFUSED], 0.0005)
+    recorder.note([entry, entry], [PASSED, DENIED], 0.0005)
     recorder.note([entry], [PASSED], 0.02)
     ((_, _, counts),) = taken(recorder)
     assert counts.sums.latencies == {bucket_of(500): 2, bucket_of(20_000): 1}

@@ -50,7 +50,7 @@ class Met(NamedTuple):
         )
 
     @property
-    def refuses(self) -> bool:
+    def denies(self) -> bool:
         return not self.rule.shadow_mode and any(not reading.allowed for reading in self.readings)
 
 
@@ -65,10 +65,10 @@ def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decis
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
     outline = PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode)
     readings = tuple(reading for one in met for reading in one.readings)
-    return decide(outline, StoreResult(_is_refused(met), now_us, readings) if steps else None)
+    return decide(outline, StoreResult(_is_denied(met), now_us, readings) if steps else None)
 
 
-def _is_refused(met: Sequence[Met]) -> bool:
-    limits = [one.refuses for one in met if not one.rule.quota_mode]
-    quotas = [one.refuses for one in met if one.rule.quota_mode]
+def _is_denied(met: Sequence[Met]) -> bool:
+    limits = [one.denies for one in met if not one.rule.quota_mode]
+    quotas = [one.denies for one in met if one.rule.quota_mode]
     return any(limits) or (bool(quotas) and all(quotas))

@@ -18,7 +18,7 @@ EXAMPLES = re.findall(r"```http\n(HTTP/1.1 200 .*?)\n\n(HTTP/1.1 429 .*?)\n```",
 BODIES = [json.loads(body) for body in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
 
 PASSING = LimitState(847, 0, TO_MINUTE_US), LimitState(95_234, 0, TO_DAY_US)
-REFUSED = LimitState(0, TO_MINUTE_US, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
+DENIED = LimitState(0, TO_MINUTE_US, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
 
 
 def respond(
@@ -47,10 +47,10 @@ def respond(
     ),
 )
 def test_documented_headers_match_the_code(families: tuple[HeaderFamily, ...], example: tuple[str, str]) -> None:
-    for readings, shown in zip((PASSING, REFUSED), example, strict=True):
+    for readings, shown in zip((PASSING, DENIED), example, strict=True):
         assert [f"{name}: {value}" for name, value in respond(readings, families).headers] == shown.splitlines()[1:]
 
 
 @pytest.mark.parametrize("body_format", [BodyFormat.JSON, BodyFormat.PROBLEM])
 def test_documented_bodies_match_the_code(body_format: BodyFormat) -> None:
-    assert json.loads(respond(REFUSED, deny=DenyResponse(body_format)).body) in BODIES
+    assert json.loads(respond(DENIED, deny=DenyResponse(body_format)).body) in BODIES

@@ -63,18 +63,18 @@ async def test_hot_report_has_both_tables(url: str) -> None:
         "descriptor": "user=a/b,plan=free",
         "rule": "edge.user.plan",
         "per_second": 1500.0,
-        "refused_per_second": 0.0,
+        "denied_per_second": 0.0,
         "share": 0.75,
         "leased": False,
     }
     assert (second["descriptor"], second["leased"]) == ("user=x\x1b:", True)
     assert (third["domain"], third["descriptor"]) == ("", "")
-    assert [row["key"] for row in result["refused"]] == [third["key"], second["key"]]
+    assert [row["key"] for row in result["denied"]] == [third["key"], second["key"]]
 
 
 async def test_hot_report_respects_the_limit(url: str) -> None:
     result = json.loads((await fetch(url, "/hot?limit=1")).body)
-    assert (len(result["hottest"]), len(result["refused"])) == (1, 1)
+    assert (len(result["hottest"]), len(result["denied"])) == (1, 1)
 
 
 async def test_invalid_limit_is_rejected_with_a_message(url: str) -> None:

@@ -93,8 +93,8 @@ def decisions(draw: st.DrawFn) -> Decision:
         state = draw(st.sampled_from(WarningState)) if rule.warn_at else None
         statuses.append(status._replace(state=state, violations=draw(st.integers(0, 1000))))
     outline = PlanTemplate("a", True, tuple(steps), tuple(status.descriptor_plan for status in statuses))
-    refuses = any(status.code is Code.OVER_LIMIT for status in statuses)
-    return Decision(draw(codes) if refuses else Code.OK, tuple(statuses), outline, now_us=draw(st.integers(0, 2**51)))
+    is_denied = any(status.code is Code.OVER_LIMIT for status in statuses)
+    return Decision(draw(codes) if is_denied else Code.OK, tuple(statuses), outline, now_us=draw(st.integers(0, 2**51)))
 
 
 @given(decisions(), options)
@@ -138,15 +138,15 @@ def by_protobuf(decision: Decision, request: Request, options: ResponseOptions) 
 
 def test_denial_always_has_rule_metadata() -> None:
     limit = Limit(5, Unit.DAY, name="daily")
-    for refused, enabled in itertools.product((False, True), repeat=2):
-        reading = LimitState(0, 1_500_000, 9_000_000) if refused else LimitState(4, 0, 9_000_000)
+    for denied, enabled in itertools.product((False, True), repeat=2):
+        reading = LimitState(0, 1_500_000, 9_000_000) if denied else LimitState(4, 0, 9_000_000)
         decision = decided(Met(rule(limit), [reading]))
         encoder = RlsEncoder(ResponseOptions(dynamic_metadata=enabled))
         template = encoder.response_template(Request("edge", (Descriptor((Entry("user", "a"),)),)), decision.template)
         message = RateLimitResponse.FromString(encoder.encode(decision, template))
         encoded = json_format.MessageToDict(message.dynamic_metadata).get("rule")
         fired = {"path": "edge.user", "window": "day", "limit": "daily"}
-        assert encoded == ({**fired, "retry_after": 2} if refused else fired if enabled else None)
+        assert encoded == ({**fired, "retry_after": 2} if denied else fired if enabled else None)
 
 
 def test_watched_rules_report_their_state() -> None:

@@ -24,8 +24,8 @@ def test_stopping_process_is_neither_alive_nor_serving() -> None:
 def test_healthy_component_may_have_a_detail() -> None:
     health = Health()
     health.listening()
-    health.set("config", True, "the last update\nwas refused")
-    assert (health.serving, health.detail) == (True, "config: the last update was refused")
+    health.set("config", True, "the last update\nwas rejected")
+    assert (health.serving, health.detail) == (True, "config: the last update was rejected")
 
 
 def test_listeners_are_called_for_changes_only() -> None:

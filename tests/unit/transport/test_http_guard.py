@@ -66,8 +66,8 @@ async def test_plain_request_is_allowed() -> None:
 )
 async def test_cross_origin_request_is_rejected(headers: list[tuple[str, str]]) -> None:
     app = GuardedApp(hosts=AllowedHosts())
-    refused = await app.post(headers=headers)
-    assert (refused.status_code, refused.text) == (403, "pages of other origins may not use this port\n")
+    rejected = await app.post(headers=headers)
+    assert (rejected.status_code, rejected.text) == (403, "pages of other origins may not use this port\n")
     assert app.abuse.count(Abuse.CROSS_ORIGIN) == 1
 
 
@@ -79,9 +79,9 @@ async def test_cross_origin_request_is_rejected_despite_credentials() -> None:
 
 async def test_unknown_host_is_rejected() -> None:
     app = GuardedApp(hosts=AllowedHosts())
-    refused = await app.post(host="evil.example:8080", headers=[("Origin", "http://evil.example:8080")])
-    assert refused.status_code == 421
-    assert "RLS_HTTP_ALLOWED_HOSTS" in refused.text
+    rejected = await app.post(host="evil.example:8080", headers=[("Origin", "http://evil.example:8080")])
+    assert rejected.status_code == 421
+    assert "RLS_HTTP_ALLOWED_HOSTS" in rejected.text
     assert app.abuse.count(Abuse.UNKNOWN_HOST) == 1
     assert (await GuardedApp().post(host="evil.example")).status_code == 200  # if hosts are not checked
 
@@ -119,8 +119,8 @@ async def test_token_is_required(headers: list[tuple[str, str]], status: int) ->
 
 async def test_client_certificate_is_required() -> None:
     without = GuardedApp(client_certificates=True)
-    refused = await without.post()
-    assert (refused.status_code, refused.text) == (403, "this needs a client certificate\n")
+    rejected = await without.post()
+    assert (rejected.status_code, rejected.text) == (403, "this needs a client certificate\n")
     assert without.abuse.count(Abuse.UNAUTHENTICATED) == 1
     assert (await GuardedApp(client_certificates=True, certificate=True).post()).status_code == 200
 
@@ -141,8 +141,8 @@ async def test_certificate_does_not_replace_a_required_token() -> None:
 async def test_closed_path_is_rejected_with_a_reason() -> None:
     app = GuardedApp(closed_paths={"/json": "closed by RLS_HTTP_JSON\n"})
     for path in ("/json", "/%6Ason"):
-        refused = await app.post(path)
-        assert (refused.status_code, refused.text) == (403, "closed by RLS_HTTP_JSON\n")
+        rejected = await app.post(path)
+        assert (rejected.status_code, rejected.text) == (403, "closed by RLS_HTTP_JSON\n")
     assert (await app.post("/healthcheck")).status_code == 200
 
 

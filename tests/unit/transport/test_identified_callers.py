@@ -189,10 +189,10 @@ async def test_blocked_caller_is_denied_by_every_api_and_not_charged(clock: list
     answer = await harness.should({"ip": "192.0.2.2"}, {"user": "alice"})
     assert (answer.overall_code, [status.code for status in answer.statuses]) == (2, [1, 2])
     assert (await harness.should({"ip": "192.0.2.2"})).statuses[0].limit_remaining == before
-    assert answer.dynamic_metadata["rule"]["refused"] == "blocked"
-    refused = await harness.check({"x-api-key": "rlk_alice"})
-    assert refused.denied_response.status.code == 403
-    assert "spam" not in refused.denied_response.body
+    assert answer.dynamic_metadata["rule"]["rejection"] == "blocked"
+    rejected = await harness.check({"x-api-key": "rlk_alice"})
+    assert rejected.denied_response.status.code == 403
+    assert "spam" not in rejected.denied_response.body
     clock[0] = 1_090.0
     harness.entitlements.known[Subject.USER, "alice"] = SubjectEntitlement()
     assert (await harness.should({"user": "alice"})).overall_code == 1
@@ -214,12 +214,12 @@ async def test_blocked_caller_is_denied_even_if_no_rule_uses_subject_limits() ->
     harness = Harness(rules_text=SHARED_LIMITS)
     harness.verifier.blocks["alice"] = Block("spam")
     assert (await harness.check({"x-api-key": "rlk_alice"})).denied_response.status.code == 403
-    refused = await harness.should({"plan": "all"}, {"x-api-key": "rlk_alice"})
-    assert (refused.overall_code, [status.code for status in refused.statuses]) == (2, [1, 2])
+    rejected = await harness.should({"plan": "all"}, {"x-api-key": "rlk_alice"})
+    assert (rejected.overall_code, [status.code for status in rejected.statuses]) == (2, [1, 2])
     harness.verifier.blocks.clear()
     assert (await harness.check({"x-api-key": "rlk_alice"})).HasField("ok_response")
     passed = await harness.should({"plan": "all"}, {"x-api-key": "rlk_alice"})
-    assert (passed.overall_code, passed.statuses[1].limit_remaining) == (1, 1), "what was refused was not counted"
+    assert (passed.overall_code, passed.statuses[1].limit_remaining) == (1, 1), "what was rejected was not counted"
 
 
 async def test_refund_for_a_blocked_caller_is_accepted() -> None:
@@ -264,9 +264,9 @@ UNREADABLE = (
 async def test_unreadable_credential_is_invalid_and_not_missing(clock: list[float], sent: str) -> None:
     strict = Harness("  on_invalid: refuse")
     assert (await strict.check()).HasField("ok_response")
-    refused = await strict.check({"authorization": sent})
-    assert (refused.status.code, refused.denied_response.status.code) == (16, 401)
-    assert "not valid" in json.loads(refused.denied_response.body)["error"]["message"]
+    rejected = await strict.check({"authorization": sent})
+    assert (rejected.status.code, rejected.denied_response.status.code) == (16, 401)
+    assert "not valid" in json.loads(rejected.denied_response.body)["error"]["message"]
     # Another location has a readable credential.
     assert (await strict.check({"authorization": sent, "x-api-key": "rlk_alice"})).HasField("ok_response")
     # If invalid credentials are counted by address, unreadable ones are, too, unless a credential is required.
@@ -296,10 +296,10 @@ identity:
 async def test_path_with_line_break_is_rejected_for_every_caller(clock: list[float], path: str) -> None:
     harness = Harness()
     for sent in ({}, {"x-api-key": "rlk_alice"}):
-        refused = await harness.check({**sent, "content-type": "application/grpc"}, path)
-        assert (refused.status.code, refused.denied_response.status.code) == (3, 400)
-        assert headers(refused.denied_response.headers)["grpc-status"] == "3"
-        assert "evil" not in str(refused)
+        rejected = await harness.check({**sent, "content-type": "application/grpc"}, path)
+        assert (rejected.status.code, rejected.denied_response.status.code) == (3, 400)
+        assert headers(rejected.denied_response.headers)["grpc-status"] == "3"
+        assert "evil" not in str(rejected)
     assert harness.entitlements.lookups == []
 
 
@@ -314,9 +314,9 @@ async def test_authentication_is_required_even_without_a_descriptor() -> None:
 async def test_domain_may_use_429_for_blocked_callers(clock: list[float]) -> None:
     harness = Harness("  blocked_status: 429")
     harness.entitlements.put("alice", SubjectEntitlement(block=Block()))
-    refused = await harness.check({"x-api-key": "rlk_alice", "content-type": "application/grpc"})
-    assert (refused.status.code, refused.denied_response.status.code) == (8, 429)
-    assert {"grpc-status": "8"}.items() <= headers(refused.denied_response.headers).items()
+    rejected = await harness.check({"x-api-key": "rlk_alice", "content-type": "application/grpc"})
+    assert (rejected.status.code, rejected.denied_response.status.code) == (8, 429)
+    assert {"grpc-status": "8"}.items() <= headers(rejected.denied_response.headers).items()
 
 
 async def test_reports_and_refunds_are_counted_for_every_caller(clock: list[float]) -> None:
@@ -377,11 +377,11 @@ async def test_invalid_credential_is_counted_by_address_or_gets_401(clock: list[
         await harness.check({"x-api-key": "rlk_other"})
     ).denied_response.status.code == 429  # one address, one counter
     strict = Harness("  on_invalid: refuse")
-    refused = await strict.check({"x-api-key": "rlk_mallory", "x-request-id": "r-1"})
-    assert (refused.status.code, refused.denied_response.status.code) == (16, 401)
-    assert headers(refused.denied_response.headers)["www-authenticate"] == "Bearer"
-    assert json.loads(refused.denied_response.body)["error"]["code"] == 401
-    assert "mallory" not in str(refused)
+    rejected = await strict.check({"x-api-key": "rlk_mallory", "x-request-id": "r-1"})
+    assert (rejected.status.code, rejected.denied_response.status.code) == (16, 401)
+    assert headers(rejected.denied_response.headers)["www-authenticate"] == "Bearer"
+    assert json.loads(rejected.denied_response.body)["error"]["code"] == 401
+    assert "mallory" not in str(rejected)
     assert (await strict.check()).HasField("ok_response"), "none at all is another matter"
     assert (await Harness("  on_missing: refuse").check()).denied_response.status.code == 401
 
@@ -408,8 +408,8 @@ async def test_rls_invalid_credential_is_counted_by_address(clock: list[float]) 
         assert answer.overall_code == code
     assert (await harness.should({"token": "x"})).overall_code == 1
     assert (await harness.should({"token": "y"})).overall_code == 2, "those without an address are one caller"
-    refused = await Harness("  on_invalid: refuse").should({"other": "x"}, {"token": "jwt-mallory"})
-    assert (refused.overall_code, [status.code for status in refused.statuses]) == (2, [1, 2])
+    rejected = await Harness("  on_invalid: refuse").should({"other": "x"}, {"token": "jwt-mallory"})
+    assert (rejected.overall_code, [status.code for status in rejected.statuses]) == (2, [1, 2])
 
 
 async def test_credentials_are_not_cached(clock: list[float]) -> None:

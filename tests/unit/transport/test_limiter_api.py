@@ -437,7 +437,7 @@ async def test_skewed_clock_is_counted_and_logged_once_and_changes_nothing() -> 
     with capture_logs() as logs:
         answers = await ask(ours, *[message(str(at), timestamp=at) for at in moments])
     assert all(answer.remaining == 2 for answer in answers)
-    assert dict(ours.gauges()) == {"ratelimit.limiter.clock_skew_total": 4}
+    assert dict(ours.gauges()) == {"ratelimit.limiter.clock_skew": 4}
     assert [(line["event"], line["skew_s"]) for line in logs] == [("client_clock_skewed", 301)]
 
 

@@ -132,19 +132,19 @@ def test_undeclared_fields_of_check_request_are_skipped() -> None:
 
 
 def test_check_response_is_compatible_with_envoy_api() -> None:
-    refusal = CheckResponse()
-    refusal.status.code, refusal.status.message = 8, "over limit"
-    refusal.denied_response.status.code = 429
-    header = refusal.denied_response.headers.add(append_action="OVERWRITE_IF_EXISTS_OR_ADD", keep_empty_value=True)
+    denial = CheckResponse()
+    denial.status.code, denial.status.message = 8, "over limit"
+    denial.denied_response.status.code = 429
+    header = denial.denied_response.headers.add(append_action="OVERWRITE_IF_EXISTS_OR_ADD", keep_empty_value=True)
     header.header.key, header.header.value = "retry-after", "3"
-    refusal.denied_response.body = "no"
-    refusal.dynamic_metadata.update({"rule": "edge.user"})
-    theirs = auth.CheckResponse.parse(refusal.SerializeToString())
+    denial.denied_response.body = "no"
+    denial.dynamic_metadata.update({"rule": "edge.user"})
+    theirs = auth.CheckResponse.parse(denial.SerializeToString())
     assert theirs.denied_response is not None
     assert theirs.denied_response.status is not None
     assert (theirs.denied_response.status.code, theirs.denied_response.body) == (429, "no")
     assert theirs.denied_response.headers[0].append_action == 2
-    assert CheckResponse.FromString(bytes(theirs)) == refusal
+    assert CheckResponse.FromString(bytes(theirs)) == denial
 
     passing = CheckResponse()
     passing.status.code = 0

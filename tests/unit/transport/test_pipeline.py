@@ -218,8 +218,13 @@ async def test_expired_call_gets_its_fallback_while_others_wait() -> None:
     assert harness.gauge() == 6  # all of them still wait for the store
     harness.store.gate.set()
     assert await asked.rest() == [None, None, None, None, OK, OK]
-    assert (harness.gauge(), harness.stat("service.call.should_rate_limit.late")) == (0, 4)
-    assert [harness.stat(f"store_failure.{policy}") for policy in ("error", "allow", "deny", "local")] == [1, 1, 1, 1]
+    assert (harness.gauge(), harness.stat("store.failures.deadline_exceeded")) == (0, 4)
+    assert [harness.stat(f"fallback.decisions.{policy}") for policy in ("error", "allow", "deny", "local")] == [
+        1,
+        1,
+        1,
+        1,
+    ]
 
 
 async def test_denial_log_records_the_response_and_not_the_late_decision() -> None:
@@ -335,7 +340,7 @@ async def test_call_over_the_in_flight_limit_skips_the_store() -> None:
     asked = await harness.ask(FREE, USER, LAX, STRICT, LOCAL, USER, FREE)
     assert asked.due(0) == {0: OK, 2: OK, 3: OVER_LIMIT, 4: OK, 5: StatusCode.RESOURCE_EXHAUSTED, 6: OK}
     assert (harness.store.asked, harness.gauge()) == (3, 3)
-    assert harness.stat("service.call.should_rate_limit.overloaded") == 4
+    assert harness.stat("store.failures.overloaded") == 4
     harness.store.gate.set()
     assert await waiting.rest() == [OK, OK]
     assert await asked.rest() == [None, OK, None, None, None, None, None]

@@ -42,7 +42,7 @@ from tests.unit.transport.decisions import (
 )
 
 PASSING = LimitState(847, 0, TO_MINUTE_US), LimitState(95_234, 0, TO_DAY_US)
-REFUSED = LimitState(0, TO_MINUTE_US, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
+DENIED = LimitState(0, TO_MINUTE_US, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
 PENALTY = Penalty(3600 * SECOND, 1, (2, 4))
 
 
@@ -53,13 +53,13 @@ def lines(decision: Decision, options: ResponseOptions | None = None) -> list[st
 def both(family: HeaderFamily, *more: HeaderFamily) -> tuple[list[str], list[str]]:
     """Return the headers for a minute and a day limit, of an allowed and of a denied call."""
     said = rule(MINUTE_LIMIT, DAY_LIMIT, headers=(family, *more))
-    return lines(decided(Met(said, PASSING))), lines(decided(Met(said, REFUSED)))
+    return lines(decided(Met(said, PASSING))), lines(decided(Met(said, DENIED)))
 
 
 def test_reference_headers() -> None:
-    passed, refused = both(HeaderFamily.REFERENCE)
+    passed, denied = both(HeaderFamily.REFERENCE)
     assert passed == ["RateLimit-Limit: 1000", "RateLimit-Remaining: 847", "RateLimit-Reset: 45"]
-    assert refused == ["RateLimit-Limit: 1000", "RateLimit-Remaining: 0", "RateLimit-Reset: 45"]
+    assert denied == ["RateLimit-Limit: 1000", "RateLimit-Remaining: 0", "RateLimit-Reset: 45"]
 
 
 def test_reference_headers_have_configurable_names() -> None:
@@ -78,16 +78,16 @@ def test_empty_choice_sends_no_headers() -> None:
 
 
 def test_legacy_reset_is_in_seconds() -> None:
-    passed, refused = both(HeaderFamily.LEGACY)
+    passed, denied = both(HeaderFamily.LEGACY)
     assert passed == ["X-RateLimit-Limit: 1000", "X-RateLimit-Remaining: 847", "X-RateLimit-Reset: 45"]
-    assert refused == ["X-RateLimit-Limit: 1000", "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 45"]
+    assert denied == ["X-RateLimit-Limit: 1000", "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 45"]
 
 
 def test_legacy_epoch_reset_is_rounded_up() -> None:
-    passed, refused = both(HeaderFamily.LEGACY_EPOCH)
+    passed, denied = both(HeaderFamily.LEGACY_EPOCH)
     full_minute = (NOW_US + TO_MINUTE_US) // SECOND
     assert full_minute * SECOND == NOW_US + TO_MINUTE_US
-    assert passed[2] == refused[2] == f"X-RateLimit-Reset: {full_minute}"
+    assert passed[2] == denied[2] == f"X-RateLimit-Reset: {full_minute}"
     later = rule(headers=[HeaderFamily.LEGACY_EPOCH])
     assert lines(decided(Met(later, [LimitState(5, 0, 1)])))[2] == f"X-RateLimit-Reset: {NOW_US // SECOND + 1}"
 
@@ -101,7 +101,7 @@ def test_legacy_remaining_is_capped_at_the_limit() -> None:
 
 
 def test_each_window_has_its_own_headers() -> None:
-    passed, refused = both(HeaderFamily.WINDOWS)
+    passed, denied = both(HeaderFamily.WINDOWS)
     assert passed == [
         "X-RateLimit-Limit-Minute: 1000",
         "X-RateLimit-Remaining-Minute: 847",
@@ -110,7 +110,7 @@ def test_each_window_has_its_own_headers() -> None:
         "X-RateLimit-Remaining-Day: 95234",
         "X-RateLimit-Reset-Day: 2026-01-26T00:00:00Z",
     ]
-    assert refused == [
+    assert denied == [
         "X-RateLimit-Limit-Minute: 1000",
         "X-RateLimit-Remaining-Minute: 0",
         "X-RateLimit-Reset-Minute: 2026-01-25T14:32:00Z",
@@ -128,10 +128,10 @@ def test_window_remaining_is_capped_at_the_limit() -> None:
 
 
 def test_ietf_lists_all_limits_and_for_denials_the_denying_ones() -> None:
-    passed, refused = both(HeaderFamily.IETF)
+    passed, denied = both(HeaderFamily.IETF)
     policy = 'RateLimit-Policy: "edge.user:minute";q=1000;w=60, "edge.user:day";q=100000;w=86400'
     assert passed == [policy, 'RateLimit: "edge.user:minute";r=847;t=45, "edge.user:day";r=95234;t=34125']
-    assert refused == [policy, 'RateLimit: "edge.user:minute";r=0;t=45']
+    assert denied == [policy, 'RateLimit: "edge.user:minute";r=0;t=45']
 
 
 def test_ietf_omits_calendar_lengths_and_shadow_limits() -> None:
@@ -153,8 +153,8 @@ def test_decision_without_store_has_headers_although_a_limit_cannot_deny(family:
 
 
 def test_retry_after_is_the_longest_wait_rounded_up() -> None:
-    passed, refused = both(HeaderFamily.RETRY_AFTER)
-    assert (passed, refused) == ([], ["Retry-After: 45"])
+    passed, denied = both(HeaderFamily.RETRY_AFTER)
+    assert (passed, denied) == ([], ["Retry-After: 45"])
     first, last = rule(headers=[HeaderFamily.RETRY_AFTER]), rule(path="edge.path", headers=[HeaderFamily.RETRY_AFTER])
     long, short = LimitState(0, 9_000_001, 9_000_001), LimitState(0, 1, 1)
     assert lines(decided(Met(first, [long]), Met(last, [short]))) == ["Retry-After: 10"]
@@ -184,12 +184,12 @@ def test_jitter_is_added_to_retry_after_only() -> None:
 
     answers = ResponseBuilder(ResponseOptions(), draw)
     style = ResponsePolicy((HeaderFamily.IETF, HeaderFamily.RETRY_AFTER), retry_jitter_us=4_500_000)
-    refused = decided(Met(rule(style=style), REFUSED[:1]))
-    sent = [dict(answers.build(refused).headers) for _ in range(2)]
+    denied = decided(Met(rule(style=style), DENIED[:1]))
+    sent = [dict(answers.build(denied).headers) for _ in range(2)]
     assert [one["Retry-After"] for one in sent] == ["47", "48"]
     assert sent[0]["RateLimit"] == 'RateLimit: "edge.user:minute";r=0;t=45'.partition(": ")[2]
     assert drawn == [6, 6]  # zero to five seconds
-    assert answers.rule_metadata(refused)["rule"]["retry_after"] == 45
+    assert answers.rule_metadata(denied)["rule"]["retry_after"] == 45
     answers.build(decided(Met(rule(style=style), PASSING[:1])))
     assert len(drawn) == 2
 
@@ -241,7 +241,7 @@ def test_header_choice_is_that_of_the_reported_descriptor() -> None:
 
 def test_global_shadow_mode_responses_are_allowed() -> None:
     said = rule(headers=[HeaderFamily.RETRY_AFTER, HeaderFamily.LEGACY])
-    sent = ResponseBuilder(ResponseOptions()).build(decided(Met(said, REFUSED[:1]), shadow_mode=True))
+    sent = ResponseBuilder(ResponseOptions()).build(decided(Met(said, DENIED[:1]), shadow_mode=True))
     assert (sent.status, sent.body, dict(sent.headers)["X-RateLimit-Remaining"]) == (200, b"", "0")
     assert "Retry-After" not in dict(sent.headers)
 
@@ -253,7 +253,7 @@ def test_global_shadow_mode_responses_are_allowed() -> None:
         "the first quota to come back",
         "the limit, by then a quota is back",
         "the quota",
-        "quotas that do not refuse",
+        "quotas that do not deny",
     ],
 )
 def test_retry_after_is_the_first_quota_to_recover(quotas_s: list[int], limit_s: int, sent: str) -> None:
@@ -312,7 +312,7 @@ def test_if_no_quota_can_fit_the_first_full_recovery_is_reported() -> None:
 def test_deny_headers_replace_family_headers() -> None:
     headers = (("retry-after", Template.parse("${retry_after}")), ("X-Why", Template.parse("${rule} ü\n${window}")))
     said = rule(headers=[HeaderFamily.RETRY_AFTER, HeaderFamily.RULE], deny=DenyResponse(headers=headers))
-    assert lines(decided(Met(said, REFUSED[:1]))) == [
+    assert lines(decided(Met(said, DENIED[:1]))) == [
         "X-RateLimit-Rule: edge.user",
         "retry-after: 45",
         "X-Why: edge.user %C3%BC%0Aminute",

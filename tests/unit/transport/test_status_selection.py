@@ -60,7 +60,7 @@ OK, OVER = Code.OK, Code.OVER_LIMIT
         ([(OVER, 0, True), (OVER, 0, False), (OVER, 0, True)], 1),
         ([(OK, 3, False), (OVER, 0, True), (OVER, 0, True)], 1),
     ],
-    ids=["no-limit", "only-limit", "first-of-least", "last-refusal", "quota", "refusal-over-quota", "first-quota"],
+    ids=["no-limit", "only-limit", "first-of-least", "last-denial", "quota", "denial-over-quota", "first-quota"],
 )
 def test_headline_status(statuses: list[tuple[Code, int | None, bool]], chosen: int | None) -> None:
     made = decision(*statuses)
@@ -90,7 +90,7 @@ def test_request_description_matches_envoyproxy_ratelimit() -> None:
 def test_rule_metadata_is_merged_with_precedence_of_the_first() -> None:
     rules = (
         {"plan": "free", "deep": {"a": 1, "list": [1]}},
-        {"refused": True},
+        {"denied": True},
         {"plan": "paid", "deep": {"a": 2, "b": {"c": 3}, "list": [2]}, "extra": None},
         {"unlimited": True},
     )

@@ -206,7 +206,7 @@ async def test_cancel_after_the_response_has_no_effect(harness: Harness) -> None
     assert not harness.throttle_queue.leave("nobody")
     await settled()
     assert harness.given_back == []
-    assert dict(harness.throttle_queue.gauges())["ratelimit.throttle.left_total"] == 0
+    assert dict(harness.throttle_queue.gauges())["ratelimit.throttle.cancelled"] == 0
 
 
 async def test_declined_response_refunds_its_slot(harness: Harness) -> None:
@@ -225,15 +225,15 @@ async def test_capacity_includes_reserved_places(harness: Harness) -> None:
     harness.at(10)
     assert [harness.throttle_queue.reserve(1.0) for _ in range(4)] == [997_000] * 3 + [0]
     gauges = dict(harness.throttle_queue.gauges())
-    assert gauges["ratelimit.throttle.room_full_total"] == 3
-    assert gauges["ratelimit.throttle.held_total"] == 1
+    assert gauges["ratelimit.throttle.queue_full"] == 3
+    assert gauges["ratelimit.throttle.delayed"] == 1
 
 
 async def test_call_without_time_to_wait_reserves_no_place() -> None:
     harness = Harness(most=1)
     assert [harness.throttle_queue.reserve(left_s) for left_s in (0.0, 0.001, MARGIN_S, -1.0)] == [0] * 4
     assert harness.throttle_queue.reserve(0.020) == 17_000
-    assert dict(harness.throttle_queue.gauges())["ratelimit.throttle.room_full_total"] == 0
+    assert dict(harness.throttle_queue.gauges())["ratelimit.throttle.queue_full"] == 0
 
 
 async def test_capacity_of_zero_delays_nothing() -> None:

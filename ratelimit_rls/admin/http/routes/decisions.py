@@ -16,9 +16,9 @@ from ratelimit_rls.admin.http.changes import ChangeResult
 from ratelimit_rls.admin.http.dependencies import READ, WRITE, Backend, Change, make_router
 from ratelimit_rls.admin.http.schemas.decisions import (
     Decision,
-    Denial,
     DescriptorExplanation,
     Explanation,
+    Rejection,
     ResetResult,
     SimulationResult,
 )
@@ -62,7 +62,7 @@ async def reset_counters(backend: Backend, change: Change, body: ResetRequest) -
 
     async def work() -> ChangeResult:
         deleted = await reset(backend.counters, found, dry_run=change.dry_run)
-        return ChangeResult(ResetResult(counters=[key.decode() for key in deleted], looked_for=len(found.keys)))
+        return ChangeResult(ResetResult(counters=[key.decode() for key in deleted], total=len(found.keys)))
 
     return await change.run_recorded(record, work)
 
@@ -94,7 +94,7 @@ async def explain_decision(backend: Backend, body: DescriptorsRequest) -> Explan
     rejection, descriptors = explain(backend, body.to_request())
     return Explanation(
         domain=body.domain,
-        refused=Denial.model_validate(rejection) if rejection else None,
+        rejection=Rejection.model_validate(rejection) if rejection else None,
         descriptors=[DescriptorExplanation.build(one) for one in descriptors],
     )
 

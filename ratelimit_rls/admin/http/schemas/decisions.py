@@ -81,8 +81,8 @@ class DescriptorStatus(ResponseBody):
         )
 
 
-class Denial(ResponseBody):
-    """A denial that no limit decided."""
+class Rejection(ResponseBody):
+    """A rejection, which no limit decided."""
 
     reason: str = Field(description="blocked, or unauthorized: a credential is invalid.")
     until: TimestampText | None = Field(validation_alias="until_s")
@@ -94,7 +94,7 @@ class Decision(ResponseBody):
     code: str = Field(description="ok or over_limit.")
     descriptors: list[DescriptorStatus]
     wait_s: float = Field(description="Seconds for which the response would be delayed (`action: throttle`).")
-    refused: Denial | None = Field(description="Set if the caller is denied regardless of the limits.")
+    rejection: Rejection | None = Field(description="Set if the caller is rejected regardless of the limits.")
     without_store: str | None = Field(
         description="Fallback that was applied because the store failed; null: the store decided."
     )
@@ -106,7 +106,7 @@ class Decision(ResponseBody):
             code=code_name(decision.code),
             descriptors=[DescriptorStatus.build(*pair) for pair in zip(descriptors, decision.statuses, strict=True)],
             wait_s=decision.wait_us / _US,
-            refused=Denial.model_validate(rejection) if rejection else None,
+            rejection=Rejection.model_validate(rejection) if rejection else None,
             without_store=decision.without_store.value if decision.without_store else None,
         )
 
@@ -149,7 +149,7 @@ class DescriptorExplanation(ResponseBody):
     limits: LimitList = Field(
         description="Limits of the user or key, or of the rule. For a blocked caller: those after the block."
     )
-    standing: Entitlement | None
+    entitlement: Entitlement | None
     counters: list[str] = Field(description="Keys of the counters in the store.")
     levels: list[MatchStep]
 
@@ -164,7 +164,7 @@ class DescriptorExplanation(ResponseBody):
                 "rule": rule.path if rule else None,
                 "position": rule.position if rule else None,
                 "limits": rule.limits if rule else [],
-                "standing": entitlement,
+                "entitlement": entitlement,
                 "counters": [key.decode() for key in found.keys],
                 "levels": explanation.levels,
             }
@@ -175,7 +175,7 @@ class Explanation(ResponseBody):
     """The rules that the descriptors of a request match, and why."""
 
     domain: str
-    refused: Denial | None = Field(description="Set if the caller is denied regardless of the limits.")
+    rejection: Rejection | None = Field(description="Set if the caller is rejected regardless of the limits.")
     descriptors: list[DescriptorExplanation]
 
 
@@ -183,7 +183,7 @@ class ResetResult(ResponseBody):
     """The counters that were reset."""
 
     counters: list[str] = Field(description="Keys of the counters that were reset, or would be in a dry run.")
-    looked_for: int = Field(description="Number of counters that the descriptors have, in use or not.")
+    total: int = Field(description="Number of counters that the descriptors have, in use or not.")
 
 
 class SimulatedRule(ResponseBody):
@@ -191,7 +191,7 @@ class SimulatedRule(ResponseBody):
 
     rule: str
     calls: int
-    refused: int
+    denied: int
 
 
 class SimulationResult(ResponseBody):
@@ -199,7 +199,7 @@ class SimulationResult(ResponseBody):
 
     calls: int
     admitted: int
-    refused: int
+    denied: int
     results: list[str] = Field(description="ok or over_limit for each request, in the given order.")
     per_rule: list[SimulatedRule]
 

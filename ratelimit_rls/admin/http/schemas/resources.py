@@ -89,7 +89,7 @@ class UsageSummary(ResponseBody):
 
     requests_today: int = Field(validation_alias="today")
     requests_month: int = Field(validation_alias="total")
-    refused: int = Field(description="Requests denied since the user was created.")
+    denied: int = Field(description="Requests denied since the user was created.")
     last: TimestampText | None = Field(validation_alias="last_s")
 
 

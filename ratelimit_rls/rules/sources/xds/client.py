@@ -105,7 +105,7 @@ class AdsRulesSource:
                         await stream.send(self._ack_or_nack(response))
             except FilesChanged:
                 self._is_connected = False
-                _log.info("xds_reconnecting", reason="changed TLS files", server=self._server.target)
+                _log.info("xds_reconnecting", reason="changed TLS files", address=self._server.target)
             except StreamEnded as ended:
                 self._is_connected = False
                 await self._pause(ended, seen)
@@ -133,7 +133,7 @@ class AdsRulesSource:
         """
         if not self._is_connected:
             self._is_connected = True
-            _log.info("xds_connected", server=self._server.target, version=_loggable(self._accepted))
+            _log.info("xds_connected", address=self._server.target, version=_loggable(self._accepted))
 
     def _ack_or_nack(self, response: Any) -> Any:
         """Return the ACK or NACK for a response, depending on the result of loading it."""
@@ -161,7 +161,7 @@ class AdsRulesSource:
         """Wait until the next attempt; changed TLS files end the wait."""
         pause_s = self._backoff.next_s(self._eager_s) if self._rules.current is None else self._backoff.next_s()
         _log.warning(
-            "xds_connection_lost", server=self._server.target, error=str(ended), next_attempt_s=round(pause_s, 1)
+            "xds_connection_lost", address=self._server.target, error=str(ended), next_attempt_s=round(pause_s, 1)
         )
         if self._server.tls is None:
             await asyncio.sleep(pause_s)

@@ -13,9 +13,9 @@ BUCKET = "rate_limit: {unit: minute, requests_per_unit: 5, algorithm: gcra}"
 
 
 def problems(text: str) -> list[str]:
-    with pytest.raises(RulesError) as refused:
+    with pytest.raises(RulesError) as raised:
         compile_documents({"f.yaml": text.encode()})
-    return [f"{one.line}:{one.column} {one.message}" for one in refused.value.problems]
+    return [f"{one.line}:{one.column} {one.message}" for one in raised.value.problems]
 
 
 # On a descriptor with a limit, in line 4.
@@ -28,16 +28,16 @@ BESIDE_A_LIMIT = {
     "penalty: {within: 31d}": "4:23 within: 31d is not between 1s and 720h",
     "penalty: {within: 30 d}": "4:23 within: 30 d is not a duration; use a number with a unit, e.g. 250ms",
     "penalty: {after: 0}": "4:22 after: 0 is not a whole number from 1 on",
-    "penalty: {after: 1001}": "4:22 after: at most 1000 violations are remembered, not 1001",
+    "penalty: {after: 1001}": "4:22 after: 1001 is more than the 1000 violations that are recorded per client",
     "penalty: {after: 997}": "4:14 penalty: after 997 and 4 multipliers would count 1001 violations; at most 1000",
-    "penalty: {multipliers: []}": "4:28 multipliers: a list of 1 to 16 whole numbers, not of 0",
-    f"penalty: {{multipliers: [{'1, ' * 17}]}}": "4:28 multipliers: a list of 1 to 16 whole numbers, not of 17",
+    "penalty: {multipliers: []}": "4:28 multipliers: must be a list of 1 to 16 whole numbers, not of 0",
+    f"penalty: {{multipliers: [{'1, ' * 17}]}}": "4:28 multipliers: must be a list of 1 to 16 whole numbers, not of 17",
     "penalty: {multipliers: 2}": "4:28 multipliers: 2 is not a list",
     "penalty: {multipliers: [1, 1.5]}": "4:32 multipliers: 1.5 is not a whole number from 1 on",
     "penalty: {multipliers: [0, 1]}": "4:29 multipliers: 0 is not a whole number from 1 on",
-    "penalty: {multipliers: [1, 10001]}": "4:28 multipliers: 10001 is more than 10,000",
+    "penalty: {multipliers: [1, 10001]}": "4:28 multipliers: 10001 is too large; must be at most 10,000",
     "penalty: {multipliers: [1, 4, 2]}": "4:28 multipliers must not decrease",
-    "warn_at: 1.0": "4:14 warn_at: 1.0 is not a fraction of the limit; it is a number above 0.1 and below 1",
+    "warn_at: 1.0": "4:14 warn_at: 1.0 is not a fraction of the limit; must be a number above 0.1 and below 1",
     "warn_at: 0.1": "4:14 warn_at: 0.1 is not a fraction of the limit",
     "warn_at: -0.5": "4:14 warn_at: -0.5 is not a fraction of the limit",
     "warn_at: 80": "4:14 warn_at: 80 is not a fraction of the limit",
@@ -75,33 +75,36 @@ BESIDE_A_LIMIT = {
     "answer: {retry_jitter: 61m}": "4:28 retry_jitter: 61m is not between 0s and 1h",
     "deny: no": "4:11 no is not a mapping; its keys are format, body, content_type, headers, status",
     "deny: {format: xml}": "4:20 format: xml is not one of json, problem+json",
-    "deny: {format: text}": "4:20 format: text is not one of json, problem+json; a text of your own is 'body",
-    "deny: {format: json, body: sorry}": "4:20 'format' and 'body' in one deny",
+    "deny: {format: text}": "4:20 format: text is not one of json, problem+json; for a text of your own write 'body",
+    "deny: {format: json, body: sorry}": "4:20 'deny' cannot have both 'format' and 'body'",
     "deny: {body: [sorry]}": "4:18 body: a list is not text",
     "deny: {body: 'sorry, ${user}'}": "4:18 body: the template asks for '${user}'; it can ask for domain, rule",
     "deny: {body: 'in ${retry_after s'}": "4:18 body: the template has a '${' without its '}'",
-    f"deny: {{body: {'ü' * 8193}}}": "4:18 body: longer than 16 KiB",
+    f"deny: {{body: {'ü' * 8193}}}": "4:18 body is too long; must be at most 16 KiB",
     "deny: {format: json, content_type: text/html}": "4:40 content_type has no meaning without 'body'",
     "deny: {body: sorry, content_type: html}": "4:39 content_type: 'html' is not a media type",
     'deny: {body: sorry, content_type: "text/html\\r\\nx: y"}': "4:39 content_type: 'text/html\\r\\nx: y' is not a",
-    "deny: {status: 200}": "4:20 status: 200 is not a denial; it is a whole number from 400 to 599",
-    "deny: {status: '429'}": "4:20 status: 429 is not a denial; it is a whole number from 400 to 599, without quotes",
+    "deny: {status: 200}": "4:20 status: 200 is not the status of an error; must be a whole number from 400 to 599",
+    "deny: {status: '429'}": "4:20 status: 429 is not the status of an error; must be a whole number from 400 to "
+    "599, without quotes",
     "deny: {headers: [x-a]}": "4:21 headers: a list is not a mapping of names to texts",
     "deny: {headers: {x a: b}}": "4:22 headers: 'x a' is not the name of a header",
     "deny: {headers: {':status': '200'}}": "4:22 headers: ':status' is not the name of a header",
-    "deny: {headers: {Connection: close}}": "4:22 headers: 'Connection' belongs to the connection",
-    "deny: {headers: {host: a}}": "4:22 headers: 'host' belongs to the connection or to the message",
-    "deny: {headers: {content-length: 0}}": "4:22 headers: 'content-length' belongs to the connection or",
-    "deny: {headers: {Content-Type: a/b}}": "4:22 headers: the content type is written as 'content_type'",
-    "deny: {headers: {x-a: b, X-A: c}}": "4:30 headers: 'X-A' is already written",
-    'deny: {headers: {x-a: "b\\r\\nx: c"}}': "4:27 header 'x-a': a line break",
-    'deny: {headers: {x-a: "b\\u0085c"}}': "4:27 header 'x-a': a line break",
-    "deny: {headers: {x-a: ' b'}}": "4:27 header 'x-a': a line break, another control character or a space at one end",
+    "deny: {headers: {Connection: close}}": "4:22 headers: 'Connection' is set by the HTTP connection",
+    "deny: {headers: {host: a}}": "4:22 headers: 'host' is set by the HTTP connection",
+    "deny: {headers: {content-length: 0}}": "4:22 headers: 'content-length' is set by the HTTP connection",
+    "deny: {headers: {Content-Type: a/b}}": "4:22 headers: the content type cannot be set here; write 'content_type'",
+    "deny: {headers: {x-a: b, X-A: c}}": "4:30 headers: 'X-A' is written twice",
+    'deny: {headers: {x-a: "b\\r\\nx: c"}}': "4:27 header 'x-a': the text has a line break",
+    'deny: {headers: {x-a: "b\\u0085c"}}': "4:27 header 'x-a': the text has a line break",
+    "deny: {headers: {x-a: ' b'}}": "4:27 header 'x-a': the text has a line break, another control character or a "
+    "space at one end",
     "deny: {headers: {x-a: '${retry-after}'}}": "4:27 header 'x-a': the template asks for '${retry-after}'",
     "deny: {headers: {x-a: }}": "4:27 header 'x-a': null is not text",
     "deny: {headers: {x-a: [b]}}": "4:27 header 'x-a': a list is not text",
-    f"deny: {{headers: {{x-a: {'b' * 4097}}}}}": "4:27 header 'x-a': longer than 4 KiB",
-    f"deny: {{headers: {{{', '.join(f'x-{n}: a' for n in range(33))}}}}}": "4:21 headers: 33 of them; at most 32",
+    f"deny: {{headers: {{x-a: {'b' * 4097}}}}}": "4:27 header 'x-a': the text is too long; must be at most 4 KiB",
+    f"deny: {{headers: {{{', '.join(f'x-{n}: a' for n in range(33))}}}}}": "4:21 headers: there are 33; "
+    "must be at most 32",
 }
 
 
@@ -134,25 +137,33 @@ def test_domain_enum_settings_are_checked_strictly(key: str) -> None:
 
 HOT = "hot: {lease: 100ms}"
 TAKEN_BEFORE = (
-    "with hot, where hits are leased before the calls arrive, so that which call is denied, and when, is not known"
+    "cannot be used with hot, where hits are leased before the calls arrive, so that the store does not know which"
 )
 
 CONTRADICTIONS = {
-    (HOT, "charge: always", LIMIT): "5:13 charge: always with hot, where hits are leased before the calls arrive",
+    (
+        HOT,
+        "charge: always",
+        LIMIT,
+    ): "5:13 charge: always cannot be used with hot, where hits are leased before the calls arrive",
     (HOT, "shadow_mode: true", LIMIT): f"5:18 shadow_mode {TAKEN_BEFORE}",
     (HOT, "quota_mode: true", LIMIT): f"5:17 quota_mode {TAKEN_BEFORE}",
     (HOT, "action: log_only", LIMIT): f"5:13 action: log_only {TAKEN_BEFORE}",
     (HOT, "action: throttle", BUCKET): f"5:13 action: throttle {TAKEN_BEFORE}",
-    (HOT, "action: allow"): "5:13 action: allow with hot, where nothing is counted that could be taken in advance",
+    (HOT, "action: allow"): "5:13 hot has no effect with action: allow, since no hits are counted that could be leased",
     (HOT, "penalty: {}", LIMIT): f"5:14 penalty {TAKEN_BEFORE}",
     (HOT, "warn_at: 0.8", LIMIT): f"5:14 warn_at {TAKEN_BEFORE}",
-    (HOT, "rate_limit: {unlimited: true}"): "5:29 unlimited with hot, where nothing is counted that could be taken",
+    (HOT, "rate_limit: {unlimited: true}"): "5:29 hot has no effect with unlimited, since no hits are counted",
     (HOT, "enabled: false", "warn_at: 0.8", LIMIT): f"6:14 warn_at {TAKEN_BEFORE}",
     ("hot: {lease: 501ms}", "rate_limit: {unit: second, requests_per_unit: 5}"): "4:18 lease: 501ms is more than half "
-    "of a window of 1s, so that it could outlive it; at most 500ms, or a longer window",
-    ("penalty: {}", "quota_mode: true", LIMIT): "4:14 penalty with quota_mode, which denies no call by itself",
-    ("penalty: {}", "shadow_mode: true", LIMIT): "4:14 penalty with shadow_mode",
-    ("penalty: {}", "action: log_only", LIMIT): "4:14 penalty with action: log_only",
+    "of a window of 1s, so that leased hits could outlive the window; must be at most 500ms, or choose",
+    (
+        "penalty: {}",
+        "quota_mode: true",
+        LIMIT,
+    ): "4:14 penalty has no effect with quota_mode, which denies no call by itself",
+    ("penalty: {}", "shadow_mode: true", LIMIT): "4:14 penalty has no effect with shadow_mode",
+    ("penalty: {}", "action: log_only", LIMIT): "4:14 penalty has no effect with action: log_only",
     ("action: throttle", "max_delay: 61s", BUCKET): "5:16 max_delay: 61s is not between 1ms and 1m",
     ("action: throttle", "max_delay: 999us", BUCKET): "5:16 max_delay: 999us is not between 1ms and 1m",
     ("action: throttle", "max_delay: 200", BUCKET): "5:16 max_delay: 200 is not a duration",
@@ -165,9 +176,9 @@ CONTRADICTIONS = {
     ): "4:13 action: throttle needs",
     ("action: throttle", "limits: [{unit: day, requests_per_unit: 5}]"): "4:13 action: throttle needs a rate_limit",
     ("action: throttle", "enabled: false"): "4:13 action: throttle needs a rate_limit",
-    ("action: throttle", "charge: always", BUCKET): "5:13 charge: always with action: throttle",
-    ("action: throttle", "shadow_mode: true", BUCKET): "5:18 action: throttle with shadow_mode",
-    ("action: throttle", "quota_mode: true", BUCKET): "5:17 action: throttle with quota_mode",
+    ("action: throttle", "charge: always", BUCKET): "5:13 charge: always cannot be used with action: throttle",
+    ("action: throttle", "shadow_mode: true", BUCKET): "5:18 action: throttle has no effect with shadow_mode",
+    ("action: throttle", "quota_mode: true", BUCKET): "5:17 action: throttle has no effect with quota_mode",
 }
 
 
@@ -181,8 +192,8 @@ def test_conflicting_keys_are_rejected(lines: tuple[str, ...]) -> None:
 def test_hot_in_a_domain_with_charge_always_is_rejected() -> None:
     (problem,) = problems(f"charge: always\n{HEAD}    {HOT}\n    {LIMIT}\n")
 
-    assert problem.startswith("5:10 hot in a domain with charge: always, where denied calls count too")
-    assert "write 'charge: admitted' beside it" in problem
+    assert problem.startswith("5:10 hot cannot be used in a domain with charge: always")
+    assert "write 'charge: admitted' beside hot" in problem
 
 
 ONCE = {
