@@ -25,11 +25,12 @@ from bench.connection import Target
 from bench.cpu import resident_bytes
 from bench.load import Load
 from bench.workload import TENANTS
-from ratelimit_rls.core.accounts import Accounts, Override, User
 from ratelimit_rls.core.model import Limit, Unit
 from ratelimit_rls.database.change_follower import ChangeFollower
+from ratelimit_rls.database.configuration import Configuration
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Actor, Repository
+from ratelimit_rls.identity.accounts import Override, User
 from ratelimit_rls.identity.directory import AccountIndex, Directory
 from ratelimit_rls.protos.messages import SHOULD_RATE_LIMIT, RateLimitRequest, RateLimitResponse
 from tests.support.databases import PostgresServer
@@ -279,7 +280,7 @@ async def _gaps(database: Database) -> tuple[float, float]:
     directory = Directory()
     taken_s: list[float] = []
 
-    async def take(accounts: Accounts) -> None:
+    async def take(accounts: Configuration) -> None:
         index = await asyncio.to_thread(AccountIndex, accounts)
         begun_s = time.perf_counter()
         directory.load(index)

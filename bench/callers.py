@@ -15,13 +15,13 @@ from sqlalchemy import insert
 
 from bench import wire
 from bench.workload import SUBDIRECTORY, TENANTS
-from ratelimit_rls.core.accounts import Tier, User
 from ratelimit_rls.core.model import Limit, Unit
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Actor, Repository
 from ratelimit_rls.database.row_mapping import chunks
 from ratelimit_rls.database.tables import api_keys
 from ratelimit_rls.identity import key_format
+from ratelimit_rls.identity.accounts import Tier, User
 from ratelimit_rls.protos.messages import CheckRequest
 
 DOMAIN = "callers"

@@ -70,8 +70,8 @@ async def serve(transport: str, certificate: str | None, key: str | None) -> Non
             from bench.pipe import Pipe
             from ratelimit_rls.telemetry.abuse import AbuseLog
             from ratelimit_rls.tls.certificates import TlsFiles
-            from ratelimit_rls.transport.grpc.tls import TlsListener
             from ratelimit_rls.transport.sockets import listening_socket
+            from ratelimit_rls.transport.tls_listener import TlsListener
 
             listener = TlsListener(TlsFiles(certificate, key), AbuseLog())
             listening = listening_socket("127.0.0.1:0")

@@ -23,7 +23,7 @@ from ratelimit_rls.settings.catalogue import VARIABLES
 from ratelimit_rls.telemetry import abuse, line_limits, metrics
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.tls import key_updates
-from ratelimit_rls.transport import sockets
+from ratelimit_rls.transport import sockets, tls_listener
 from ratelimit_rls.transport.grpc import (
     backlog,
     call_proxy,
@@ -31,7 +31,6 @@ from ratelimit_rls.transport.grpc import (
     protocol,
     reset_limit,
     standard_services,
-    tls,
 )
 from ratelimit_rls.transport.http import json_bounds, limits, loop_share, parser
 
@@ -60,8 +59,8 @@ def seconds(count: float) -> str:
 
 
 FIXED: dict[str, list[int | str]] = {
-    "TLS handshakes under way, and of a peer": [tls.MAX_HANDSHAKES, tls.MAX_HANDSHAKES_PER_PEER],
-    "TLS handshake": [seconds(tls.HANDSHAKE_TIMEOUT_S)],
+    "TLS handshakes under way, and of a peer": [tls_listener.MAX_HANDSHAKES, tls_listener.MAX_HANDSHAKES_PER_PEER],
+    "TLS handshake": [seconds(tls_listener.HANDSHAKE_TIMEOUT_S)],
     "TLS 1.3 KeyUpdate messages of a connection: at once, and more each second": [
         key_updates.MAX_KEY_UPDATES,
         key_updates.KEY_UPDATES_PER_SECOND,
@@ -174,9 +173,8 @@ def test_documented_floods_have_budgets() -> None:
 
 
 def test_documented_file_descriptors_equal_the_code() -> None:
-    sentence = (
-        f"{tls.MAX_HANDSHAKES} for handshakes on each port with TLS, and {file_descriptors.MARGIN} for everything else"
-    )
+    handshakes, margin = tls_listener.MAX_HANDSHAKES, file_descriptors.MARGIN
+    sentence = f"{handshakes} for handshakes on each port with TLS, and {margin} for everything else"
     assert sentence in " ".join(PAGE.split())
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import StoredRule
     from ratelimit_rls.core.identity import Verifier
     from ratelimit_rls.core.plan import Policy
     from ratelimit_rls.database.database import Database
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from ratelimit_rls.rules.active_rules import ActiveRules
     from ratelimit_rls.rules.compile import CompiledRules
     from ratelimit_rls.rules.source_document import SourceDocument
+    from ratelimit_rls.rules.stored_rule import StoredRule
     from ratelimit_rls.store.base import Store
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ratelimit_rls.core.accounts import ApiKey
 from ratelimit_rls.core.model import Limit
 from ratelimit_rls.database.administration import AdminToken, Role
+from ratelimit_rls.identity.accounts import ApiKey
 from ratelimit_rls.identity.key_format import digest, new_secret
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimit_rls.admin.user_limits import UnblockedEntitlements
 from ratelimit_rls.core import explain as matching
-from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.core.credential_resolution import ResolvedRequest, resolve_credentials
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.identity import Verifier
 from ratelimit_rls.core.model import Decision, Descriptor, DescriptorPlan, Plan, Rejection, Request, Rule, Subject
 from ratelimit_rls.core.plan import Planner

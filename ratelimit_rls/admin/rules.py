@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import yaml
 
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.errors import BadRequest, Conflict
 from ratelimit_rls.rules.sources.database import stored_sources
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 if TYPE_CHECKING:
     from ratelimit_rls.admin.backend import AdminBackend

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ratelimit_rls.admin.rules import MAX_ATTEMPTS, read_rules
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.errors import Conflict
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.database import stored_sources
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 if TYPE_CHECKING:
     from ratelimit_rls.database.repository import Actor, Repository, UnitOfWork

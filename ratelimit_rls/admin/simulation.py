@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_rls.admin.decisions import resolve_request
 from ratelimit_rls.admin.rules import document_text
-from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.entitlements import Entitlements
+from ratelimit_rls.core.entitlements import Block, Entitlements
 from ratelimit_rls.core.identity import CredentialKind, Identity, Verifier
 from ratelimit_rls.core.model import Code, Request
 from ratelimit_rls.core.plan import Planner, Policy

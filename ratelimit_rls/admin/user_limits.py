@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ratelimit_rls.core.accounts import Accounts
 from ratelimit_rls.core.entitlements import Entitlement, Entitlements
 from ratelimit_rls.core.model import Entry, Limit, Position, Rule, Subject
 from ratelimit_rls.core.tree import Tree, find_child
 from ratelimit_rls.errors import DatabaseUnavailable
+from ratelimit_rls.identity.accounts import Accounts
 from ratelimit_rls.identity.directory import Directory, EffectiveLimits, SubjectEntitlement
 
 if TYPE_CHECKING:

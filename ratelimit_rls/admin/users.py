@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ratelimit_rls.core.accounts import User
+from ratelimit_rls.identity.accounts import User
 
 if TYPE_CHECKING:
     from ratelimit_rls.database.repository import Actor, Reader, Repository

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import Accounts
+    from ratelimit_rls.database.configuration import Configuration
     from ratelimit_rls.database.database import Database
     from ratelimit_rls.database.repository import Repository
 
@@ -79,7 +79,7 @@ def _log_on_stderr() -> Iterator[None]:
         structlog.configure(**before)
 
 
-async def all_accounts(repository: Repository) -> Accounts:
+async def all_accounts(repository: Repository) -> Configuration:
     """Return all accounts and stored rules, from one consistent snapshot."""
     from ratelimit_rls.database.repository import LOAD_TIMEOUT_S
 

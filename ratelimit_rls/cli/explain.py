@@ -25,7 +25,7 @@ from ratelimit_rls.core.model import DescriptorPlan, Limit, Penalty, Plan, Reque
 from ratelimit_rls.core.plan import Planner, Policy
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import Accounts
+    from ratelimit_rls.database.configuration import Configuration
 
 _EXAMPLES = """\b
 Examples:
@@ -80,7 +80,7 @@ def explain(
 class _RecordingEntitlements:
     """The entitlements of all accounts; records which ones the planner looked up."""
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: Configuration) -> None:
         from ratelimit_rls.identity.directory import Directory
 
         self._directory = Directory()

@@ -22,8 +22,8 @@ from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.formatting import escape_unprintable
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import ApiKey
     from ratelimit_rls.database.repository import Repository
+    from ratelimit_rls.identity.accounts import ApiKey
 
 _CREATE_EXAMPLES = """\b
 Examples:
@@ -54,7 +54,7 @@ def create(database: str, user_id: str, tier: str, expires_s: float | None, name
 
     async def work(repository: Repository) -> tuple[ApiKey, str]:
         from ratelimit_rls.admin.credentials import new_key
-        from ratelimit_rls.core.accounts import User
+        from ratelimit_rls.identity.accounts import User
 
         key, text = new_key(read_key_secret(database), user_id, name=name, tier=tier, expires_s=expires_s)
         async with repository.change(cli_actor()) as change:

@@ -19,8 +19,8 @@ from ratelimit_rls.errors import Problem, RulesError
 
 if TYPE_CHECKING:
     from ratelimit_rls.admin.rules_import import FileRule
-    from ratelimit_rls.core.accounts import StoredRule
     from ratelimit_rls.rules.source_document import SourceDocument
+    from ratelimit_rls.rules.stored_rule import StoredRule
 
 _IMPORT_EXAMPLES = """\b
 Examples:

@@ -12,9 +12,9 @@ from ratelimit_rls.cli.database_options import database_option, with_repository
 from ratelimit_rls.errors import SettingsError
 
 if TYPE_CHECKING:
-    from ratelimit_rls.core.accounts import StoredRule
     from ratelimit_rls.rules.compile import CompiledRules
     from ratelimit_rls.rules.source_document import SourceDocument
+    from ratelimit_rls.rules.stored_rule import StoredRule
 
 
 _MERGE = click.option(

@@ -17,8 +17,8 @@ from ratelimit_rls.cli.formatting import escape_unprintable, format_count, forma
 
 if TYPE_CHECKING:
     from ratelimit_rls.cli.users_file import Form
-    from ratelimit_rls.core.accounts import User
     from ratelimit_rls.database.repository import Repository
+    from ratelimit_rls.identity.accounts import User
 
 _IMPORT_EXAMPLES = """\b
 Examples:
@@ -179,7 +179,7 @@ def _format_state(user: User, now_s: float) -> str:
 
 
 def _json(user: User) -> dict[str, object]:
-    from ratelimit_rls.core.accounts import limit_fields
+    from ratelimit_rls.identity.accounts import limit_fields
 
     block, override = user.block, user.override
     return {

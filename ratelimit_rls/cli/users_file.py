@@ -19,11 +19,11 @@ from typing import IO, Any, Literal
 
 import click
 
-from ratelimit_rls.core.accounts import User, limit_fields
 from ratelimit_rls.core.model import Limit
 from ratelimit_rls.database.queries import quote_name
 from ratelimit_rls.database.validation import check_caller_name
 from ratelimit_rls.errors import BadRequest, RulesError, one_line
+from ratelimit_rls.identity.accounts import User, limit_fields
 from ratelimit_rls.rules.limits_json import read_limits
 
 Form = Literal["jsonl", "csv"]

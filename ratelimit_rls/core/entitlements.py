@@ -8,13 +8,21 @@ no search; that of a tier scans the entitlements in use.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.core.model import Descriptor, Limit, Purpose, Rejection, Request, Subject
 
 BLOCKED = "this caller is blocked"
 """Message for blocked clients. The reason of a block is for administrators: it is stored, but not in responses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Block of a user: all calls are rejected."""
+
+    reason: str = ""
+    until_s: float | None = None  # None: until it is removed
 
 
 class Entitlement(Protocol):

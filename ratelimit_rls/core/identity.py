@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from ratelimit_rls.core.accounts import Block
+from ratelimit_rls.core.entitlements import Block
 
 BLOCKED_STATUS = 403
 """Default HTTP status for blocked callers."""

@@ -9,12 +9,14 @@ descriptor, entry, key, value, limit, unit, hits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
+
+T = TypeVar("T")
 
 MAX_HITS = 2**32 - 1
 """Maximum hits of one descriptor: the same as the largest limit that can be configured."""
@@ -289,6 +291,28 @@ class Rejection:
     descriptor_index: int = 0  # of the descriptor that caused it
 
 
+class Slot(Generic[T]):
+    """Key of one kind of value that is derived from plan templates. T is the type of the values. Compares by identity.
+
+    It belongs to the code that derives the values (`core.plan.per_template`).
+    """
+
+    __slots__ = ()
+
+
+class DerivedValues(Protocol):
+    """The values derived from one template: a dictionary in which the slot determines the type of the value."""
+
+    def get(self, slot: Slot[T], /) -> T | None:
+        """Return the value in this slot; None if it was not derived yet."""
+        ...
+
+    def __setitem__(self, slot: Slot[T], value: T, /) -> None: ...
+
+
+_no_values: Callable[[], dict[Slot[Any], Any]] = dict
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanTemplate:
     """A plan without its counter keys, shared by all requests that match the same rules with the same hits.
@@ -309,8 +333,8 @@ class PlanTemplate:
     can_wait: bool = False  # the response may have to be delayed
     on_store_failure: OnStoreFailure = OnStoreFailure.ERROR
     rejection: Rejection | None = None  # if set, there are no steps
-    # Data derived from this template, keyed by the function that derives it. A copy of the template starts empty.
-    derived: dict[object, Any] = field(default_factory=dict, repr=False, init=False)
+    # A copy of the template starts empty.
+    derived: DerivedValues = field(default_factory=_no_values, repr=False, init=False)
 
 
 class Validity(Protocol):

@@ -9,7 +9,9 @@ different names never give the same value, and decoding a value gives the name.
 
 from __future__ import annotations
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH
+MAX_ID_LENGTH = 255
+"""Maximum characters in the name of a user, a tier or a rule."""
+
 
 _SAFE = frozenset(map(chr, range(0x20, 0x7F))) - {"%"}
 

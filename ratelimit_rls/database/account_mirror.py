@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts
+from ratelimit_rls.database.configuration import Configuration, ConfigurationChanges
 
 T = TypeVar("T")
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 class AccountMirror:
     """All accounts by name."""
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: Configuration) -> None:
         """Index the accounts. Takes tens of milliseconds for a hundred thousand users; may run in any thread."""
         self._sequence, self._at_s = accounts.sequence, accounts.at_s
         self._tiers = {tier.name: tier for tier in accounts.tiers}
@@ -21,18 +21,18 @@ class AccountMirror:
         self._keys = {key.key_id: key for key in accounts.keys}
         self._rules = {rule.rule_id: rule for rule in accounts.rules}
 
-    def apply(self, changed: AccountChanges) -> None:
+    def apply(self, changed: ConfigurationChanges) -> None:
         self._sequence, self._at_s = changed.sequence, changed.at_s
         _update(self._tiers, changed.tiers)
         _update(self._users, changed.users)
         _update(self._keys, changed.keys)
         _update(self._rules, changed.rules)
 
-    def accounts(self) -> Accounts:
+    def accounts(self) -> Configuration:
         """Return the current accounts; later changes do not affect the result."""
         rules = sorted(self._rules.values(), key=lambda rule: (rule.priority, rule.name))
         tiers, users, keys = tuple(self._tiers.values()), tuple(self._users.values()), tuple(self._keys.values())
-        return Accounts(self._sequence, tiers, users, keys, tuple(rules), self._at_s)
+        return Configuration(self._sequence, tiers, users, keys, tuple(rules), self._at_s)
 
 
 def _update(mirrored: dict[str, T], changed: Mapping[str, T | None]) -> None:

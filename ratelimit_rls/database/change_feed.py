@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import structlog
 from sqlalchemy import Column, ColumnElement, func, select
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, ApiKey, StoredRule, Tier, User
 from ratelimit_rls.database import row_mapping
+from ratelimit_rls.database.configuration import Configuration, ConfigurationChanges
 from ratelimit_rls.database.queries import UNREADABLE, AccountReader, quote_name
 from ratelimit_rls.database.row_mapping import AnyRow, chunks
 from ratelimit_rls.database.tables import api_keys, changes, rate_limit_rules, tiers, user_quotas
+from ratelimit_rls.identity.accounts import ApiKey, Tier, User
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 T = TypeVar("T")
 
@@ -45,11 +47,11 @@ class FeedReader(AccountReader):
         found = (await self._connection.execute(last)).one_or_none()
         return (int(found[0]), float(found[1])) if found else (0, 0.0)
 
-    async def accounts(self) -> Accounts:
+    async def accounts(self) -> Configuration:
         """Return all accounts in one consistent snapshot. Unreadable rows are logged and skipped."""
         sequence, at_s = await self._last_change()
         rules = await self._read_all(row_mapping.RULE_COLUMNS, rate_limit_rules.c.rule_id, self._rule)
-        return Accounts(
+        return Configuration(
             sequence,
             tuple(await self._read_all(row_mapping.TIER_COLUMNS, tiers.c.name, self._tier)),
             tuple(await self._read_all(row_mapping.USER_COLUMNS, user_quotas.c.user_id, self._user)),
@@ -58,7 +60,7 @@ class FeedReader(AccountReader):
             at_s,
         )
 
-    async def changed_since(self, sequence: int, at_s: float | None = None) -> AccountChanges | None:
+    async def changed_since(self, sequence: int, at_s: float | None = None) -> ConfigurationChanges | None:
         """Return what changed after `sequence`. None: it is too old, or of another database; read everything then.
 
         `at_s` is the time of the change with that number. It tells apart a database that was restored from a backup.
@@ -69,7 +71,7 @@ class FeedReader(AccountReader):
             if known_s != at_s:
                 return None
         if sequence == last:
-            return AccountChanges(last, at_s=last_s)
+            return ConfigurationChanges(last, at_s=last_s)
         oldest = int(await self._connection.scalar(select(func.min(changes.c.sequence))) or 0)
         if sequence > last or sequence < oldest - 1:
             return None
@@ -81,7 +83,7 @@ class FeedReader(AccountReader):
         for kind, subject in found:
             if kind in subjects:
                 subjects[kind].append(subject)
-        return AccountChanges(
+        return ConfigurationChanges(
             last,
             await self._read_named(row_mapping.TIER_COLUMNS, tiers.c.name, subjects["tier"], self._tier),
             await self._read_named(row_mapping.USER_COLUMNS, user_quotas.c.user_id, subjects["user"], self._user),

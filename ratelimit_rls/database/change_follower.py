@@ -16,9 +16,9 @@ import structlog
 
 from ratelimit_rls.common.backoff import Backoff
 from ratelimit_rls.common.timers import wait_for_event
-from ratelimit_rls.core.accounts import AccountChanges, Accounts
 from ratelimit_rls.database.account_mirror import AccountMirror
 from ratelimit_rls.database.change_notifications import listen_postgres, poll_sqlite
+from ratelimit_rls.database.configuration import Configuration, ConfigurationChanges
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import LOAD_TIMEOUT_S, Repository
 from ratelimit_rls.database.snapshot_file import SnapshotFile
@@ -54,8 +54,8 @@ class ChangeFollower:
         self,
         repository: Repository,
         database: Database,
-        on_accounts: Callable[[Accounts], Awaitable[None]],
-        on_changed: Callable[[AccountChanges], None],
+        on_accounts: Callable[[Configuration], Awaitable[None]],
+        on_changed: Callable[[ConfigurationChanges], None],
         poll_s: float,
         snapshot: SnapshotFile | None = None,
         clock: Callable[[], float] = time.time,
@@ -137,13 +137,13 @@ class ChangeFollower:
         elif changed is not None and changed.sequence != self._sequence:
             self._apply_changes(changed)
 
-    async def _apply_accounts(self, accounts: Accounts, origin: Origin) -> None:
+    async def _apply_accounts(self, accounts: Configuration, origin: Origin) -> None:
         await self._on_accounts(accounts)
         if self._snapshot is not None:
             self._mirror = await asyncio.to_thread(AccountMirror, accounts)
         self._record_progress(accounts.sequence, accounts.at_s, origin)
 
-    def _apply_changes(self, changed: AccountChanges) -> None:
+    def _apply_changes(self, changed: ConfigurationChanges) -> None:
         if changed:
             self._on_changed(changed)
         if self._mirror is not None:
@@ -158,7 +158,7 @@ class ChangeFollower:
             self._unsaved.set()
 
     async def _load_snapshot(self) -> None:
-        accounts: Accounts | None = None
+        accounts: Configuration | None = None
         if self._snapshot is not None:
             try:
                 accounts = await asyncio.to_thread(self._snapshot.read)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, String, TypeDecorator
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH
+from ratelimit_rls.core.names import MAX_ID_LENGTH
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_TIMESTAMP_S = 253_370_764_800.0

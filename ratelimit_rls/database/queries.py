@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TypeVar
 from sqlalchemy import Select, Table, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratelimit_rls.core.accounts import ApiKey, StoredRule, Tier, User
 from ratelimit_rls.database import row_mapping
 from ratelimit_rls.database.administration import AccountUsage, AdminToken, AuditRow, StoredResponse
 from ratelimit_rls.database.row_mapping import AnyRow, LimitCache
@@ -27,6 +26,8 @@ from ratelimit_rls.database.tables import (
 )
 from ratelimit_rls.database.usage import counters
 from ratelimit_rls.errors import BadRequest, DatabaseError, NotFound, one_line
+from ratelimit_rls.identity.accounts import ApiKey, Tier, User
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 IDEMPOTENCY_TTL_S = 86_400.0
 """Time for which the response to a request with an Idempotency-Key is stored."""

@@ -8,21 +8,12 @@ from typing import Any
 
 from sqlalchemy import Row, Text, cast
 
-from ratelimit_rls.core.accounts import (
-    ApiKey,
-    Block,
-    Override,
-    Scope,
-    StoredRule,
-    Targeting,
-    Tier,
-    User,
-    limit_fields,
-    limit_from_fields,
-)
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.model import Limit
 from ratelimit_rls.database.administration import AdminToken, AuditRow, Role
 from ratelimit_rls.database.tables import admin_audit_log, admin_tokens, api_keys, rate_limit_rules, tiers, user_quotas
+from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User, limit_fields, limit_from_fields
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 
 Fields = dict[str, Any]
 AnyRow = Row[*tuple[Any, ...]]

@@ -19,9 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ratelimit_rls.core.accounts import Accounts, ApiKey, Block, Override, Scope, StoredRule, Targeting, Tier, User
+from ratelimit_rls.core.entitlements import Block
+from ratelimit_rls.database.configuration import Configuration
 from ratelimit_rls.database.row_mapping import read_limits, write_limits
 from ratelimit_rls.errors import DatabaseError
+from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 
 FORMAT = 1
 
@@ -48,7 +51,7 @@ class SnapshotFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def write(self, accounts: Accounts) -> None:
+    def write(self, accounts: Configuration) -> None:
         """Write the file atomically. Raises OSError if that fails.
 
         If several processes share the file, the first one writes it; the others have the same accounts and skip it.
@@ -78,7 +81,7 @@ class SnapshotFile:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _was_recently_written(self, accounts: Accounts) -> bool:
+    def _was_recently_written(self, accounts: Configuration) -> bool:
         """Return whether the file has these accounts and is recent. An older one is rewritten in case it was
         damaged."""
         try:
@@ -88,7 +91,7 @@ class SnapshotFile:
         except (OSError, DatabaseError):
             return False
 
-    def read(self) -> Accounts | None:
+    def read(self) -> Configuration | None:
         """Return the accounts; None: there is no file. Raises DatabaseError with the reason if it is unusable."""
         try:
             head, body = self._verified()
@@ -124,7 +127,7 @@ class SnapshotFile:
         return DatabaseError(f"the snapshot {self.path} cannot be used: {reason}")
 
 
-def _lines(accounts: Accounts) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(accounts: Configuration) -> Iterator[tuple[str, dict[str, Any]]]:
     for tier in accounts.tiers:
         yield (
             "tier",
@@ -181,13 +184,13 @@ def _without_empty(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", [])}
 
 
-def _accounts(head: _Header, body: bytes) -> Accounts:
+def _accounts(head: _Header, body: bytes) -> Configuration:
     made: dict[str, list[Any]] = {kind: [] for kind in _MAKERS}
     for line in body.splitlines():
         kind, fields = json.loads(line)
         made[kind].append(_MAKERS[kind](fields))
     tiers, users, keys, rules = (tuple(values) for values in made.values())
-    return Accounts(head.sequence, tiers, users, keys, rules, head.at_s)
+    return Configuration(head.sequence, tiers, users, keys, rules, head.at_s)
 
 
 def _tier(fields: dict[str, Any]) -> Tier:
@@ -229,4 +232,4 @@ def _rule(fields: dict[str, Any]) -> StoredRule:
 
 
 _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {"tier": _tier, "user": _user, "key": _key, "rule": _rule}
-"""Parsers by kind, in the order of the fields of Accounts."""
+"""Parsers by kind, in the order of the fields of Configuration."""

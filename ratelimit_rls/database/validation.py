@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH
-from ratelimit_rls.core.names import name_error
+from ratelimit_rls.core.names import MAX_ID_LENGTH, name_error
 from ratelimit_rls.database.column_types import MAX_TIMESTAMP_S
 from ratelimit_rls.errors import BadRequest
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from ratelimit_rls.h2 import frames, response_frames
 from ratelimit_rls.h2.call_headers import CallHeaders
-from ratelimit_rls.h2.config import Config, server_preface
+from ratelimit_rls.h2.config import WINDOW_UPDATE_BYTES, Config, server_preface
 from ratelimit_rls.h2.frame_handlers import DRAIN_PING, FrameHandlers
 from ratelimit_rls.h2.frames import (
     DATA,
@@ -187,7 +187,9 @@ class Connection(FrameHandlers):
                 self._report_buffered()
             if received_bytes:
                 self.on_calls_queued()
-                self._replenish_window(received_bytes)
+                self._unacknowledged_bytes += received_bytes
+                if self._unacknowledged_bytes >= WINDOW_UPDATE_BYTES:
+                    self._replenish_window()
         except Http2ConnectionError as error:
             self.on_calls_queued()  # calls that were queued before the error are still decided
             self.fail_connection(error)

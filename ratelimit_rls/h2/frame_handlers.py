@@ -176,7 +176,9 @@ class FrameHandlers(Streams):
     # Messages.
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._replenish_window(len(payload))
+        self._unacknowledged_bytes += len(payload)
+        if self._unacknowledged_bytes >= WINDOW_UPDATE_BYTES:
+            self._replenish_window()
         stream = self._streams.get(stream_id)
         if stream is None and stream_id > self._last_id:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "DATA on an idle stream")
@@ -237,12 +239,10 @@ class FrameHandlers(Streams):
             stream.headers.queue.append((self, stream_id, message, self._now_s, stream.headers))
             self.on_calls_queued()
 
-    def _replenish_window(self, size: int) -> None:
+    def _replenish_window(self) -> None:
         """Return connection window to the client. The received bytes are processed, or bounded elsewhere."""
-        self._unacknowledged_bytes += size
-        if self._unacknowledged_bytes >= WINDOW_UPDATE_BYTES:
-            self._outbound.write(frames.window_update(0, self._unacknowledged_bytes))
-            self._unacknowledged_bytes = 0
+        self._outbound.write(frames.window_update(0, self._unacknowledged_bytes))
+        self._unacknowledged_bytes = 0
 
     # All other frames.
 

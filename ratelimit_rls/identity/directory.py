@@ -15,10 +15,10 @@ from math import inf
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, ApiKey, Block, Tier, User
-from ratelimit_rls.core.entitlements import Entitlement
+from ratelimit_rls.core.entitlements import Block, Entitlement
 from ratelimit_rls.core.model import Limit, Subject
 from ratelimit_rls.identity import precedence
+from ratelimit_rls.identity.accounts import AccountChanges, Accounts, ApiKey, Tier, User
 from ratelimit_rls.identity.precedence import Candidate, NamedTier
 
 _UNKNOWN_TIER = "\0"

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
-from ratelimit_rls.core.accounts import ApiKey, Block, Tier, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.model import Limit
+from ratelimit_rls.identity.accounts import ApiKey, Tier, User
 
 BLOCK, KEY, OVERRIDE, CUSTOM, TIER, RULE = "block", "key", "override", "custom", "tier", ""
 """Sources of limits, as in Entitlement.source. A tier is followed by its name; the rule itself is empty."""

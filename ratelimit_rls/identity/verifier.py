@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ratelimit_rls.core.accounts import Block
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.identity import CredentialKind, Identity
 from ratelimit_rls.identity.api_keys import ApiKeyVerifier
 from ratelimit_rls.identity.directory import Directory

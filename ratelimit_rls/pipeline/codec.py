@@ -21,6 +21,9 @@ class Codec(ABC, Generic[T]):
 
     messages_carry_request_ids = False
 
+    encode: Callable[[Decision, T], bytes]
+    """Encode the response to a decision. An attribute, so that a codec can use the method of its encoder."""
+
     def __init__(
         self, limiter: RateLimiter, verifier: Verifier | None = None, bounds: MessageBounds = DEFAULT_BOUNDS
     ) -> None:
@@ -44,10 +47,6 @@ class Codec(ABC, Generic[T]):
     @abstractmethod
     def decode(self, message: bytes) -> PreparedRequest[T]:
         """Decode and prepare a message. Raises BadRequest if it is invalid, NotReady if there are no rules yet."""
-
-    @abstractmethod
-    def encode(self, decision: Decision, response_template: T) -> bytes:
-        """Encode the response to a decision."""
 
     @abstractmethod
     def clear_cache(self) -> None:

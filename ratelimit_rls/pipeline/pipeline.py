@@ -63,6 +63,7 @@ class Pipeline(Generic[T]):
         self._counters = metrics.service
         self._throttle_queue = throttle_queue
         self._deadlines = deadlines
+        self._store_may_be_late = not self._limiter.is_synchronous
         self._observer = observer
 
     @property
@@ -89,7 +90,8 @@ class Pipeline(Generic[T]):
             traced = self._observer.begin(batch)
             requests = self._decode(batch.messages)
             pending = self._admit(batch, requests, traced)
-            self._deadlines.watch(pending, self._respond_late)
+            if self._store_may_be_late:
+                self._deadlines.watch(pending, self._respond_late)
             places = self._reserve_throttling(pending) if self._codec.may_throttle else 0
             try:
                 plans = plans_to_spend(pending.calls, pending.waits_us, pending.request_ids)
@@ -98,7 +100,8 @@ class Pipeline(Generic[T]):
                 self._observer.decided(pending, decisions)
                 responses = self._encode(pending, decisions)
             finally:
-                self._deadlines.forget(pending)
+                if self._store_may_be_late:
+                    self._deadlines.forget(pending)
                 if places:
                     self._throttle_queue.release(places)
             self._respond(pending, responses)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.core.model import Position
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import diagnostics
+from ratelimit_rls.rules.stored_rule import Targeting
 from ratelimit_rls.yaml.multi_document import second_document_line
 from ratelimit_rls.yaml.nodes import YamlNode
 from ratelimit_rls.yaml.parser import MAX_DEPTH, NotYaml, Parser, TooDeep, decode, parse

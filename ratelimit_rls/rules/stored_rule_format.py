@@ -18,10 +18,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH, Scope, StoredRule, Targeting
+from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.source_document import LAST_RANK
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 from ratelimit_rls.yaml.messages import unknown_key
 from ratelimit_rls.yaml.multi_document import LINE_BREAKS, split_documents
 

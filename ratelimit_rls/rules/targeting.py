@@ -21,13 +21,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH, Scope, Targeting
+from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.core.pattern import parse_network
 from ratelimit_rls.core.tree import WILDCARD
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, FILE_KEYS
 from ratelimit_rls.rules.responses import TOKEN_CHARACTERS
+from ratelimit_rls.rules.stored_rule import Scope, Targeting
 from ratelimit_rls.yaml.findings import Findings
 from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.yaml.scalars import ScalarKind, resolve

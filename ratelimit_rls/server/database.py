@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, StoredRule
 from ratelimit_rls.database.change_follower import ChangeFollower
+from ratelimit_rls.database.configuration import Configuration, ConfigurationChanges
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.hash_secret import load_key_secret
 from ratelimit_rls.database.repository import Repository
@@ -27,6 +27,7 @@ from ratelimit_rls.errors import DatabaseUnavailable, StoreError
 from ratelimit_rls.identity.api_keys import ApiKeyVerifier
 from ratelimit_rls.identity.directory import AccountIndex, Directory
 from ratelimit_rls.rules.sources.database import StoredRulesSource
+from ratelimit_rls.rules.stored_rule import StoredRule
 from ratelimit_rls.server.maintenance import Maintenance
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.store.redis.factory import AnyRedisStore
@@ -112,13 +113,13 @@ class DatabaseServices:
         for kind, size in self.directory.sizes._asdict().items():
             yield Series(ACCOUNTS.name, (kind,)), size
 
-    async def _load_accounts(self, accounts: Accounts) -> None:
+    async def _load_accounts(self, accounts: Configuration) -> None:
         # In a thread: indexing 100,000 users takes 0.1 s, which would block all decisions.
         self.directory.load(await asyncio.to_thread(AccountIndex, accounts))
         self._rules = {rule.rule_id: rule for rule in accounts.rules}
         self.stored_rules.put(self._rules.values())
 
-    def _apply_changes(self, changed: AccountChanges) -> None:
+    def _apply_changes(self, changed: ConfigurationChanges) -> None:
         self.directory.apply(changed)
         for rule_id, rule in changed.rules.items():
             if rule is None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 import structlog
 
 from ratelimit_rls.settings import Settings
-from ratelimit_rls.transport.grpc.tls import MAX_HANDSHAKES
+from ratelimit_rls.transport.tls_listener import MAX_HANDSHAKES
 
 MARGIN = 64
 """Descriptors for listening sockets, the store, the database, files, the event loop and connections being rejected."""

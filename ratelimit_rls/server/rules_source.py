@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ratelimit_rls.common.backoff import HALF, Backoff
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
 from ratelimit_rls.rules.reloader import RulesReloader, RulesSource
@@ -18,6 +17,7 @@ from ratelimit_rls.rules.sources.files import RulesFiles, RuntimeTree
 from ratelimit_rls.rules.sources.xds.client import AdsNode, AdsRulesSource
 from ratelimit_rls.rules.sources.xds.stream import DEFAULT_MAX_MESSAGE_BYTES, AdsServer
 from ratelimit_rls.rules.sources.xds.tls import AdsTlsFiles
+from ratelimit_rls.rules.stored_rule import StoredRule
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.settings.xds import XDS, grpc_metadata, node_metadata
 from ratelimit_rls.telemetry.metrics import Metrics

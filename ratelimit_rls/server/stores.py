@@ -48,7 +48,7 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
         embedded = EmbeddedStore(settings.rls_embedded_memory_bytes, idempotency_s=once_s)
         metrics.watch(embedded.gauges)
         metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), 1)])
-        return Stores(embedded, InstrumentedStore(embedded, "embedded", metrics))
+        return Stores(embedded, InstrumentedStore(embedded, "embedded", metrics, has_traces=settings.tracing_enabled))
     invalidation_listener: InvalidationListener | None = None
 
     def connection(up: bool) -> None:
@@ -58,7 +58,7 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
 
     counters = new_redis_store(settings, connection)
     metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), int(counters.connected))])
-    store: Store = InstrumentedStore(counters, "redis", metrics)
+    store: Store = InstrumentedStore(counters, "redis", metrics, has_traces=settings.tracing_enabled)
     denials = None
     if max_bytes := settings.local_cache_size_in_bytes or settings.rls_denial_cache_bytes:
         store = denials = DenialCache(store, max_bytes, skip_over_limit_charges=settings.local_cache_size_in_bytes > 0)

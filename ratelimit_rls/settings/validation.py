@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from ratelimit_rls.core import spiffe
 from ratelimit_rls.settings import database_validation, http_validation, xds_validation
 from ratelimit_rls.settings.redis_servers import RedisVariables, deployment_kind, parse_redis_servers
 from ratelimit_rls.settings.telemetry import is_http_path
 from ratelimit_rls.settings.values import SettingsValues
 from ratelimit_rls.settings.xds import XDS
+from ratelimit_rls.tls import spiffe
 
 LOG_LEVELS = ("panic", "fatal", "error", "warn", "warning", "info", "debug", "trace")
 

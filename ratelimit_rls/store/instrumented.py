@@ -22,10 +22,11 @@ _ALL_ANSWERED = {StoreResult}
 class InstrumentedStore:
     """A store whose batches are timed and traced."""
 
-    def __init__(self, store: Store, name: str, metrics: Metrics) -> None:
+    def __init__(self, store: Store, name: str, metrics: Metrics, *, has_traces: bool) -> None:
         """`name` is the kind of store: `redis` or `embedded`."""
         self._store = store
         self._name = name
+        self._has_traces = has_traces
         self._times = metrics.store_times
         self._times_answered = self._times.setdefault((name, ""), Durations())
         self.is_synchronous = store.is_synchronous
@@ -37,7 +38,7 @@ class InstrumentedStore:
         return self._store.refund_of(prepared, refund)
 
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
-        span = store_span(self._name, len(batch))
+        span = store_span(self._name, len(batch)) if self._has_traces else None
         started_s = monotonic()
         results = await self._store.spend(batch)
         elapsed_s = monotonic() - started_s

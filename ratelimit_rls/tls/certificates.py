@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ratelimit_rls.core import spiffe
 from ratelimit_rls.errors import SettingsError
+from ratelimit_rls.tls import spiffe
 from ratelimit_rls.tls.key_updates import bound_key_updates
 
 FileState = tuple[int, int, int]
@@ -21,7 +21,7 @@ class TlsFiles:
     """Certificate and key of a server, and the requirements for its clients.
 
     With `client_ca`, a client must present a certificate that this CA signed; the system's CAs are not used. With
-    `client_names`, the certificate must also contain one of these DNS names or SPIFFE IDs (see core/spiffe.py). With
+    `client_names`, the certificate must also contain one of these DNS names or SPIFFE IDs (see tls/spiffe.py). With
     `crl`, no certificate of the chain may be revoked by a CRL in that file.
     """
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules import descriptor as descriptor_module
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.document import read_document
 from ratelimit_rls.rules.source_document import SourceDocument, load
+from ratelimit_rls.rules.stored_rule import Targeting
 from ratelimit_rls.yaml import parser as load_module
 from ratelimit_rls.yaml.findings import Findings
 

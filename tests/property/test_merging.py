@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ratelimit_rls.cli.canonical_yaml import canonical_documents
 from ratelimit_rls.cli.yaml_text import yaml_text
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 patiently = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -14,7 +14,7 @@ from ratelimit_rls.api.responses import ResponseOptions
 from ratelimit_rls.core.attributes import AttributeMapping, Attributes, client_address
 from ratelimit_rls.core.credential_resolution import IP, UNKNOWN_ADDRESS, authenticate
 from ratelimit_rls.core.identity import ANONYMOUS, IdentityConfig, Verifier
-from ratelimit_rls.core.model import Decision, Descriptor, Entry, Rejection, Request
+from ratelimit_rls.core.model import Descriptor, Entry, Rejection, Request
 from ratelimit_rls.errors import BadRequest, NotReady
 from ratelimit_rls.pipeline.codec import Codec
 from ratelimit_rls.pipeline.limiter import NO_LIMIT, PlannedCall, RateLimiter
@@ -53,6 +53,7 @@ class ExtAuthzCodec(Codec[CheckContext]):
         super().__init__(limiter, verifier, bounds)
         self.cache: RequestCache[None] = RequestCache(budget or CacheBudget(DEFAULT_CACHE_BYTES))
         self._encoder = AuthzEncoder(options or ResponseOptions())
+        self.encode = self._encoder.encode
         self._default_domain = default_domain
 
     @property
@@ -98,9 +99,6 @@ class ExtAuthzCodec(Codec[CheckContext]):
 
     def clear_cache(self) -> None:
         self.cache.clear()
-
-    def encode(self, decision: Decision, response_template: CheckContext) -> bytes:
-        return self._encoder.encode(decision, response_template)
 
     def _select_mapping(self, selected: str) -> tuple[str, AttributeMapping | None]:
         """Return the domain and its mapping; the mapping is None if Envoy selects a domain that has none.

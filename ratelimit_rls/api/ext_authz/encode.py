@@ -76,12 +76,14 @@ class CheckContext(NamedTuple):
     hidden: tuple[str, ...] = ()  # headers to remove before the upstream
 
 
+_has_metadata = per_template(has_metadata)
+
+
 class AuthzEncoder:
     """Encodes decisions as CheckResponse messages."""
 
     def __init__(self, options: ResponseOptions) -> None:
         self._builder = ResponseBuilder(options)
-        self._has_metadata = per_template(has_metadata)
 
     def encode(self, decision: Decision, context: CheckContext) -> bytes:
         if decision.template.rejection is not None and decision.code is Code.OVER_LIMIT:
@@ -124,7 +126,7 @@ class AuthzEncoder:
         """Return the dynamic metadata: the reported rule, and the metadata of the rules that allowed the request."""
         rule_metadata = self._builder.rule_metadata(decision)
         fields = b"".join([_struct_field(key, tuple(values.items())) for key, values in rule_metadata.items()])
-        if self._has_metadata(decision.template) and (metadata := merge_rule_metadata(decision)):
+        if _has_metadata(decision.template) and (metadata := merge_rule_metadata(decision)):
             fields += encode_struct({"metadata": metadata})
         return _field(_DYNAMIC_METADATA, fields) if fields else b""
 

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 from ratelimit_rls.api.responses.bodies import deny_body, placeholder_values
 from ratelimit_rls.api.responses.formatting import printable, seconds
 from ratelimit_rls.api.responses.headers import HeaderLine, header_families, state_header
-from ratelimit_rls.api.responses.limit_labels import LimitLabels
+from ratelimit_rls.api.responses.limit_labels import limit_labels
 from ratelimit_rls.api.responses.options import ResponseOptions
 from ratelimit_rls.api.responses.response_context import ResponseContext
 from ratelimit_rls.api.responses.rule_metadata import describe_rule
 from ratelimit_rls.api.responses.status_selection import denying_statuses, reported_status, retry_after_s
 from ratelimit_rls.core.model import Code, Decision
-from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.core.response_policy import DenyResponse, HeaderFamily
 from ratelimit_rls.core.template import Placeholder
 
@@ -38,7 +37,6 @@ class ResponseBuilder:
         self._families = header_families(options)
         self._default = (HeaderFamily.REFERENCE,) if options.headers_enabled else ()
         self._draw = draw
-        self._limit_labels = per_template(LimitLabels)
 
     def build(self, decision: Decision, request_id: str = "") -> ResponseParts:
         """Return headers, body and status. `request_id` is the client's, for bodies that repeat it."""
@@ -75,9 +73,7 @@ class ResponseBuilder:
             retry_s = retry_after_s(denying)
             if rule.response_policy.retry_jitter_us:
                 retry_s += self._draw(seconds(rule.response_policy.retry_jitter_us) + 1)
-        return ResponseContext(
-            decision, status, status.step, rule, denying, retry_s, self._limit_labels(decision.template)
-        )
+        return ResponseContext(decision, status, status.step, rule, denying, retry_s, limit_labels(decision.template))
 
     def _headers(self, context: ResponseContext) -> list[HeaderLine]:
         chosen = context.rule.response_policy.headers

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ratelimit_rls.api.responses import ratelimit_fields
 from ratelimit_rls.api.responses.formatting import limit_names, rule_path, window_labels
 from ratelimit_rls.core.model import CounterOp, DescriptorPlan, Limit, PlanTemplate
+from ratelimit_rls.core.plan import per_template
 
 
 class PolicyNames(NamedTuple):
@@ -49,3 +50,6 @@ class LimitLabels:
             strings={id(step): string for step, string in zip(steps, strings, strict=True)},
             field=ratelimit_fields.policy_field(zip(strings, (step.limit for step in steps), strict=True)),
         )
+
+
+limit_labels = per_template(LimitLabels)

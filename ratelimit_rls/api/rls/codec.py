@@ -10,7 +10,7 @@ from ratelimit_rls.api.rls.decode import decode as decode_request
 from ratelimit_rls.api.rls.encode import ResponseTemplate, RlsEncoder
 from ratelimit_rls.core.credential_resolution import resolve_credentials
 from ratelimit_rls.core.identity import IdentityConfig, Verifier
-from ratelimit_rls.core.model import Decision, Purpose, Request
+from ratelimit_rls.core.model import Purpose, Request
 from ratelimit_rls.core.plan import validate_request
 from ratelimit_rls.pipeline.codec import Codec
 from ratelimit_rls.pipeline.limiter import NO_LIMIT, RateLimiter
@@ -40,6 +40,7 @@ class RlsCodec(Codec[ResponseTemplate]):
         self.lookup = self._lookup_valid if limiter.has_subject_limits else self.cache.get
         self._authenticated: RequestCache[None] = RequestCache(budget)  # requests with a credential, keyed without it
         self._encoder = RlsEncoder(options or ResponseOptions())
+        self.encode = self._encoder.encode
         self._purpose = purpose
         self._request_id_entry = request_id_entry
         self.messages_carry_request_ids = bool(request_id_entry)
@@ -95,6 +96,3 @@ class RlsCodec(Codec[ResponseTemplate]):
         call = self.limiter.prepare(rest) if rest.descriptors else NO_LIMIT
         template = self._encoder.response_template(rest, call.template)
         return PreparedRequest(call, replace(template, undecided=dropped) if dropped else template, request_id)
-
-    def encode(self, decision: Decision, response_template: ResponseTemplate) -> bytes:
-        return self._encoder.encode(decision, response_template)

@@ -95,11 +95,9 @@ class RlsEncoder:
         self._limit_key, self._remaining_key, self._reset_key = map(
             _header_key, (options.limit_header, options.remaining_header, options.reset_header)
         )
-        # Only the metadata is specific to a request; requests with the same plan template share the rest.
-        self._shared_template = per_template(_template)
 
     def response_template(self, request: Request, template: PlanTemplate) -> ResponseTemplate:
-        shared = self._shared_template(template)
+        shared = _shared_template(template)
         return replace(shared, metadata=encode_struct(describe_request(request))) if self._metadata_enabled else shared
 
     def encode(self, decision: Decision, response_template: ResponseTemplate) -> bytes:
@@ -179,7 +177,9 @@ class RlsEncoder:
         return _with_double(encoded, retry_after_s(denying))
 
 
-def _template(template: PlanTemplate) -> ResponseTemplate:
+@per_template
+def _shared_template(template: PlanTemplate) -> ResponseTemplate:
+    """Return what requests with the same plan template share. Only the metadata is specific to a request."""
     rules = [one.rule for one in template.descriptor_plans if one.rule is not None and one.steps]
     return ResponseTemplate(
         current_limits={id(step): _current_limit(step.limit) for step in template.steps},

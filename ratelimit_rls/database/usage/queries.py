@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, false, func, or_, select
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH
+from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.database.usage.tables import DAY, HOUR, MINUTE, SECONDS, audit_logs, metrics, rollups_due
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.telemetry.histogram import add, parse_or_empty, percentiles_us

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from ratelimit_rls.common.backoff import Backoff
 from ratelimit_rls.common.timers import wait_for_event
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH
+from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.database.bulk_upsert import BulkInsert, insert, slices
 from ratelimit_rls.database.usage.tables import HOUR, MINUTE, SECONDS, Cell, audit_logs, metric_id, metrics, rollups_due
 from ratelimit_rls.errors import DatabaseError

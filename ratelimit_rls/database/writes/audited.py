@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH
+from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.database.change_feed import FeedReader
 from ratelimit_rls.database.queries import quote_name
 from ratelimit_rls.database.tables import admin_audit_log, changes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import insert, update
 
-from ratelimit_rls.core.accounts import ApiKey
 from ratelimit_rls.database.administration import AdminToken
 from ratelimit_rls.database.queries import quote_name
 from ratelimit_rls.database.row_mapping import Fields, key_image, key_row, token_image
@@ -12,6 +11,7 @@ from ratelimit_rls.database.tables import admin_tokens, api_keys
 from ratelimit_rls.database.validation import check_name, check_timestamp
 from ratelimit_rls.database.writes.audited import AuditedWrites, VersionCheck
 from ratelimit_rls.errors import BadRequest, Conflict, NotFound
+from ratelimit_rls.identity.accounts import ApiKey
 
 
 class KeyWrites(AuditedWrites):

@@ -7,13 +7,13 @@ from uuid import UUID, uuid4
 import yaml
 from sqlalchemy import delete, insert, update
 
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.database.queries import quote_name
 from ratelimit_rls.database.row_mapping import Fields, rule_image, rule_row
 from ratelimit_rls.database.tables import rate_limit_rules
 from ratelimit_rls.database.validation import MAX_DOCUMENT_LENGTH, check_name, check_number, check_text
 from ratelimit_rls.database.writes.audited import AuditedWrites, VersionCheck
 from ratelimit_rls.errors import BadRequest, Conflict, NotFound
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 _MAX_TARGETING_VALUES = 1000
 """Tiers, paths, methods or CIDRs in the targeting of one rule."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import delete, insert, select, update
 
-from ratelimit_rls.core.accounts import Tier
 from ratelimit_rls.database.queries import quote_name
 from ratelimit_rls.database.row_mapping import tier_image, tier_row
 from ratelimit_rls.database.tables import api_keys, tiers, user_quotas
 from ratelimit_rls.database.validation import check_caller_name, check_text
 from ratelimit_rls.database.writes.audited import AuditedWrites, VersionCheck
 from ratelimit_rls.errors import Conflict
+from ratelimit_rls.identity.accounts import Tier
 
 
 class TierWrites(AuditedWrites):

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ratelimit_rls.core.accounts import Block, Override, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.database.change_feed import EVERYTHING
 from ratelimit_rls.database.queries import quote_name
 from ratelimit_rls.database.row_mapping import (
@@ -26,6 +26,7 @@ from ratelimit_rls.database.row_mapping import (
 from ratelimit_rls.database.tables import api_keys, user_quotas
 from ratelimit_rls.database.validation import check_caller_name, check_text, check_timestamp
 from ratelimit_rls.database.writes.audited import AuditedWrites, VersionCheck
+from ratelimit_rls.identity.accounts import Override, User
 
 
 class UserWrites(AuditedWrites):

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.errors import one_line
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
 from ratelimit_rls.rules.source_document import LAST_RANK, SourceDocument
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 if TYPE_CHECKING:
     from ratelimit_rls.rules.reloader import RulesSource

@@ -231,10 +231,11 @@ class PendingReplies:
         """Return a value, a ReplyError or a StoreError per command. A reply that has arrived counts, even if late."""
         await asyncio.wait(self._futures, timeout=self._timeout_s)
         late = [reply for reply in self._futures if reply.cancel()]
+        error: StoreTimeout | None = None
         if late:
             # Later replies would be late too, and nothing must accumulate.
             self._connection.abort()
-        error = StoreTimeout(f"Redis at {self._owner.name} did not answer within {self._timeout_s:g} s")
+            error = StoreTimeout(f"Redis at {self._owner.name} did not answer within {self._timeout_s:g} s")
         replies = [error if reply.cancelled() else reply.exception() or reply.result() for reply in self._futures]
         self._owner.record_replies(self._connection, replies)
         return replies

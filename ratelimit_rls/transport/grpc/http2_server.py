@@ -46,9 +46,9 @@ from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
 from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
 from ratelimit_rls.transport.grpc.standard_services import MAX_MESSAGES, StandardService, StandardServices
-from ratelimit_rls.transport.grpc.tls import TlsListener
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.sockets import LISTEN_BACKLOG, listening_socket
+from ratelimit_rls.transport.tls_listener import TlsListener
 
 CLOSE_GRACE_S = 0.1
 """Time for clients to react to GOAWAY, and then to receive the last responses."""

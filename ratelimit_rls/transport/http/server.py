@@ -12,12 +12,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ratelimit_rls.telemetry.abuse import AbuseLog
-from ratelimit_rls.transport.grpc.tls import TlsListener
 from ratelimit_rls.transport.http.connection import HttpConnection, HttpPort
 from ratelimit_rls.transport.http.limits import BufferBudget, HttpLimits
 from ratelimit_rls.transport.http.loop_share import LoopShare
 from ratelimit_rls.transport.http.tls import HttpTlsFiles
 from ratelimit_rls.transport.sockets import LISTEN_BACKLOG, host_port, listening_socket
+from ratelimit_rls.transport.tls_listener import TlsListener
 
 GRACE_S = 2
 DATE_S = 1.0

@@ -15,7 +15,6 @@ import httpx
 from ratelimit_rls.admin.backend import AdminBackend, SourceState
 from ratelimit_rls.admin.http.app import admin_app
 from ratelimit_rls.admin.http.middleware import VERSIONS, ApiVersion
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.database.administration import AdminToken, Role
 from ratelimit_rls.database.database import Database
@@ -30,6 +29,7 @@ from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
 from ratelimit_rls.rules.source_document import LAST_RANK, SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules
+from ratelimit_rls.rules.stored_rule import StoredRule
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 

@@ -11,11 +11,11 @@ import pytest
 
 from ratelimit_rls.admin.rules import MAX_ATTEMPTS, CompiledRule, RulesChanged, compile_and_store, stored_rules
 from ratelimit_rls.admin.rules_import import FileRule, import_rules
-from ratelimit_rls.core.accounts import StoredRule, Targeting
 from ratelimit_rls.database.queries import IDEMPOTENCY_TTL_S
 from ratelimit_rls.database.repository import Actor, Reader, Repository, UnitOfWork
 from ratelimit_rls.errors import Conflict
 from ratelimit_rls.rules.source_document import SourceDocument
+from ratelimit_rls.rules.stored_rule import StoredRule, Targeting
 from tests.integration.admin.admin_client import AdminApi, Client
 
 RULE: dict[str, Any] = {

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from ratelimit_rls.cli import main
-from ratelimit_rls.core.accounts import ApiKey
 from ratelimit_rls.database.administration import AuditRow
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Repository
+from ratelimit_rls.identity.accounts import ApiKey
 from ratelimit_rls.identity.key_format import matches, new_secret
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from sqlalchemy import insert
 
 from ratelimit_rls.admin.http.routes import decisions
 from ratelimit_rls.admin.simulation import MAX_WAITING, SimulatedDecisions, simulate
-from ratelimit_rls.core.accounts import Block
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.database.repository import Actor
 from ratelimit_rls.database.usage.tables import audit_logs
 from ratelimit_rls.errors import StoreUnavailable

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.core.accounts import Tier, User
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Actor, Repository
+from ratelimit_rls.identity.accounts import Tier, User
 
 NOW_S = 1_786_000_000.25
 """A timestamp in 2026 with a fraction, because fractions are stored."""

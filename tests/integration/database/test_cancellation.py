@@ -18,12 +18,12 @@ from contextlib import closing
 import pytest
 from sqlalchemy import select, text
 
-from ratelimit_rls.core.accounts import User
 from ratelimit_rls.database import connection_lease as lease_module
 from ratelimit_rls.database import database as database_module
 from ratelimit_rls.database.database import POOL_SIZE, Database
 from ratelimit_rls.database.tables import admin_audit_log, changes, user_quotas
 from ratelimit_rls.errors import DatabaseUnavailable
+from ratelimit_rls.identity.accounts import User
 from tests.integration.database.conftest import ME, AccountDb
 from tests.support.cancellation import Moment, run_cancelled
 from tests.support.databases import PostgresServer

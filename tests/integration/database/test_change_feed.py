@@ -7,24 +7,27 @@ import asyncio
 import pytest
 from sqlalchemy import delete, select, text, update
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, ApiKey, Block, StoredRule, Tier, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.model import Limit, Unit
 from ratelimit_rls.database import change_feed
 from ratelimit_rls.database.account_mirror import AccountMirror
+from ratelimit_rls.database.configuration import Configuration, ConfigurationChanges
 from ratelimit_rls.database.tables import changes, tiers, user_quotas
 from ratelimit_rls.database.writes import audited
 from ratelimit_rls.errors import BadRequest, Conflict, DatabaseError
+from ratelimit_rls.identity.accounts import ApiKey, Tier, User
+from ratelimit_rls.rules.stored_rule import StoredRule
 from tests.integration.database.conftest import LIMITS, ME, NOW_S, AccountDb
 
 
 async def test_all_accounts_are_read_in_one_snapshot(db: AccountDb) -> None:
-    assert await db.ask("accounts") == Accounts()
+    assert await db.ask("accounts") == Configuration()
     await db.with_gold_and_alice()
     await db.do("set_block", "bob", Block("spam"))
     await db.do("add_key", ApiKey("k1", b"d", "alice"))
     late, early = StoredRule("", "late", "domain: a", 2), StoredRule("", "early", "domain: a", 1)
     rules = [await db.do("add_rule", rule) for rule in (late, early)]
-    expected = Accounts(
+    expected = Configuration(
         6,
         (Tier("gold", LIMITS),),
         (User("alice", "gold"), User("bob", block=Block("spam"))),
@@ -37,7 +40,7 @@ async def test_all_accounts_are_read_in_one_snapshot(db: AccountDb) -> None:
         before = await reader.sequence()
         await db.do("set_tier", "carl", "gold")
         assert await reader.accounts() == expected
-        assert await reader.changed_since(before) == AccountChanges(before, at_s=NOW_S)
+        assert await reader.changed_since(before) == ConfigurationChanges(before, at_s=NOW_S)
     assert len((await db.ask("accounts")).users) == 3
 
 
@@ -53,7 +56,7 @@ async def test_changes_are_reported_once_with_current_values(db: AccountDb) -> N
     await db.do("delete_user", "bob")
     rule = await db.do("add_rule", StoredRule("", "r", "domain: a"))
     changed = await db.ask("changed_since", since)
-    assert changed == AccountChanges(
+    assert changed == ConfigurationChanges(
         since + 7,
         {"gold": Tier("gold", LIMITS[:1], version=2)},
         {"alice": User("alice", version=4), "bob": None},
@@ -266,7 +269,7 @@ async def test_unreadable_row_does_not_hide_others(db: AccountDb, number: int) -
 async def test_restored_database_is_detected_by_its_last_change(db: AccountDb) -> None:
     await db.do("put_user", User("alice"))
     accounts = await db.ask("accounts")
-    assert await db.ask("changed_since", accounts.sequence, accounts.at_s) == AccountChanges(1, at_s=NOW_S)
+    assert await db.ask("changed_since", accounts.sequence, accounts.at_s) == ConfigurationChanges(1, at_s=NOW_S)
     assert await db.ask("changed_since", accounts.sequence, accounts.at_s - 1) is None
     db.now_s += 1
     await db.do("put_user", User("bob"))

@@ -13,14 +13,16 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, Block, Tier, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.database import change_follower
 from ratelimit_rls.database.account_mirror import AccountMirror
 from ratelimit_rls.database.change_follower import ChangeFollower
+from ratelimit_rls.database.configuration import Configuration, ConfigurationChanges
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Repository
 from ratelimit_rls.database.snapshot_file import SnapshotFile
 from ratelimit_rls.errors import DatabaseError, DatabaseUnavailable
+from ratelimit_rls.identity.accounts import Tier, User
 from tests.integration.database.conftest import LIMITS, ME, AccountDb
 from tests.support.databases import PASSWORD, PostgresServer
 
@@ -32,18 +34,18 @@ class Process:
 
     def __init__(self, url: str, snapshot: SnapshotFile | None = None, poll_s: float = NEVER_S) -> None:
         self.database = Database(url)
-        self.held = AccountMirror(Accounts())
+        self.held = AccountMirror(Configuration())
         self.loads = 0
         self.changes = 0
         self.follower = ChangeFollower(
             Repository(self.database), self.database, self._on_accounts, self._on_changed, poll_s, snapshot
         )
 
-    async def _on_accounts(self, accounts: Accounts) -> None:
+    async def _on_accounts(self, accounts: Configuration) -> None:
         self.loads += 1
         self.held = AccountMirror(accounts)
 
-    def _on_changed(self, changed: AccountChanges) -> None:
+    def _on_changed(self, changed: ConfigurationChanges) -> None:
         self.changes += 1
         self.held.apply(changed)
 

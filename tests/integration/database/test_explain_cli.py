@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from ratelimit_rls.cli import main
-from ratelimit_rls.core.accounts import ApiKey, Block, Override, Tier, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Repository
+from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
 from tests.integration.database.conftest import ME
 
 pytestmark = pytest.mark.slow  # each command opens a connection

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, func, insert, inspect, select, text
 
-from ratelimit_rls.core.accounts import Tier, User
 from ratelimit_rls.core.names import name_error
 from ratelimit_rls.database import migrations
 from ratelimit_rls.database.tables import (
@@ -26,6 +25,7 @@ from ratelimit_rls.database.tables import (
     user_quotas,
 )
 from ratelimit_rls.database.usage import tables
+from ratelimit_rls.identity.accounts import Tier, User
 from tests.integration.database.conftest import LIMITS, NOW_S, AccountDb
 
 RULE_ID = "00000000-0000-4000-8000-000000000001"

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from ratelimit_rls.core.accounts import ApiKey, Block, Override, Scope, StoredRule, Targeting, Tier, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.database.administration import AdminToken, Role, StoredResponse
 from ratelimit_rls.database.tables import user_quotas
 from ratelimit_rls.database.usage.counters import UserUsage
 from ratelimit_rls.errors import BadRequest, Conflict, NotFound
+from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 from tests.integration.database.conftest import LIMITS, ME, NOW_S, AccountDb
 
 OVERRIDE = Override(LIMITS[:1], NOW_S + 60.5, "a sale")

@@ -10,9 +10,9 @@ import pytest
 
 from ratelimit_rls.cli import main
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.core.accounts import Scope, StoredRule, Targeting
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Repository
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 from tests.integration.database.conftest import ME
 
 pytestmark = pytest.mark.slow  # each command opens a connection

@@ -16,13 +16,15 @@ import pytest
 from ratelimit_rls.admin import users
 from ratelimit_rls.cli import main
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.core.accounts import Accounts, ApiKey, Block, Override, Tier, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.database.administration import AccountUsage, AuditRow
 from ratelimit_rls.database.change_follower import ChangeFollower
+from ratelimit_rls.database.configuration import Configuration
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Actor, Reader, Repository, UnitOfWork
 from ratelimit_rls.database.usage.counters import UserUsage
+from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
 from tests.integration.database.conftest import LIMITS
 
 FAR_S = 4_000_000_000.0
@@ -87,8 +89,8 @@ class Place:
         return {user.user_id: user for user in self.accounts.users}
 
     @property
-    def accounts(self) -> Accounts:
-        found: Accounts = self.ask(lambda reader: reader.accounts())
+    def accounts(self) -> Configuration:
+        found: Configuration = self.ask(lambda reader: reader.accounts())
         return found
 
     @property
@@ -438,7 +440,7 @@ def test_server_follows_an_import(place: Place) -> None:
         loads: list[int] = []
         database = Database(place.url)
 
-        async def take(accounts: Accounts) -> None:
+        async def take(accounts: Configuration) -> None:
             loads.append(len(accounts.users))
 
         follower = ChangeFollower(Repository(database), database, take, lambda _: None, 3600.0)

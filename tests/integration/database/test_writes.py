@@ -10,13 +10,13 @@ from contextlib import closing, contextmanager
 import pytest
 from sqlalchemy import func, select, text
 
-from ratelimit_rls.core.accounts import User
 from ratelimit_rls.database import database as database_module
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.usage.tables import audit_logs, rollups_due
 from ratelimit_rls.database.usage.writer import ROWS_PER_TRANSACTION, UsageWriter
 from ratelimit_rls.database.write_probe import probe_write
 from ratelimit_rls.errors import DatabaseUnavailable
+from ratelimit_rls.identity.accounts import User
 from ratelimit_rls.server import maintenance
 from ratelimit_rls.settings import Settings
 from ratelimit_rls.telemetry.usage_recorder import UsageRecorder

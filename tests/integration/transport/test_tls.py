@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.tls.certificates import TlsFiles
-from ratelimit_rls.transport.grpc import tls
+from ratelimit_rls.transport import tls_listener
 from tests.integration.transport.conftest import Client, Service, eventually, message
 from tests.support.certificates import Authority
 
@@ -73,7 +73,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture(autouse=True)
 def short_reload_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "RELOAD_INTERVAL_S", 0.02)
+    monkeypatch.setattr(tls_listener, "RELOAD_INTERVAL_S", 0.02)
 
 
 async def connect(address: str, trusted: Authority, shown: Pair | None = None) -> AsyncIterator[Client]:
@@ -481,8 +481,8 @@ async def test_unfinished_handshakes_do_not_block_clients(
     others: list[str],
     reason: Abuse,
 ) -> None:
-    monkeypatch.setattr(tls, "MAX_HANDSHAKES", 4)
-    monkeypatch.setattr(tls, "MAX_HANDSHAKES_PER_PEER", 3)
+    monkeypatch.setattr(tls_listener, "MAX_HANDSHAKES", 4)
+    monkeypatch.setattr(tls_listener, "MAX_HANDSHAKES_PER_PEER", 3)
     address = await service.listen(tls=TlsFiles(str(pair.certificate), str(pair.key)))
     host, port = address.split(":")
     silent = [await asyncio.open_connection(host, int(port), local_addr=(other, 0)) for other in others]
@@ -500,7 +500,7 @@ async def test_unfinished_handshakes_do_not_block_clients(
 async def test_handshakes_evicted_before_they_start_are_closed(
     service: Service, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "MAX_HANDSHAKES_PER_PEER", 3)
+    monkeypatch.setattr(tls_listener, "MAX_HANDSHAKES_PER_PEER", 3)
     address = await service.listen(tls=TlsFiles(str(pair.certificate), str(pair.key)))
     host, port = address.split(":")
     with contextlib.ExitStack() as stack:

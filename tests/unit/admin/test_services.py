@@ -15,9 +15,9 @@ import ratelimit_rls.admin
 from ratelimit_rls.admin.backend import AdminBackend
 from ratelimit_rls.admin.credentials import new_admin_token, new_key
 from ratelimit_rls.admin.rules import compile_rule
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.database.administration import Role
 from ratelimit_rls.identity.key_format import matches, public_id
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 SERVICES = [module.name for module in pkgutil.iter_modules(ratelimit_rls.admin.__path__) if module.name != "http"]
 

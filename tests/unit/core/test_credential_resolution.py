@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.accounts import Block
 from ratelimit_rls.core.credential_resolution import MAX_CREDENTIALS, resolve_credentials
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.identity import CredentialEntry, CredentialKind, Identity, IdentityConfig
 from ratelimit_rls.core.model import Descriptor, Entry, Request
 from ratelimit_rls.errors import TooComplex

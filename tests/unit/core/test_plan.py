@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from ratelimit_rls.core.model import (
     PlanTemplate,
     Purpose,
     Request,
+    Slot,
     Unit,
     WarnAt,
 )
@@ -243,6 +245,30 @@ def test_memory_of_planner_and_cached_plans_is_bounded(kind: str, number: int, m
         tracemalloc.stop()
 
     assert held_bytes < 2 * plan.MAX_TEMPLATE_CACHE_BYTES
+
+
+def test_derived_values_are_kept_by_slot_and_not_copied() -> None:
+    template = Planner(TREE, Policy()).plan(Request("d", (_descriptor("user"),))).template
+    numbers: Slot[int] = Slot()
+    names: Slot[str] = Slot()
+    template.derived[numbers] = 7
+    assert template.derived.get(numbers) == 7
+    assert template.derived.get(names) is None
+    assert replace(template).derived.get(numbers) is None
+
+
+def test_per_template_derives_once_for_each_template() -> None:
+    derived: list[PlanTemplate] = []
+
+    @per_template
+    def count(template: PlanTemplate) -> int:
+        derived.append(template)
+        return len(derived)
+
+    planner = Planner(TREE, Policy())
+    first, second = (planner.plan(Request("d", (_descriptor("user"),), hits)).template for hits in (1, 2))
+    assert [count(first), count(second), count(first)] == [1, 2, 1]
+    assert derived == [first, second]
 
 
 INVALID_REQUESTS = {

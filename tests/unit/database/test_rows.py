@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.core.accounts import ApiKey, limit_fields, limit_from_fields
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.database.administration import AdminToken, Role
 from ratelimit_rls.database.row_mapping import LimitCache, key_image, token_image
 from ratelimit_rls.database.writes.rules import domain_of
+from ratelimit_rls.identity.accounts import ApiKey, limit_fields, limit_from_fields
 
 
 @pytest.mark.parametrize(

@@ -11,26 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.accounts import (
-    AccountChanges,
-    Accounts,
-    ApiKey,
-    Block,
-    Override,
-    Scope,
-    StoredRule,
-    Targeting,
-    Tier,
-    User,
-)
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.database.account_mirror import AccountMirror
+from ratelimit_rls.database.configuration import Configuration, ConfigurationChanges
 from ratelimit_rls.database.snapshot_file import SnapshotFile
 from ratelimit_rls.errors import DatabaseError
+from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 
 LIMITS = (Limit(100, Unit.MINUTE), Limit(5, Unit.SECOND, Algorithm.TOKEN_BUCKET, 9))
 
-EVERYTHING = Accounts(
+EVERYTHING = Configuration(
     42,
     (Tier("gold", LIMITS, "the best", 3), Tier("open", ())),
     (
@@ -119,7 +111,7 @@ def test_account_mirror_applies_changes() -> None:
     assert held.accounts() == EVERYTHING
     early = StoredRule("r3", "zeroth", "domain: c\n", 0)
     held.apply(
-        AccountChanges(
+        ConfigurationChanges(
             43,
             {"open": None},
             {"alice": None, "dora": User("dora"), "nobody": None},

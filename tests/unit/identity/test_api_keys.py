@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, ApiKey, Block, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.identity import Identity
+from ratelimit_rls.identity.accounts import AccountChanges, Accounts, ApiKey, User
 from ratelimit_rls.identity.api_keys import ApiKeyVerifier, KeyUsage
 from ratelimit_rls.identity.directory import Directory
 from ratelimit_rls.identity.key_format import digest, new_secret

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, ApiKey, Block, Override, Tier, User
-from ratelimit_rls.core.entitlements import Entitlement, EntitlementValidity
+from ratelimit_rls.core.entitlements import Block, Entitlement, EntitlementValidity
 from ratelimit_rls.core.model import Limit, Subject, Unit
+from ratelimit_rls.identity.accounts import AccountChanges, Accounts, ApiKey, Override, Tier, User
 from ratelimit_rls.identity.directory import AccountIndex, Directory
 from ratelimit_rls.identity.precedence import EXPIRED, REVOKED
 
@@ -349,7 +349,7 @@ def test_entitlement_is_correct_until_stale_or_ended(steps: list[tuple[Any, ...]
                     value = replace(value, key_id=name)
                 elif what == "tier" and value is not None:
                     value = Tier(name, value)
-                directory.apply(AccountChanges(1, **{f"{what}s": {name: value}}))  # type: ignore[arg-type]
+                directory.apply(AccountChanges(1, **{f"{what}s": {name: value}}))
                 known[what] = {**known[what], name: value}
 
         fresh = Directory(clock)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.accounts import AccountChanges, Accounts, ApiKey, Block, User
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.identity import CredentialKind, Identity, Verifier
+from ratelimit_rls.identity.accounts import AccountChanges, Accounts, ApiKey, User
 from ratelimit_rls.identity.api_keys import ApiKeyVerifier
 from ratelimit_rls.identity.directory import Directory
 from ratelimit_rls.identity.jwt import JwtVerifier

@@ -7,11 +7,11 @@ import math
 import pytest
 import yaml
 
-from ratelimit_rls.core.accounts import Targeting
 from ratelimit_rls.core.model import Limit, Rule, Unit
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.source_document import SourceDocument, load
+from ratelimit_rls.rules.stored_rule import Targeting
 from ratelimit_rls.yaml.scalars import ScalarKind, resolve
 
 AS_WRITTEN = [

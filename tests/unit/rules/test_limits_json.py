@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.accounts import limit_fields
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
 from ratelimit_rls.errors import RulesError
+from ratelimit_rls.identity.accounts import limit_fields
 from ratelimit_rls.rules.limits_json import MAX_LIMITS, read_limits
 
 MINUTE = {"unit": "minute", "requests_per_unit": 100}

@@ -7,7 +7,6 @@ import hashlib
 import pytest
 
 from ratelimit_rls.cli.canonical_yaml import canonical_documents
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.core.explain import explain
 from ratelimit_rls.core.model import Charge, Descriptor, Entry, OnStoreFailure
 from ratelimit_rls.core.storage_keys import ShardBy
@@ -15,6 +14,7 @@ from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.compile import CompiledRules, compile_documents
 from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules, stored_sources
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 
 def stored(name: str, descriptors: str, priority: int = 100, domain_keys: str = "") -> StoredRule:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH, Scope, StoredRule, Targeting
+from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.sources.database import check_rules
 from ratelimit_rls.rules.sources.files import PlainPaths
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 from ratelimit_rls.rules.stored_rule_format import (
     MAX_FILE_NAME_LENGTH,
     file_name,

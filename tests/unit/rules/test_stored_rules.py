@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.accounts import StoredRule, Targeting
 from ratelimit_rls.errors import RulesError, SettingsError
 from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.rules.reloader import RulesReloader
 from ratelimit_rls.rules.source_document import LAST_RANK, SourceDocument
 from ratelimit_rls.rules.sources.database import MergedSource, StoredRulesSource, stored_sources
 from ratelimit_rls.rules.sources.files import RulesFiles
+from ratelimit_rls.rules.stored_rule import StoredRule, Targeting
 from ratelimit_rls.telemetry.metrics import Metrics
 
 BODY = "domain: edge\nrate_limit: {unit: minute, requests_per_unit: 5}\n"

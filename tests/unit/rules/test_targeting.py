@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ratelimit_rls.cli.canonical_yaml import canonical_documents
-from ratelimit_rls.core.accounts import Scope, StoredRule, Targeting
 from ratelimit_rls.core.attributes import Attributes, ClientIpSource
 from ratelimit_rls.core.client_ip import ClientIp
 from ratelimit_rls.core.identity import Identity
@@ -17,6 +16,7 @@ from ratelimit_rls.rules.compile import CompiledRules
 from ratelimit_rls.rules.implicit_mapping import MAX_SHAPES
 from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 from ratelimit_rls.rules.targeting import MAX_ALTERNATIVES
 
 LIMIT: dict[str, Any] = {"rate_limit": {"unit": "minute", "requests_per_unit": 5}}

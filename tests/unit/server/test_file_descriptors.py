@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from ratelimit_rls.server.file_descriptors import MARGIN, fit_connections, raise_limit
 from ratelimit_rls.settings import Settings
-from ratelimit_rls.transport.grpc.tls import MAX_HANDSHAKES
+from ratelimit_rls.transport.tls_listener import MAX_HANDSHAKES
 
 PORTS = 2
 NEEDED = 4096 + PORTS * 1024 + MARGIN

@@ -45,10 +45,16 @@ async def test_a_batch_is_one_observation_and_one_span(
     span, metrics = Span(), Metrics()
     begun: list[tuple[str, int]] = []
     monkeypatch.setattr(instrumented, "store_span", lambda *about: begun.append(about) or span)  # type: ignore[func-returns-value]
-    store = InstrumentedStore(Scripted(answers), "redis", metrics)  # type: ignore[arg-type]
+    store = InstrumentedStore(Scripted(answers), "redis", metrics, has_traces=True)  # type: ignore[arg-type]
     assert store.is_synchronous
     assert await store.spend([object(), object()]) == answers  # type: ignore[list-item]
     assert (begun, span.ended) == ([("redis", 2)], [error])
     assert {key: times.count for key, times in metrics.store_times.items() if times.count} == {
         ("redis", error or ""): 1
     }
+
+
+async def test_without_traces_there_are_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instrumented, "store_span", lambda *_: pytest.fail("a span was begun"))
+    store = InstrumentedStore(Scripted([ANSWER]), "redis", Metrics(), has_traces=False)  # type: ignore[arg-type]
+    assert await store.spend([object()]) == [ANSWER]  # type: ignore[list-item]

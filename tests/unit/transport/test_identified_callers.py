@@ -14,8 +14,7 @@ from ratelimit_rls.api.ext_authz.codec import ExtAuthzCodec
 from ratelimit_rls.api.ext_authz.encode import CALLER_HEADERS
 from ratelimit_rls.api.rls import codec as rls
 from ratelimit_rls.api.rls.codec import RlsCodec
-from ratelimit_rls.core.accounts import Block
-from ratelimit_rls.core.entitlements import Entitlement
+from ratelimit_rls.core.entitlements import Block, Entitlement
 from ratelimit_rls.core.identity import CredentialKind, Identity
 from ratelimit_rls.core.model import Limit, Subject, Unit
 from ratelimit_rls.core.plan import Policy

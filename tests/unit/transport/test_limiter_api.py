@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 
 from ratelimit_rls.api.limiter.codec import CheckRateLimitCodec, RemainingQuotaCodec, _cache_key
 from ratelimit_rls.api.limiter.decode import LimiterDecoder, LimiterTarget
-from ratelimit_rls.core.accounts import Block
-from ratelimit_rls.core.entitlements import Entitlement
+from ratelimit_rls.core.entitlements import Block, Entitlement
 from ratelimit_rls.core.identity import CredentialKind, Identity
 from ratelimit_rls.core.model import Entry, Limit, Request, StoreResult, Subject, Unit
 from ratelimit_rls.core.plan import Policy

@@ -300,9 +300,10 @@ async def test_call_with_too_little_time_skips_the_store(left_s: float) -> None:
 async def test_synchronous_store_is_used_despite_a_short_deadline() -> None:
     harness = Harness()
     limiter = RateLimiter(harness.rules, harness.store.near, harness.metrics, Policy())
-    pipeline = new_pipeline(RlsCodec(limiter), harness.metrics, harness.throttle_queue)
+    pipeline = new_pipeline(RlsCodec(limiter), harness.metrics, harness.throttle_queue, deadlines=harness.deadlines)
     (answer,) = await responses(pipeline, [USER], [NOW_S + 0.001])
     assert outcome(answer) == OK
+    assert harness.deadlines.last is None  # nothing waits, so no timer is needed
 
 
 async def test_batch_on_a_synchronous_store_ends_without_suspending() -> None:

@@ -32,9 +32,10 @@ from ratelimit_rls.admin.http.schemas.requests import (
 )
 from ratelimit_rls.admin.http.schemas.resources import NO_USE, Tier, TierPage, User, UserLimits, UserPage
 from ratelimit_rls.admin.user_limits import limits_of_user
-from ratelimit_rls.core import accounts
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.database.repository import Reader, UnitOfWork
 from ratelimit_rls.errors import BadRequest
+from ratelimit_rls.identity import accounts
 
 tiers = make_router("tiers", "tiers")
 users = make_router("users", "users")
@@ -212,7 +213,7 @@ async def put_user_block(backend: Backend, change: Put, user_id: UserId, body: B
     """Denies all requests of the user, with whatever key. A user who is not known yet can be blocked, too."""
     now_s = backend.clock()
     ends_s = body.ends_s(now_s)
-    block = accounts.Block(body.reason, None if ends_s is None else _in_future(ends_s, now_s))
+    block = Block(body.reason, None if ends_s is None else _in_future(ends_s, now_s))
 
     async def work(unit: UnitOfWork) -> ChangeResult:
         await _check_preconditions(change, unit, user_id)

@@ -39,9 +39,9 @@ from ratelimit_rls.admin.http.schemas.resources import (
     Token,
     TokenPage,
 )
-from ratelimit_rls.core import accounts
 from ratelimit_rls.database import administration
 from ratelimit_rls.database.repository import Reader, UnitOfWork
+from ratelimit_rls.identity import accounts
 
 keys = make_router("keys", "keys")
 tokens = make_router("tokens", "tokens")

@@ -26,9 +26,9 @@ from ratelimit_rls.admin.http.schemas.fields import QueryBool, RuleId, SearchTex
 from ratelimit_rls.admin.http.schemas.requests import RuleInput
 from ratelimit_rls.admin.http.schemas.resources import Rule, RulePage
 from ratelimit_rls.admin.rules import CompiledRule, compile_and_store, document_text
-from ratelimit_rls.core.accounts import StoredRule
 from ratelimit_rls.database.repository import UnitOfWork
 from ratelimit_rls.errors import RulesError
+from ratelimit_rls.rules.stored_rule import StoredRule
 
 router = make_router("rules", "rules")
 

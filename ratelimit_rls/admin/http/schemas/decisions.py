@@ -18,8 +18,8 @@ from ratelimit_rls.admin.http.schemas.fields import (
 )
 from ratelimit_rls.admin.http.schemas.resources import Block, Page
 from ratelimit_rls.core import model
-from ratelimit_rls.core.accounts import limit_fields
 from ratelimit_rls.core.model import Code, CounterOp, Descriptor, LimitState, Status
+from ratelimit_rls.identity.accounts import limit_fields
 
 if TYPE_CHECKING:
     from ratelimit_rls.admin.decisions import ExplainedDescriptor

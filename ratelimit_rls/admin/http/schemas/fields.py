@@ -10,9 +10,10 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from ratelimit_rls.core.accounts import MAX_ID_LENGTH, limit_fields
 from ratelimit_rls.core.duration import PATTERN, parse_lifetime_s
 from ratelimit_rls.core.model import Limit
+from ratelimit_rls.core.names import MAX_ID_LENGTH
+from ratelimit_rls.identity.accounts import limit_fields
 
 MAX_TEXT_LENGTH = 2000
 MAX_VALUE_LENGTH = 4096

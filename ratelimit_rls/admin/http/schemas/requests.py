@@ -28,10 +28,10 @@ from ratelimit_rls.admin.http.schemas.fields import (
     check_unicode,
 )
 from ratelimit_rls.core import model
-from ratelimit_rls.core.accounts import Scope, StoredRule, Targeting
 from ratelimit_rls.core.model import MAX_HITS, MAX_REQUESTS_PER_UNIT, Descriptor, Entry, Purpose
 from ratelimit_rls.database.administration import Role
 from ratelimit_rls.rules.limits_json import read_limits
+from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
 from ratelimit_rls.yaml.parser import MAX_DEPTH
 
 MAX_DOCUMENT_LENGTH = 512 * 1024

@@ -16,9 +16,9 @@ from ratelimit_rls.admin.http.schemas.fields import (
     ResponseBody,
     TimestampText,
 )
-from ratelimit_rls.core import accounts
 from ratelimit_rls.database import administration
 from ratelimit_rls.database.administration import AccountUsage
+from ratelimit_rls.identity import accounts
 
 if TYPE_CHECKING:
     from ratelimit_rls.admin.user_limits import LimitsOfUser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.spiffe import MAX_ID_BYTES, allows, is_pattern, is_workload_id
+from ratelimit_rls.tls.spiffe import MAX_ID_BYTES, allows, is_pattern, is_workload_id
 
 ENVOY = "spiffe://prod.example/ns/edge/sa/envoy"
 

@@ -1,4 +1,4 @@
-"""Accounts as administrators manage them: tiers, users, API keys and stored rules. Value types only.
+"""Accounts: tiers, users and API keys, and their limits. Value types only.
 
 They are stored in the database (database/) and mirrored in the memory of every process (identity/directory.py). They
 are looked up when a request is planned, so no decision waits for the database. Times are seconds since the epoch.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
+from ratelimit_rls.core.entitlements import Block
 from ratelimit_rls.core.model import Algorithm, Limit, Unit
-
-MAX_ID_LENGTH = 255
-"""Maximum characters in the name of a user, a tier or a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +31,6 @@ class Override:
     limits: tuple[Limit, ...]
     until_s: float
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Block of a user: all calls are rejected."""
-
-    reason: str = ""
-    until_s: float | None = None  # None: until it is removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +59,6 @@ class ApiKey:
     version: int = 1
 
 
-class Scope(Enum):
-    """Scope of the counters of a targeted rule: the kind of the innermost entry of its descriptor."""
-
-    GLOBAL = "global"
-    TENANT = "tenant"
-    USER = "user"
-    API_KEY = "api_key"
-    IP = "ip"
-    ENDPOINT = "endpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class Targeting:
-    """Requests that a stored rule applies to. Empty fields match all; several values of one field are alternatives."""
-
-    tiers: tuple[str, ...] = ()
-    endpoints: tuple[str, ...] = ()  # paths, `*` for anything
-    methods: tuple[str, ...] = ()
-    cidrs: tuple[str, ...] = ()
-    scope: Scope | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.tiers or self.endpoints or self.methods or self.cidrs or self.scope)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRule:
-    """One rules document as stored in the database."""
-
-    rule_id: str
-    name: str  # unique; used in errors and by `explain`
-    document: str  # YAML, as in descriptors/
-    priority: int = 100  # lower comes first
-    enabled: bool = True
-    targeting: Targeting = Targeting()
-    version: int = 1
-    created_by: str = ""
-    created_s: float = 0.0
-    updated_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Accounts:
     """All accounts, as of one position in the change feed of the database."""
@@ -119,8 +67,6 @@ class Accounts:
     tiers: tuple[Tier, ...] = ()
     users: tuple[User, ...] = ()
     keys: tuple[ApiKey, ...] = ()
-    rules: tuple[StoredRule, ...] = ()
-    at_s: float = 0.0  # time of that change: in a restored database another change may have the same number
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +77,6 @@ class AccountChanges:
     tiers: Mapping[str, Tier | None] = field(default_factory=dict)
     users: Mapping[str, User | None] = field(default_factory=dict)
     keys: Mapping[str, ApiKey | None] = field(default_factory=dict)
-    rules: Mapping[str, StoredRule | None] = field(default_factory=dict)  # by rule_id
-    at_s: float = 0.0  # as in Accounts
-
-    def __bool__(self) -> bool:
-        return bool(self.tiers or self.users or self.keys or self.rules)
 
 
 def limit_fields(limit: Limit) -> dict[str, Any]:
