@@ -9,6 +9,15 @@ Cost       O(1)
 ]]
 local fixed_window = {}
 
+-- Sets the index of the current window, and the time until it ends. `now` is the same for all calls of a run, so this is
+-- computed once for each spec.
+local function place_spec(spec, now)
+  if spec.placed ~= now then
+    local window = spec.window
+    spec.placed, spec.index, spec.reset = now, floor(now / window) % 65536, window - now % window
+  end
+end
+
 local function place_fixed(now, spec, state_index)
   local window = spec.window
   if not window then
@@ -24,12 +33,10 @@ end
 
 function fixed_window.spend(state, spec, now, cost)
   local limit, window = spec.limit, spec.window
-  -- Fast path for nearly every call: the hits fit, and the state is of the current window. `now` is the same for all
-  -- calls of a run, so the window is computed once per spec. (This saves a third of the cost of a limit in Redis.)
+  -- Fast path for nearly every call: the hits fit, and the state is of the current window. (This saves a third of the
+  -- cost of a limit in Redis.)
   if window and state and cost > 0 then
-    if spec.placed ~= now then
-      spec.placed, spec.index, spec.reset = now, floor(now / window) % 65536, window - now % window
-    end
+    place_spec(spec, now)
     local index = spec.index
     if state % 65536 == index then
       local left = limit - cost - (state - index) / 65536
@@ -76,14 +83,16 @@ function fixed_window.give_back(state, spec, now, hits, charged_at)
   return (fixed_window.spend(state, spec, now, -hits))
 end
 
+-- Within its window a state only grows or shrinks by hits, and keeps its TTL.
 function fixed_window.write(key, state, before, spec, now, jitter_ms)
   local state_index = state % 65536
   if before and before % 65536 == state_index then
-    redis.call("SET", key, state, "KEEPTTL")
+    local difference = state - before
+    redis.call("INCRBY", key, difference == spec.increment and spec.increment_text or format("%d", difference))
     return
   end
   local _, into, _, window = place_fixed(now, spec, state_index)
-  redis.call("SET", key, state, "PX", ttl_ms(window - into, jitter_ms))
+  redis.call("SET", key, format("%d", state), "PX", ttl_ms(window - into, jitter_ms))
 end
 
 algorithms.fixed_window = fixed_window

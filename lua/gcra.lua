@@ -16,9 +16,9 @@ function gcra.read(raw)
   if not raw then
     return nil
   end
-  local tat, part = string.match(raw, "^(%d+) ?(%d*)$")
-  if not tat then -- not written by this script; treat as absent
-    return nil
+  local tat, part = match(raw, "^(%d+) ?(%d*)$")
+  if not tat then
+    return unknown_form
   end
   return { tat = tonumber(tat), part = tonumber(part) or 0 }
 end
@@ -114,7 +114,7 @@ function gcra.give_back(state, spec, now, hits, charged_at)
 end
 
 function gcra.write(key, state, _, _, now, jitter_ms)
-  local text = string.format(state.part > 0 and "%.0f %.0f" or "%.0f", state.tat, state.part)
+  local text = format(state.part > 0 and "%d %d" or "%d", state.tat, state.part)
   redis.call("SET", key, text, "PX", ttl_ms(state.tat - now, jitter_ms))
 end
 

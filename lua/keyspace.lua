@@ -1,7 +1,7 @@
 --[[
 keyspace.lua — in-process replacement for Redis: the commands that the scripts use, over Lua tables.
 
-new_keyspace(budget_bytes) -> { redis, set_now, size }
+new_keyspace(budget_bytes) -> redis, set_now, size, settle
 
 Guarantee  the commands reply as Redis does for the arguments that the scripts pass. Memory stays within the budget:
            expired keys are removed first when they are visited, then the least recently used ones. Keys evicted before
@@ -96,20 +96,51 @@ local function new_keyspace(budget_bytes)
     return values
   end
 
+  function commands.GET(key)
+    local entry = lookup(key)
+    return entry and entry.value or false
+  end
+
   function commands.SET(key, value, option, ms)
     local entry = lookup(key) or create(key)
     entry.value, entry.list = value, nil
     if option == "PX" then
-      entry.expires = now + ms * 1000
-    elseif option ~= "KEEPTTL" then
+      entry.expires = now + tonumber(ms) * 1000
+    else
       entry.expires = math.huge
     end
     resize(entry, entry_bytes + #key + (type(value) == "string" and #value or 0))
     writes = writes + 1
   end
 
+  -- The number is stored as one, not as text.
+  function commands.INCRBY(key, increment)
+    local entry = lookup(key)
+    if not entry then
+      entry = create(key)
+      entry.value = 0
+    end
+    local value = tonumber(entry.value)
+    if not value then
+      error("ERR value is not an integer or out of range")
+    end
+    entry.value = value + tonumber(increment)
+    resize(entry, entry_bytes + #key)
+    writes = writes + 1
+    return entry.value
+  end
+
+  function commands.EXISTS(...)
+    local found = 0
+    for i = 1, select("#", ...) do
+      found = found + (lookup((select(i, ...))) and 1 or 0)
+    end
+    return found
+  end
+
   -- A list is stored between `first` and `last`, so that both ends can move without shifting the elements.
   local function range(list, from, to)
+    from, to = tonumber(from), tonumber(to)
     local length = list.last - list.first + 1
     from = from < 0 and math.max(length + from, 0) or from
     to = to < 0 and length + to or math.min(to, length - 1)
@@ -127,6 +158,7 @@ local function new_keyspace(budget_bytes)
       return false
     end
     local list = entry.list
+    i = tonumber(i)
     return list[i < 0 and list.last + 1 + i or list.first + i] or false
   end
 
@@ -165,6 +197,7 @@ local function new_keyspace(budget_bytes)
 
   function commands.LSET(key, i, value)
     local list = lookup(key).list
+    i = tonumber(i)
     list[i < 0 and list.last + 1 + i or list.first + i] = value
   end
 
@@ -193,7 +226,7 @@ local function new_keyspace(budget_bytes)
   function commands.PEXPIRE(key, ms)
     local entry = lookup(key)
     if entry then
-      entry.expires = now + ms * 1000
+      entry.expires = now + tonumber(ms) * 1000
     end
   end
 
@@ -201,6 +234,14 @@ local function new_keyspace(budget_bytes)
 
   function redis.call(command, ...)
     return commands[command](...)
+  end
+
+  function redis.pcall(command, ...)
+    local done, result = pcall(commands[command], ...)
+    if done then
+      return result
+    end
+    return { err = tostring(result) }
   end
 
   local function set_now(us)

@@ -17,9 +17,9 @@ function leaky_bucket.read(raw)
   if not raw then
     return nil
   end
-  local at, level, part, empty = string.match(raw, "^(%d+) (%d+) (%d+) (%d+)$")
-  if not at then -- not written by this script; treat as absent
-    return nil
+  local at, level, part, empty = match(raw, "^(%d+) (%d+) (%d+) (%d+)$")
+  if not at then
+    return unknown_form
   end
   return { at = tonumber(at), level = tonumber(level), part = tonumber(part), empty = tonumber(empty) }
 end
@@ -110,7 +110,7 @@ function leaky_bucket.give_back(state, spec, now, hits, charged_at)
 end
 
 function leaky_bucket.write(key, state, _, _, now, jitter_ms)
-  local text = string.format("%.0f %.0f %.0f %.0f", state.at, state.level, state.part, state.empty)
+  local text = format("%d %d %d %d", state.at, state.level, state.part, state.empty)
   redis.call("SET", key, text, "PX", ttl_ms(state.empty - now, jitter_ms))
 end
 

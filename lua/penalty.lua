@@ -27,9 +27,9 @@ function penalty.read(raw)
   if not raw then
     return nil
   end
-  local until_us, holds, moments = string.match(raw, "^(%d+) ([01])( [%d ]*%d)$")
-  if not until_us then -- not written by this script; treat as absent
-    return nil
+  local until_us, holds, moments = match(raw, "^(%d+) ([01])( [%d ]*%d)$")
+  if not until_us then
+    return unknown_form
   end
   local state = { until_us = tonumber(until_us), holds = holds == "1" }
   for at in string.gmatch(moments, "%d+") do
@@ -109,9 +109,9 @@ function penalty.settle(state, spec, now, outcome)
 end
 
 function penalty.write(key, state, _, spec, now, jitter_ms)
-  local words = { string.format("%.0f %d", state.until_us, state.holds and 1 or 0) }
+  local words = { format("%d %d", state.until_us, state.holds and 1 or 0) }
   for i = 1, #state do
-    words[i + 1] = string.format("%.0f", state[i])
+    words[i + 1] = format("%d", state[i])
   end
   redis.call("SET", key, table.concat(words, " "), "PX", ttl_ms(until_forgotten(state, spec, now), jitter_ms))
 end

@@ -21,9 +21,9 @@ function sliding_window.read(raw)
   if not raw then
     return nil
   end
-  local index, current, previous = string.match(raw, "^(%d+) (%d+) (%d+)$")
-  if not index then -- not written by this script; treat as absent
-    return nil
+  local index, current, previous = match(raw, "^(%d+) (%d+) (%d+)$")
+  if not index then
+    return unknown_form
   end
   return { index = tonumber(index), current = tonumber(current), previous = tonumber(previous) }
 end
@@ -103,7 +103,7 @@ end
 
 function sliding_window.write(key, state, _, spec, now, jitter_ms)
   local _, into = place(now, spec.window, state.index)
-  local text = string.format("%.0f %.0f %.0f", state.index, state.current, state.previous)
+  local text = format("%d %d %d", state.index, state.current, state.previous)
   redis.call("SET", key, text, "PX", ttl_ms(2 * spec.window - into, jitter_ms))
 end
 

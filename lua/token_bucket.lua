@@ -16,9 +16,9 @@ function token_bucket.read(raw)
   if not raw then
     return nil
   end
-  local at, tokens, part, full = string.match(raw, "^(%d+) (%-?%d+) (%d+) (%d+)$")
-  if not at then -- not written by this script; treat as absent
-    return nil
+  local at, tokens, part, full = match(raw, "^(%d+) (%-?%d+) (%d+) (%d+)$")
+  if not at then
+    return unknown_form
   end
   return { at = tonumber(at), tokens = tonumber(tokens), part = tonumber(part), full = tonumber(full) }
 end
@@ -109,7 +109,7 @@ function token_bucket.give_back(state, spec, now, hits, charged_at)
 end
 
 function token_bucket.write(key, state, _, _, now, jitter_ms)
-  local text = string.format("%.0f %.0f %.0f %.0f", state.at, state.tokens, state.part, state.full)
+  local text = format("%d %d %d %d", state.at, state.tokens, state.part, state.full)
   redis.call("SET", key, text, "PX", ttl_ms(state.full - now, jitter_ms))
 end
 

@@ -39,7 +39,7 @@ end
 
 function warning.write(key, state, _, _, now, jitter_ms)
   if state then
-    redis.call("SET", key, string.format("%.0f", state), "PX", ttl_ms(state - now, jitter_ms))
+    redis.call("SET", key, format("%d", state), "PX", ttl_ms(state - now, jitter_ms))
   else
     redis.call("DEL", key)
   end

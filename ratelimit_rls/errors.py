@@ -17,6 +17,7 @@
          ├─ StoreTimeout
          │   └─ CallerDeadlineExceeded   the caller's deadline comes first
          ├─ StoreUnavailable
+         ├─ UnknownState        a state has a form that this release does not know; nothing was counted
          └─ Overloaded       not sent: too many calls wait for the store
 
 They are raised where the cause is known and translated once at the edge: to a gRPC status in transport/grpc, to an HTTP
@@ -140,6 +141,14 @@ class CallerDeadlineExceeded(StoreTimeout):
 
 class StoreUnavailable(StoreError):
     """The store is not connected, or the server rejects commands."""
+
+
+class UnknownState(StoreError):
+    """A state of the call was not written by this release or an earlier one. Nothing was counted, nor overwritten."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the state {key} has an unknown form; a later release may have written it")
+        self.key = key
 
 
 class Overloaded(StoreError):

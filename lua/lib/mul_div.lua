@@ -6,8 +6,6 @@ exceeds that by far. So a large product is computed seven bits of `a` at a time,
 
 Bounds  a < 2^53, b < 2^53, c < 2^45, all integers >= 0, c >= 1. Exact whenever the quotient is below 2^53.
 ]]
-local floor = math.floor
-
 local function mul_div(a, b, c)
   local product = a * b
   if product < 9007199254740992 then

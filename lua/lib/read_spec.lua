@@ -1,27 +1,53 @@
 --[[
-read_spec(algorithms, argv, at) -> the spec of one step
+read_spec(algorithms, text) -> the spec of one step, or of a watcher
 
-Parses six arguments, of which the first is argv[at]; decide.lua documents them. A spec may be changed only during one
-run of the script: the embedded store returns the same table again for equal arguments.
+Parses an argument that decide.lua documents. As a Redis function, and in the embedded store, equal texts are parsed
+once, since rules need few. A spec may be changed only during one run of the script.
 ]]
-local function read_spec(algorithms, argv, at)
-  local window, bounds = tonumber(argv[at + 2]), nil
-  if not window then
-    local start, next_start, after = string.match(argv[at + 2], "^(%d+) (%d+) (%d+)$")
+local most_specs = 1000 -- hits and limits in requests make many; when full, all are parsed again
+
+local specs_read, spec_count = {}, 0
+
+local function parse_spec(algorithms, text)
+  local name, limit, window, burst, cost, flags = match(text, "^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|(.*)$")
+  local bounds
+  local window_us = tonumber(window)
+  if not window_us then
+    local start, next_start, after = match(window, "^(%d+) (%d+) (%d+)$")
     bounds = { tonumber(start), tonumber(next_start), tonumber(after) }
   end
-  local flags = tonumber(argv[at + 5])
+  flags, cost = tonumber(flags), tonumber(cost)
+  local algorithm = algorithms[name]
+  local is_simple = not algorithm.is_list and not algorithm.settle and flags < 16
   return {
-    algorithm = algorithms[argv[at]],
-    limit = tonumber(argv[at + 1]),
-    window = window,
+    algorithm = algorithm,
+    limit = tonumber(limit),
+    window = window_us,
     bounds = bounds,
-    burst = tonumber(argv[at + 3]) or argv[at + 3],
-    cost = tonumber(argv[at + 4]),
+    burst = tonumber(burst) or burst,
+    cost = cost,
     always = flags % 2 >= 1,
     shadow = flags % 4 >= 2,
     quota = flags % 8 >= 4,
     joined = flags % 16 >= 8,
-    delay = math.floor(flags / 16),
+    delay = floor(flags / 16),
+    -- Of fixed windows (fixed_window.lua):
+    increment = cost * 65536,
+    increment_text = format("%d", cost * 65536),
+    is_plain = is_simple and algorithm == algorithms.fixed_window and window_us ~= nil and cost > 0 and flags % 8 < 4,
+    -- A limit with one string, that never waits (short_paths.lua):
+    is_simple = is_simple,
   }
+end
+
+local function read_spec(algorithms, text)
+  local spec = specs_read[text]
+  if not spec then
+    if spec_count == most_specs then
+      specs_read, spec_count = {}, 0
+    end
+    spec = parse_spec(algorithms, text)
+    specs_read[text], spec_count = spec, spec_count + 1
+  end
+  return spec
 end

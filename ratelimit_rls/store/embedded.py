@@ -20,7 +20,6 @@ from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.lua_script import definitions, read_source
 from ratelimit_rls.store.script_codec import (
     DEFAULT_IDEMPOTENCY_S,
-    CalendarSpec,
     EncodedPlan,
     PlanLayout,
     decode_reply,
@@ -31,48 +30,20 @@ from ratelimit_rls.store.script_codec import (
 
 DEFAULT_BUDGET_BYTES = 256 * 2**20
 
-MAX_SPECS = 1000
-"""Specs cached as Lua has parsed them. Rules need few; hits and limits in requests make many. When full, all are
-parsed again."""
-
-# Arguments arrive as one flat list, since building tables across the language boundary costs more than the decision. A
-# parsed spec is found by its arguments, one after the other: parsing it again costs as much as using it.
+# Arguments arrive as one flat list, since building tables across the language boundary costs more than the decision.
 _PROGRAM = """
 {keyspace}
 return function(budget_bytes)
   local redis, set_now, size, settle = new_keyspace(budget_bytes)
   {definitions}
-  local read_new_spec, specs_read, count = read_spec, {{}}, 0
-  local function read_spec(algorithms, argv, at)
-    local found = specs_read
-    for i = at, at + 5 do
-      local next_found = found[argv[i]]
-      if not next_found then
-        next_found = {{}}
-        found[argv[i]] = next_found
-      end
-      found = next_found
-    end
-    if not found.spec then
-      found.spec = read_new_spec(algorithms, argv, at)
-      count = count + 1
-    end
-    return found.spec
-  end
-  local function decide(KEYS, ARGV)
-    {decide}
-  end
   local function run(now, calls, keys, ...)
-    local KEYS, ARGV = {{}}, {{ now, 0, calls, select(keys + 1, ...) }}
+    local KEYS, ARGV = {{}}, {{ now, "0", calls, select(keys + 1, ...) }}
     for i = 1, keys do
       KEYS[i] = (select(i, ...))
     end
     set_now(now)
     local reply = decide(KEYS, ARGV)
     settle()
-    if count > {max_specs} then
-      specs_read, count = {{}}, 0
-    end
     return unpack(reply)
   end
   local function forget(now, key)
@@ -87,7 +58,7 @@ return function(budget_bytes)
 end
 """
 
-_Arg = Any  # a key (bytes) or a spec (a tuple of six)
+_Arg = Any  # a key or a spec: bytes
 
 
 class SinglePlan(NamedTuple):
@@ -125,8 +96,6 @@ class EmbeddedStore:
         program = _PROGRAM.format(
             keyspace=read_source("keyspace"),
             definitions=definitions(),
-            decide=read_source("decide"),
-            max_specs=MAX_SPECS,
         )
         self._run, self._size, self._forget, self._present = lua.execute(program.encode())(budget_bytes)
 
@@ -155,16 +124,17 @@ class EmbeddedStore:
         now_us = self._clock()
         for run in split_runs(batch):
             packed = encode_batch(run, now_us, self._once_s)
-            specs = [argument for spec in packed.specs for argument in spec]
-            reply = self._run(now_us, packed.calls, len(packed.keys), *packed.keys, *specs)
+            reply = self._run(now_us, packed.calls, len(packed.keys), *packed.keys, *packed.specs)
             results += decode_reply(run, [int(number) for number in reply])
         return results
 
     def prepare_single(self, plan: Plan) -> SinglePlan:
         """Encode a plan for `spend_single`: worth its memory if the plan is spent repeatedly, each time alone."""
-        layout, calls, specs = _single_call(plan.template)
-        keys = plan.keys
-        arguments = (calls, len(keys), *keys, *specs) if specs and len(set(keys)) == len(keys) else ()
+        layout = _layout(plan.template)
+        keys, single = plan.keys, layout.single
+        arguments: tuple[_Arg, ...] = ()
+        if single is not None and len(set(keys)) == len(keys):
+            arguments = (single.calls, len(keys), *keys, *single.specs)
         return SinglePlan(EncodedPlan(keys, layout), arguments)
 
     def spend_single(self, alone: SinglePlan) -> StoreResult | None:
@@ -177,6 +147,7 @@ class EmbeddedStore:
         if not reply[1] and not any(reply[3::3]):
             return None
         (result,) = decode_reply([alone.plan], [int(number) for number in reply])
+        assert isinstance(result, StoreResult), "nobody else writes to the embedded store"
         return result
 
     async def present(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -207,21 +178,4 @@ class EmbeddedStore:
 
 @per_template
 def _layout(template: PlanTemplate) -> PlanLayout[_Arg]:
-    return make_layout(template, lambda spec: spec, bytes, bytes)
-
-
-class _SingleCall(NamedTuple):
-    """The arguments of a run with one plan of a template, without the keys; no specs if they depend on the time."""
-
-    layout: PlanLayout[_Arg]
-    calls: bytes
-    specs: tuple[_Arg, ...]
-
-
-@per_template
-def _single_call(template: PlanTemplate) -> _SingleCall:
-    layout = _layout(template)
-    if any(isinstance(spec, CalendarSpec) for spec in layout.specs):
-        return _SingleCall(layout, b"", ())
-    packed = encode_batch([EncodedPlan(tuple(range(len(layout.specs))), layout)], 0)
-    return _SingleCall(layout, packed.calls, tuple(argument for spec in packed.specs for argument in spec))
+    return make_layout(template, bytes, bytes)

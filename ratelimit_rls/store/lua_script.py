@@ -1,8 +1,7 @@
 """The Lua script, assembled once from the files of lua/: the same for Redis and for the embedded store.
 
-The definitions are the library, the algorithms and the watchers; decide.lua is the script proper. As a Redis function
-(Redis 7, Valkey) and in the embedded store, the definitions run once; as a script (EVALSHA), Redis runs them with every
-call.
+The definitions are the library, the algorithms, the watchers, and the functions that decide a batch. As a Redis function
+(Redis 7, Valkey) and in the embedded store they run once; as a script (EVALSHA), Redis runs them with every call.
 """
 
 from __future__ import annotations
@@ -16,7 +15,21 @@ from pathlib import Path
 from ratelimit_rls.core.model import Algorithm
 
 WATCHERS = ("penalty", "warning")
-LIBRARY = ("bounds", "mul_div", "needed", "place", "place_in_calendar", "read_spec", "ttl_ms", "whole_number")
+LIBRARY = (
+    "bounds",
+    "builtins",
+    "jitter",
+    "mul_div",
+    "needed",
+    "number32",
+    "place",
+    "place_in_calendar",
+    "read_spec",
+    "ttl_ms",
+    "unknown_form",
+    "whole_number",
+)
+DECIDING = ("short_paths", "decide")
 
 
 def script_dir() -> Traversable:
@@ -34,14 +47,14 @@ def definitions() -> str:
     parts = [read_source(f"lib/{name}") for name in LIBRARY]
     parts.append("local algorithms = {}\n")
     parts += [read_source(algorithm.value) for algorithm in Algorithm]
-    parts += [read_source(watcher) for watcher in WATCHERS]
+    parts += [read_source(name) for name in (*WATCHERS, *DECIDING)]
     return "\n".join(parts)
 
 
 @cache
 def script() -> bytes:
     """Return the script that Redis runs."""
-    return f"{definitions()}\n{read_source('decide')}".encode()
+    return f"{definitions()}\nreturn decide(KEYS, ARGV)\n".encode()
 
 
 @cache
@@ -57,21 +70,24 @@ def function_name() -> bytes:
 def function_library() -> bytes:
     """Return the script as a library of one Redis function.
 
-    The definitions run with the first call: while a library is loaded, Redis offers it neither `math` nor `string`.
+    The definitions run with the first call: while a library is loaded, Redis offers it neither `math` nor `string`. On
+    a cluster, the keys of a run may belong to several slots of the server.
     """
     name = function_name().decode()
     return f"""#!lua name={name}
-local decide
+local decide_batch
 local function load_definitions()
 {definitions()}
-return function(KEYS, ARGV)
-{read_source("decide")}
+return decide
 end
-end
-redis.register_function("{name}", function(keys, arguments)
-  decide = decide or load_definitions()
-  return decide(keys, arguments)
-end)
+redis.register_function{{
+  function_name = "{name}",
+  callback = function(keys, arguments)
+    decide_batch = decide_batch or load_definitions()
+    return decide_batch(keys, arguments)
+  end,
+  flags = {{ "allow-cross-slot-keys" }},
+}}
 """.encode()
 
 

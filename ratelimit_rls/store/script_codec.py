@@ -1,7 +1,7 @@
 """Encoder of a batch of plans as script arguments, and decoder of the reply (lua/decide.lua documents the layout).
 
-Both stores encode alike; only the representation of a key and of a spec differs. A batch is joined from arguments that
-each plan has ready, never built argument by argument.
+Both stores encode alike; only the representation of an argument differs. A batch is joined from arguments that each plan
+has ready, never built argument by argument.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ratelimit_rls.core.model import (
     Watcher,
     construct,
 )
+from ratelimit_rls.errors import StoreError, UnknownState
 
 MAX_BATCH_STEPS = 128
 """Maximum number of limits that one run of the script decides, so that no run occupies Redis for more than about a
@@ -43,6 +44,8 @@ STEP_JOINED = 8
 STEP_DELAY_US = 16
 """Multiplied by the microseconds that the step may wait."""
 
+VERDICT_UNKNOWN_STATE = -1
+
 MAX_WAIT_US = 2**32 - 1
 
 DEFAULT_IDEMPOTENCY_S = 300
@@ -57,8 +60,9 @@ class PlanLayout(Generic[Arg]):
 
     specs: tuple[Arg | CalendarSpec[Arg], ...]
     flags: int
+    single: ScriptCall[Arg] | None  # a run of one such plan with different keys, without them; None: it depends on the time
     descriptor_plans: tuple[DescriptorPlan, ...]
-    encode_key: Callable[[bytes], Arg]
+    encode: Callable[[bytes], Arg]
     decode_key: Callable[[Arg], bytes]
     frees_capacity: bool = False
     purpose: Purpose = Purpose.DECIDE
@@ -100,7 +104,7 @@ class EncodedPlan(NamedTuple, Generic[Arg]):
         layout = self.layout
         keys = [layout.decode_key(key) for key in (*self.keys, *whole)]
         return self._replace(
-            idempotency_key=layout.encode_key(make_idempotency_key(keys, layout.operation, request_id))
+            idempotency_key=layout.encode(make_idempotency_key(keys, layout.operation, request_id))
         )
 
     def take_up_to(self, hits: int) -> EncodedPlan[Arg]:
@@ -119,8 +123,7 @@ def make_idempotency_key(keys: Sequence[bytes], operation: bytes, request_id: by
     return b"%s}:once:%s" % (tag, digest.hexdigest().encode())
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptCall(Generic[Arg]):
+class ScriptCall(NamedTuple, Generic[Arg]):
     """The arguments of one run of the script."""
 
     keys: Sequence[Arg]
@@ -128,17 +131,13 @@ class ScriptCall(Generic[Arg]):
     calls: bytes
 
 
-Spec = tuple[bytes, int, int | bytes, int | bytes, int, int]
-"""The six script arguments that describe the operation of a step on its counter, or of a watcher on its state."""
-
-
 class CalendarSpec(Generic[Arg]):
     """The spec of a calendar limit: the windows around the current time are filled in when a batch is sent."""
 
-    def __init__(self, step: CounterOp, joined: bool, encode_spec: Callable[[Spec], Arg]) -> None:
+    def __init__(self, step: CounterOp, joined: bool, encode: Callable[[bytes], Arg]) -> None:
         self._step = step
         self._joined = joined
-        self._encode_spec = encode_spec
+        self._encode = encode
         self._bounds = Bounds(0, 0, 0)
         self._ready: Arg
 
@@ -146,11 +145,11 @@ class CalendarSpec(Generic[Arg]):
         if not self._bounds.start_us <= now_us < self._bounds.next_us:
             limit = self._step.limit
             self._bounds = bounds(limit.unit, limit.timezone, now_us)
-            self._ready = self._encode_spec(limit_spec(self._step, self._joined, b"%d %d %d" % self._bounds))
+            self._ready = self._encode(limit_spec(self._step, self._joined, b"%d %d %d" % self._bounds))
         return self._ready
 
 
-def limit_spec(step: CounterOp, joined: bool, window: bytes | None = None) -> Spec:
+def limit_spec(step: CounterOp, joined: bool, window: bytes | None = None) -> bytes:
     """Return the spec of a limit. `joined`: the step belongs to the same descriptor as the one before it."""
     limit = step.limit
     flags = STEP_ALWAYS if step.charge is Charge.ALWAYS else 0
@@ -159,62 +158,96 @@ def limit_spec(step: CounterOp, joined: bool, window: bytes | None = None) -> Sp
     flags += STEP_JOINED if joined else 0
     flags += STEP_DELAY_US * step.max_delay_us
     name = limit.algorithm.value.encode()
-    return name, limit.requests_per_unit, window or limit.window_us, limit.burst, step.cost, flags
+    return _join(name, limit.requests_per_unit, window or limit.window_us, limit.burst, step.cost, flags)
 
 
-def watcher_spec(watcher: Watcher, cost: int) -> Spec:
+def watcher_spec(watcher: Watcher, cost: int) -> bytes:
     if isinstance(watcher, Penalty):
         multipliers = b" ".join(b"%d" % multiplier for multiplier in watcher.multipliers)
-        return b"penalty", watcher.after, watcher.within_us, multipliers, cost, STEP_JOINED
-    return b"warning", watcher.permille, 0, watcher.leave_permille, cost, STEP_JOINED
+        return _join(b"penalty", watcher.after, watcher.within_us, multipliers, cost, STEP_JOINED)
+    return _join(b"warning", watcher.permille, 0, watcher.leave_permille, cost, STEP_JOINED)
+
+
+def _join(*fields: bytes | int) -> bytes:
+    return b"|".join([field if isinstance(field, bytes) else b"%d" % field for field in fields])
 
 
 def make_layout(
-    template: PlanTemplate,
-    encode_spec: Callable[[Spec], Arg],
-    encode_key: Callable[[bytes], Arg],
-    decode_key: Callable[[Arg], bytes],
+    template: PlanTemplate, encode: Callable[[bytes], Arg], decode_key: Callable[[Arg], bytes]
 ) -> PlanLayout[Arg]:
-    """Build the layout of a template. `encode_spec` makes a spec what its store sends; the others convert keys."""
+    """Build the layout of a template. `encode` makes a key or a spec what its store sends."""
     flags = CALL_QUOTA_PASSES if template.quota_passes else 0
     flags += CALL_SHADOWED if template.shadow_mode else 0
-    specs = [spec for descriptor_plan in template.descriptor_plans for spec in _specs(descriptor_plan, encode_spec)]
+    specs = tuple(spec for descriptor_plan in template.descriptor_plans for spec in _specs(descriptor_plan, encode))
     frees_capacity = any(step.cost < 0 for step in template.steps)
     return PlanLayout(
-        tuple(specs), flags, template.descriptor_plans, encode_key, decode_key, frees_capacity, template.purpose
+        specs,
+        flags,
+        _single(specs, flags),
+        template.descriptor_plans,
+        encode,
+        decode_key,
+        frees_capacity,
+        template.purpose,
     )
 
 
-def _specs(descriptor_plan: DescriptorPlan, encode_spec: Callable[[Spec], Arg]) -> Iterator[Arg | CalendarSpec[Arg]]:
+def _specs(descriptor_plan: DescriptorPlan, encode: Callable[[bytes], Arg]) -> Iterator[Arg | CalendarSpec[Arg]]:
     for number, step in enumerate(descriptor_plan.steps):
-        yield (
-            CalendarSpec(step, number > 0, encode_spec)
-            if step.limit.timezone
-            else encode_spec(limit_spec(step, number > 0))
-        )
+        yield CalendarSpec(step, number > 0, encode) if step.limit.timezone else encode(limit_spec(step, number > 0))
     for watcher in descriptor_plan.watchers:
-        yield encode_spec(watcher_spec(watcher, descriptor_plan.steps[0].cost))
+        yield encode(watcher_spec(watcher, descriptor_plan.steps[0].cost))
+
+
+def _single(specs: Sequence[Arg | CalendarSpec[Arg]], flags: int) -> ScriptCall[Arg] | None:
+    distinct: dict[Arg, int] = {}
+    numbers = [0, len(specs), flags]
+    for number, spec in enumerate(specs):
+        if isinstance(spec, CalendarSpec):
+            return None
+        numbers += number, distinct.setdefault(spec, len(distinct))
+    return ScriptCall((), tuple(distinct), pack(f">{len(numbers)}H", *numbers))
 
 
 def encode_batch(
     batch: Sequence[EncodedPlan[Arg]], now_us: int, idempotency_s: int = DEFAULT_IDEMPOTENCY_S
 ) -> ScriptCall[Arg]:
-    """Encode a batch. `now_us` selects calendar windows: it may differ from the decision's time by less than one."""
+    """Encode a batch whose keys are on one server, and on a cluster in one slot.
+
+    `now_us` selects calendar windows: it may differ from the decision's time by less than one.
+    """
+    if len(batch) == 1:
+        plan = batch[0]
+        single = plan.layout.single
+        if single is not None and plan.is_unmodified and len(set(plan.keys)) == len(plan.keys):
+            return ScriptCall(plan.keys, single.specs, single.calls)
+    return encode_slots([batch], now_us, idempotency_s)
+
+
+def encode_slots(
+    batches: Sequence[Sequence[EncodedPlan[Arg]]], now_us: int, idempotency_s: int = DEFAULT_IDEMPOTENCY_S
+) -> ScriptCall[Arg]:
+    """Encode several batches as one run. The keys of each batch are in one slot, all slots on one server."""
     keys: dict[Arg, int] = {}
     specs: dict[Arg | CalendarSpec[Arg], int] = {}
+    groups: list[int] = []
     numbers: list[int] = []
-    for plan in batch:
-        plan_keys, layout, max_wait_us, charged_at_us, hits, idempotency_key = plan
-        if max_wait_us is charged_at_us is hits is idempotency_key is None:
-            numbers += len(plan_keys), layout.flags
-        else:
-            numbers += _header(plan, keys, idempotency_s)
-        layout_specs = layout.specs
-        # By number: `zip(…, strict=True)` would cost every call a quarter of a microsecond.
-        for number, key in enumerate(plan_keys):
-            numbers += keys.setdefault(key, len(keys)), specs.setdefault(layout_specs[number], len(specs))
+    for batch in batches:
+        before = len(keys)
+        for plan in batch:
+            plan_keys, layout, max_wait_us, charged_at_us, hits, idempotency_key = plan
+            if max_wait_us is charged_at_us is hits is idempotency_key is None:
+                numbers += len(plan_keys), layout.flags
+            else:
+                numbers += _header(plan, keys, idempotency_s)
+            layout_specs = layout.specs
+            # By number: `zip(…, strict=True)` would cost every call a quarter of a microsecond.
+            for number, key in enumerate(plan_keys):
+                numbers += keys.setdefault(key, len(keys)), specs.setdefault(layout_specs[number], len(specs))
+        groups.append(len(keys) - before)
+    head = [len(groups), *groups] if len(groups) > 1 else [0]
     dated = [spec.at(now_us) if isinstance(spec, CalendarSpec) else spec for spec in specs]
-    return ScriptCall(list(keys), dated, pack(f">{len(numbers)}H", *numbers))
+    return ScriptCall(list(keys), dated, pack(f">{len(head) + len(numbers)}H", *head, *numbers))
 
 
 def _header(plan: EncodedPlan[Arg], keys: dict[Arg, int], idempotency_s: int) -> Iterator[int]:
@@ -253,16 +286,30 @@ def split_runs(batch: Sequence[EncodedPlan[Arg]]) -> Iterator[Sequence[EncodedPl
         yield batch[start:]
 
 
-def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult]:
+def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
     now_us = reply[0]
-    results = []
+    results: list[StoreResult | StoreError] = []
     at = 1
     for plan in batch:
         verdict = reply[at]
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
         readings = tuple([construct(LimitState, (reply[i], reply[i + 1], reply[i + 2])) for i in range(first, at, 3)])
-        if plan.hits is None or plan.charged_at_us is not None:
+        if verdict == VERDICT_UNKNOWN_STATE:
+            results.append(_unknown_state(plan, readings))
+        elif plan.hits is None or plan.charged_at_us is not None:
             results.append(construct(StoreResult, (verdict % 2 == 1, now_us, readings, 0, False, verdict > 1, ())))
         else:
             results.append(StoreResult(verdict == 0, now_us, readings, granted=verdict))
     return results
+
+
+def reply_length(batch: Sequence[EncodedPlan[Arg]]) -> int:
+    """Return the number of values that the reply has for these plans, without the time."""
+    return len(batch) + 3 * sum([len(plan.keys) for plan in batch])
+
+
+def _unknown_state(plan: EncodedPlan[Arg], readings: Sequence[LimitState]) -> UnknownState:
+    marked = [key for key, reading in zip(plan.keys, readings, strict=True) if reading.left]
+    if not marked and plan.idempotency_key is not None:
+        marked = [plan.idempotency_key]
+    return UnknownState(b", ".join(map(plan.layout.decode_key, marked)).decode(errors="replace"))

@@ -1,4 +1,7 @@
-"""Redis Cluster client: keeps the slot map up to date and sends each run to the node that owns its slot.
+"""Redis Cluster client: keeps the slot map up to date and sends runs to the nodes that own their slots.
+
+The plans of a batch go to each node as one run of the script, whatever their slots. If the node does not serve one of the
+slots, the run fails before it has charged anything, and each slot is sent by itself.
 
 Nodes report the owner of a slot (CLUSTER SLOTS), and when it has moved (MOVED) or is about to (ASK). In both cases they
 did not run what was sent, so it may be sent again elsewhere. While a node is down, the slot map is fetched repeatedly
@@ -9,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from binascii import crc_hqx
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -32,7 +35,8 @@ from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
 from ratelimit_rls.store.redis.deployment import ShardRun, as_store_error, scan
 from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
 from ratelimit_rls.store.redis.resp import command
-from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode
+from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode, is_refused_for_slots
+from ratelimit_rls.store.script_codec import MAX_BATCH_STEPS, reply_length
 
 log = structlog.get_logger()
 
@@ -197,14 +201,18 @@ class Cluster:
         return key_slot(key)
 
     async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
+        """Run the script once on each node, with all slots that it owns; once for each slot where that is refused."""
         replies: list[Any] = [None] * len(work)
         pending = [_PendingRun(number, None) for number in range(len(work))]
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.timeout_s
         for moves in range(MAX_REDIRECTS):
-            replies_so_far = await self._send_round(work, pending)
+            replies_so_far = await self._send_round(work, pending, one_by_one=moves > 0)
             again = []
             for pending_run, reply in zip(pending, replies_so_far, strict=True):
+                if reply is _ONE_BY_ONE:
+                    again.append(_PendingRun(pending_run.number, None))
+                    continue
                 redirect = (
                     self._redirect(work[pending_run.number].shard, reply) if isinstance(reply, ReplyError) else None
                 )
@@ -215,15 +223,17 @@ class Cluster:
                         f"a slot of the Redis cluster at {self._name} is being moved: {reply}"
                     )
                     again.append(_PendingRun(pending_run.number, redirect.asking))
-            if not again or (moves and loop.time() >= until_s):  # the first redirect is followed, however late
+            if not again or (moves > 1 and loop.time() >= until_s):  # the first redirect is followed, however late
                 return replies
             pending = again
-            if moves:
+            if moves > 1:
                 await asyncio.sleep(RETRY_PAUSE_S)
         return replies
 
-    async def _send_round(self, work: Sequence[ShardRun], runs: Sequence[_PendingRun]) -> list[Any]:
-        """Send each run to its node, to all nodes in parallel."""
+    async def _send_round(
+        self, work: Sequence[ShardRun], runs: Sequence[_PendingRun], *, one_by_one: bool
+    ) -> list[Any]:
+        """Send each run to its node, to all nodes in parallel; unless `one_by_one`, runs for one node together."""
         by_node: dict[tuple[ScriptNode | None, bool], list[int]] = {}
         for at, pending_run in enumerate(runs):
             node = pending_run.asking or self._map[work[pending_run.number].shard]
@@ -231,6 +241,8 @@ class Cluster:
         replies_so_far: list[Any] = [None] * len(runs)
 
         async def send(node: ScriptNode | None, asking: bool, members: list[int]) -> None:
+            together = not one_by_one and node is not None and node.spans_slots
+            parts = list(_split([(at, work[runs[at].number].run) for at in members], together))
             try:
                 if node is None:
                     self._refresh_requested.set()
@@ -239,11 +251,17 @@ class Cluster:
                     await node.connection.wait_for_first_attempt(
                         self._options.timeout_s
                     )  # a node that was just discovered
-                replies = await node.run_script([work[runs[at].number].run for at in members], asking=asking)
+                replies = await node.run_script([[run for _, run in part] for part in parts], asking=asking)
             except StoreError as exc:
-                replies = [exc] * len(members)
-            for at, reply in zip(members, replies, strict=True):
-                replies_so_far[at] = reply
+                for at in members:
+                    replies_so_far[at] = exc
+                return
+            for part, reply in zip(parts, replies, strict=True):
+                if len(part) > 1 and is_refused_for_slots(reply):
+                    node.note_slots_error(reply)
+                    reply = _ONE_BY_ONE
+                for at, own in _split_reply(part, reply):
+                    replies_so_far[at] = own
 
         await asyncio.gather(*(send(node, asking, members) for (node, asking), members in by_node.items()))
         return replies_so_far
@@ -354,6 +372,38 @@ class Cluster:
         for task in self._closing:
             task.cancel()
         await asyncio.gather(*(node.close() for node in self._nodes.values()), *self._closing, return_exceptions=True)
+
+
+_ONE_BY_ONE: Final = object()
+"""In place of a reply: nothing was charged, because not all slots of the run are served there. Send each slot alone."""
+
+
+def _split(runs: Sequence[tuple[int, Run]], together: bool) -> Iterator[Sequence[tuple[int, Run]]]:
+    """Yield the numbered runs in parts that are sent as one: of at most MAX_BATCH_STEPS limits, or of one run each."""
+    part: list[tuple[int, Run]] = []
+    part_steps = 0
+    for number, run in runs:
+        steps = sum([len(plan.keys) for plan in run])
+        if part and (not together or part_steps + steps > MAX_BATCH_STEPS):
+            yield part
+            part, part_steps = [], 0
+        part.append((number, run))
+        part_steps += steps
+    if part:
+        yield part
+
+
+def _split_reply(part: Sequence[tuple[int, Run]], reply: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each run of a part with its reply."""
+    if len(part) == 1 or not isinstance(reply, list):
+        for number, _ in part:
+            yield number, reply
+        return
+    first = 1
+    for number, run in part:
+        after = first + reply_length(run)
+        yield number, [reply[0], *reply[first:after]]
+        first = after
 
 
 class _PendingRun(NamedTuple):

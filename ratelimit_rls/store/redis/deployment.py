@@ -128,7 +128,7 @@ class SingleNode:
 
     async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
         try:
-            replies = await self._node.run_script([run for _, run in work])
+            replies = await self._node.run_script([[run] for _, run in work])
         except StoreUnavailable as exc:
             return [exc] * len(work)
         return [as_store_error(self._node.connection.name, reply, error_hint) for reply in replies]

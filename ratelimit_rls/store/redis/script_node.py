@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,21 @@ from ratelimit_rls.store.lua_script import function_library, function_name, scri
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
 from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
 from ratelimit_rls.store.redis.resp import bulk, command
-from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch
+from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch, encode_slots
 
 Run = Sequence[EncodedPlan[bytes]]
-"""Plans that are decided by one run of the script."""
+"""Plans that are decided by one run of the script, all in one slot on a cluster."""
 
 NOT_RUN = ("NOSCRIPT", "ERR Function not found", "NOPERM", "OOM")
 """Beginnings of errors that the server sends instead of running the script. While memory is full, a function is not run
 at all, whereas a script may still read. An ACL may allow one and not the other."""
+
+_REDIRECTS = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+_SPANS_SLOTS = "do not hash to the same slot"
+_NOT_LOCAL = ("non local key", "cluster is down", "cluster state is fail")
+"""Parts of errors about the slots of keys, of Redis 6.2 to 8 and Valkey 9."""
+
+_SERVER_TIME = bulk(b"")
 
 FREED_CHANNEL = b"rl:freed"
 """The channel for the keys of refunded or deleted counters (after the key prefix)."""
@@ -59,6 +65,8 @@ class ScriptNode:
         self._options = options
         self._must_write = must_write
         self._has_function = False
+        self.spans_slots = True  # whether one run may use several slots of this server
+        self._jitter = bulk(b"%d" % options.jitter_ms)
         self.connection = ReconnectingConnection(
             name,
             connect,
@@ -86,10 +94,11 @@ class ScriptNode:
         # Redis 6.2 has no functions, and an ACL, a full memory or a read-only server may forbid to load one.
         self._has_function = not isinstance(function, ReplyError) or "already exists" in str(function)
 
-    async def run_script(self, runs: Sequence[Run], *, asking: bool = False) -> list[Any]:
-        """Run the script for each run, and return its reply, a ReplyError or a StoreError.
+    async def run_script(self, runs: Sequence[Sequence[Run]], *, asking: bool = False) -> list[Any]:
+        """Run the script for each element of `runs`, and return its reply, a ReplyError or a StoreError.
 
-        Raises StoreUnavailable without a connection.
+        Each element has the plans of one slot, or of several slots of this server, one after the other. Raises
+        StoreUnavailable without a connection.
 
         `asking`: the slot is being moved to this node, which accepts only commands after ASKING.
         """
@@ -124,17 +133,30 @@ class ScriptNode:
         with self.connection.send([prefix for one in commands for prefix in (command(b"ASKING"), one)]) as sent:
             return (await sent.replies())[1::2]
 
-    def _arguments(self, run: Run) -> tuple[int, bytes]:
+    def _arguments(self, slots: Sequence[Run]) -> tuple[int, bytes]:
         """Return the number of arguments, and their encoding from the number of keys on."""
         options = self._options
         now_us = options.clock() if options.clock else None
-        packed = encode_batch(run, time.time_ns() // 1000 if now_us is None else now_us, options.idempotency_s)
-        now = b"" if now_us is None else b"%d" % now_us
-        jitter_ms = random.randrange(options.jitter_ms) if options.jitter_ms else 0
-        count = 1 + len(packed.keys) + 3 + 6 * len(packed.specs)
-        arguments = [bulk(b"%d" % len(packed.keys)), *packed.keys]
-        arguments += bulk(now), bulk(b"%d" % jitter_ms), bulk(packed.calls), *packed.specs
-        return count, b"".join(arguments)
+        # Only calendar windows depend on the time of this process.
+        time_us = time.time_ns() // 1000 if now_us is None else now_us
+        if len(slots) == 1:
+            keys, specs, calls = encode_batch(slots[0], time_us, options.idempotency_s)
+            declared, others = keys, ()
+        else:
+            keys, specs, calls = encode_slots(slots, time_us, options.idempotency_s)
+            # Declared keys must be of one slot.
+            declared, others = keys[:1], keys[1:]
+        parts = [bulk(b"%d" % len(declared)), *declared, self._now(now_us), self._jitter, bulk(calls), *others, *specs]
+        return len(parts), b"".join(parts)
+
+    @staticmethod
+    def _now(now_us: int | None) -> bytes:
+        return _SERVER_TIME if now_us is None else bulk(b"%d" % now_us)
+
+    def note_slots_error(self, error: Any) -> None:
+        """Remember if the server accepts no runs over several slots at all, which depends on its version."""
+        if _SPANS_SLOTS in str(error):
+            self.spans_slots = False
 
     async def close(self) -> None:
         await self.connection.close()
@@ -147,6 +169,13 @@ def error_hint(error: ReplyError) -> str:
 
 def is_error(reply: Any, prefix: str) -> bool:
     return isinstance(reply, ReplyError) and str(reply).startswith(prefix)
+
+
+def is_refused_for_slots(reply: Any) -> bool:
+    """Return True if a run failed because of the slots of its keys. Keys are read before anything is written."""
+    return isinstance(reply, ReplyError) and (
+        str(reply).startswith(_REDIRECTS) or any(words in str(reply) for words in (_SPANS_SLOTS, *_NOT_LOCAL))
+    )
 
 
 def _did_not_run(reply: Any) -> bool:

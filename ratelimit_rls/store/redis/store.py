@@ -19,7 +19,7 @@ from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.redis.deployment import Deployment, ShardRun
 from ratelimit_rls.store.redis.keyspace import RedisKeyspace
 from ratelimit_rls.store.redis.resp import bulk, bulk_value
-from ratelimit_rls.store.script_codec import EncodedPlan, PlanLayout, Spec, decode_reply, make_layout, split_runs
+from ratelimit_rls.store.script_codec import EncodedPlan, PlanLayout, decode_reply, make_layout, split_runs
 
 
 class RedisStore(RedisKeyspace):
@@ -65,9 +65,5 @@ def decode_results(run: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[St
 
 @per_template
 def layout(template: PlanTemplate) -> PlanLayout[bytes]:
-    """Return the layout with specs encoded as RESP, so that a batch is joined from them without copying fields."""
-    return make_layout(template, _encode_spec, bulk, bulk_value)
-
-
-def _encode_spec(spec: Spec) -> bytes:
-    return b"".join([bulk(argument if isinstance(argument, bytes) else b"%d" % argument) for argument in spec])
+    """Return the layout with specs encoded as RESP."""
+    return make_layout(template, bulk, bulk_value)

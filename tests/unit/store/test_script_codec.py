@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from struct import unpack
 
-from ratelimit_rls.store.script_codec import MAX_BATCH_STEPS, EncodedPlan, PlanLayout, encode_batch, split_runs
+from ratelimit_rls.store.script_codec import (
+    MAX_BATCH_STEPS,
+    EncodedPlan,
+    PlanLayout,
+    encode_batch,
+    encode_slots,
+    split_runs,
+)
 
 
 def packed_plan(*keys: str, flags: int = 0) -> EncodedPlan[str]:
     return EncodedPlan(
-        keys, PlanLayout(tuple(f"spec of {key[0]}" for key in keys), flags, (), bytes.decode, str.encode)
+        keys, PlanLayout(tuple(f"spec of {key[0]}" for key in keys), flags, None, (), bytes.decode, str.encode)
     )
 
 
@@ -18,7 +25,14 @@ def test_keys_and_specs_are_encoded_once_and_referenced_by_index() -> None:
 
     assert packed.keys == ["a1", "b1", "a2"]
     assert packed.specs == ["spec of a", "spec of b"]
-    assert unpack(">12H", packed.calls) == (2, 0, 0, 0, 1, 1, 2, 3, 1, 1, 2, 0)
+    assert unpack(">13H", packed.calls) == (0, 2, 0, 0, 0, 1, 1, 2, 3, 1, 1, 2, 0)
+
+
+def test_keys_of_several_slots_are_grouped() -> None:
+    packed = encode_slots([[packed_plan("a1", "a2"), packed_plan("a1")], [packed_plan("b1")]], 0)
+
+    assert packed.keys == ["a1", "a2", "b1"]
+    assert unpack(">3H", packed.calls[:6]) == (2, 2, 1)
 
 
 def test_runs_are_bounded_and_never_split_a_call() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
 from ratelimit_rls.core.model import Algorithm, Charge, CounterOp, Limit, Penalty, Plan, StoreResult, Unit, WarnAt
-from ratelimit_rls.store.embedded import MAX_SPECS, EmbeddedStore
+from ratelimit_rls.store.embedded import EmbeddedStore
+from ratelimit_rls.store.lua_script import read_source
 from tests.support.stores import START_US, KeyedOp, MonitoredDescriptor, call, monitored_call, step
 
 TWICE = step("twice", 2)
@@ -21,10 +23,12 @@ PLANS = [
     monitored_call(MonitoredDescriptor((step("w", 3),), (Penalty(60_000_000, 1, (2, 4)), WarnAt(500)))),
 ]
 
+CACHED_SPECS = int(re.findall(r"most_specs = (\d+)", read_source("lib/read_spec"))[0])
+
 
 def test_arbitrary_costs_from_clients_are_never_mixed_up() -> None:
     store = EmbeddedStore(clock=lambda: START_US)
-    for cost in range(2 * MAX_SPECS + 50):
+    for cost in range(2 * CACHED_SPECS + 50):
         plan = call(step(f"{cost}", 2**31, cost=cost))
         (answer,) = store.spend_now([store.prepare(plan)])
         assert isinstance(answer, StoreResult)
