@@ -124,7 +124,8 @@ class KeyspaceFill:
 
     def bytes_each(self) -> float:
         """Return the bytes per state written by the last step. Raises TooSlow."""
-        self._visit(SpendStep(), callers=1)  # loads the script
+        for visit in self._kind.visits:  # loads the script, and has Lua allocate what the largest runs need
+            self._visit(visit, min(self._callers, BATCH))
         self._server.cli("FLUSHALL", "SYNC")  # SYNC: Valkey would free earlier data asynchronously
         used_bytes = [self._used_bytes()]
         for visit in self._kind.visits:

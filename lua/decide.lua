@@ -384,11 +384,17 @@ local function decide_any_call(at, replied, steps, flags)
   return at
 end
 
--- Decides the calls from `at` on, and appends to the reply, which has `replied` values. It writes nothing.
-local function decide_calls(at, replied)
+-- Forgets the states, which may be large.
+local function clear_states()
   for key_index = 1, key_count do
     original[key_index], state[key_index], owner[key_index] = nil, nil, nil
   end
+  key_count = 0
+end
+
+-- Decides the calls from `at` on, and appends to the reply, which has `replied` values. It writes nothing.
+local function decide_calls(at, replied)
+  clear_states() -- of a run that failed, or that began again
   key_count = #keys
   if next(is_new) then
     is_new = {}
@@ -547,5 +553,6 @@ local function decide(KEYS, ARGV)
     decide_calls(next_at, replied)
   end
   write_states()
+  clear_states()
   return reply
 end

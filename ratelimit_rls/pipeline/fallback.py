@@ -30,7 +30,7 @@ from ratelimit_rls.core.model import (
 )
 from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.core.refund import refund
-from ratelimit_rls.errors import CallerDeadlineExceeded, Overloaded, StoreError
+from ratelimit_rls.errors import CallerDeadlineExceeded, Overloaded, StoreError, UnknownState
 from ratelimit_rls.store.embedded import EmbeddedStore, wall_clock_us
 from ratelimit_rls.store.script_codec import EncodedPlan
 from ratelimit_rls.telemetry.metrics import Metrics
@@ -44,6 +44,10 @@ counter is evicted starts again with its share."""
 OUTAGE_QUIET_S = 1.0
 """An outage is over when the store has decided every call for this long. Otherwise a store that is late for some calls
 only would fill the log."""
+
+
+UNKNOWN_STATE_INTERVAL_S = 10.0
+"""Minimum interval between log lines about states of an unknown form. The metric counts every call."""
 
 
 class UndecidedCall(NamedTuple):
@@ -78,6 +82,7 @@ class Fallback:
         self._shares = shares
         self._clock = clock
         self._store: EmbeddedStore | None = None  # created by `warm_up` or when first needed
+        self._next_unknown_state_s = 0.0  # when the next one may be logged
         self.outage: _Outage | None = None  # the store has failed, and did not answer since
         self._share = per_template(self._divide) if shares > 1 else _undivided
 
@@ -167,6 +172,10 @@ class Fallback:
     def _note_failure(self, error: StoreError) -> None:
         service = self._metrics.service
         service.redis_error += 1
+        if isinstance(error, UnknownState):  # concerns one counter: the store is available
+            service.unknown_state += 1
+            self._log_unknown_state(error)
+            return
         service.overloaded += isinstance(error, Overloaded)
         service.deadline_exceeded += isinstance(error, CallerDeadlineExceeded)
         service.unavailable += not isinstance(error, Overloaded | CallerDeadlineExceeded)
@@ -176,6 +185,12 @@ class Fallback:
             log.warning("store_fallback_started", error=str(error))
         self.outage.calls += 1
         self.outage.last_s = now_s
+
+    def _log_unknown_state(self, error: UnknownState) -> None:
+        now_s = monotonic()
+        if now_s >= self._next_unknown_state_s:
+            self._next_unknown_state_s = now_s + UNKNOWN_STATE_INTERVAL_S
+            log.error("store_state_unknown", key=error.key, error=str(error))
 
     def note_store_success(self) -> None:
         """End the outage after a quiet time. Call it during an outage when the store has decided a batch."""

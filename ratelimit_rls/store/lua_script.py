@@ -1,7 +1,7 @@
 """The Lua script, assembled once from the files of lua/: the same for Redis and for the embedded store.
 
-The definitions are the library, the algorithms, the watchers, and the functions that decide a batch. As a Redis function
-(Redis 7, Valkey) and in the embedded store they run once; as a script (EVALSHA), Redis runs them with every call.
+The definitions are the library, the algorithms, the watchers, and the functions that decide a batch. As a Redis
+function (Redis 7, Valkey) and in the embedded store they run once; as a script (EVALSHA), with every call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encoder of a batch of plans as script arguments, and decoder of the reply (lua/decide.lua documents the layout).
 
-Both stores encode alike; only the representation of an argument differs. A batch is joined from arguments that each plan
-has ready, never built argument by argument.
+Both stores encode alike; only the representation of an argument differs. A batch is joined from arguments that each
+plan has ready, never built argument by argument.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class PlanLayout(Generic[Arg]):
 
     specs: tuple[Arg | CalendarSpec[Arg], ...]
     flags: int
-    single: ScriptCall[Arg] | None  # a run of one such plan with different keys, without them; None: it depends on the time
+    single: (
+        ScriptCall[Arg] | None
+    )  # a run of one such plan with different keys, without them; None: it depends on the time
     descriptor_plans: tuple[DescriptorPlan, ...]
     encode: Callable[[bytes], Arg]
     decode_key: Callable[[Arg], bytes]
@@ -103,9 +105,7 @@ class EncodedPlan(NamedTuple, Generic[Arg]):
         """`whole` are the keys of the call of which this plan is a part."""
         layout = self.layout
         keys = [layout.decode_key(key) for key in (*self.keys, *whole)]
-        return self._replace(
-            idempotency_key=layout.encode(make_idempotency_key(keys, layout.operation, request_id))
-        )
+        return self._replace(idempotency_key=layout.encode(make_idempotency_key(keys, layout.operation, request_id)))
 
     def take_up_to(self, hits: int) -> EncodedPlan[Arg]:
         return self._replace(hits=hits)

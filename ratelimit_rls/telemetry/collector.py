@@ -147,7 +147,7 @@ def _reference_keys(limit: LimitSeries) -> tuple[str, str, str]:
 def _service_series(service: ServiceCounters) -> Iterator[tuple[Series, float]]:
     yield series(instruments.GLOBAL_SHADOW), service.global_shadow_mode
     yield series(instruments.CALL_ERRORS), service.service_error
-    for reason in "deadline_exceeded", "overloaded", "unavailable":
+    for reason in "deadline_exceeded", "overloaded", "unavailable", "unknown_state":
         yield series(instruments.STORE_FAILURES, reason), getattr(service, reason)
     for policy in "allow", "deny", "local", "error":
         yield series(instruments.FALLBACK_DECISIONS, policy), getattr(service, f"store_failure_{policy}")

@@ -151,7 +151,8 @@ STORE_FAILURES = Instrument(
     "ratelimit.store.failures",
     InstrumentKind.COUNTER,
     "{call}",
-    "Calls that the store did not decide: deadline_exceeded, overloaded (RLS_MAX_IN_FLIGHT), unavailable.",
+    "Calls that the store did not decide: deadline_exceeded, overloaded (RLS_MAX_IN_FLIGHT), unavailable, or "
+    "unknown_state: one of their states was not written by this release or an earlier one.",
     (REASON,),
 )
 FALLBACK_DECISIONS = Instrument(

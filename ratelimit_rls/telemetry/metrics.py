@@ -104,6 +104,7 @@ class ServiceCounters:
     overloaded: int = 0
     deadline_exceeded: int = 0
     unavailable: int = 0
+    unknown_state: int = 0
     store_failure_allow: int = 0
     store_failure_deny: int = 0
     store_failure_local: int = 0
@@ -337,6 +338,7 @@ class Metrics:
         yield "ratelimit.store.failures.overloaded", service.overloaded
         yield "ratelimit.store.failures.unavailable", service.unavailable
         yield "ratelimit.store.failures.deadline_exceeded", service.deadline_exceeded
+        yield "ratelimit.store.failures.unknown_state", service.unknown_state
         yield "ratelimit.fallback.decisions.allow", service.store_failure_allow
         yield "ratelimit.fallback.decisions.deny", service.store_failure_deny
         yield "ratelimit.fallback.decisions.local", service.store_failure_local

@@ -20,7 +20,14 @@ from ratelimit_rls.core.model import (
     Unit,
 )
 from ratelimit_rls.core.plan import Planner, Policy
-from ratelimit_rls.errors import CallerDeadlineExceeded, Overloaded, StoreError, StoreTimeout, StoreUnavailable
+from ratelimit_rls.errors import (
+    CallerDeadlineExceeded,
+    Overloaded,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownState,
+)
 from ratelimit_rls.pipeline import fallback
 from ratelimit_rls.pipeline.fallback import Fallback, UndecidedCall
 from ratelimit_rls.rules.compile import compile_documents
@@ -121,7 +128,7 @@ def test_fallback_decisions_are_counted_with_source_fallback(policy: OnStoreFail
         (outcome, "fallback"): count for outcome, count in outcomes.items()
     }
     reasons = {one.attributes[0]: value for one, value in collected.items() if one.instrument == STORE_FAILURES.name}
-    assert reasons == {"deadline_exceeded": 1, "overloaded": 1, "unavailable": 1}
+    assert reasons == {"deadline_exceeded": 1, "overloaded": 1, "unavailable": 1, "unknown_state": 0}
 
 
 def test_error_returns_the_store_error() -> None:
@@ -230,6 +237,7 @@ def test_the_local_store_is_created_on_demand_and_bounded(monkeypatch: pytest.Mo
         (StoreTimeout("no answer"), "unavailable"),
         (CallerDeadlineExceeded("no answer yet"), "deadline_exceeded"),
         (Overloaded("too many"), "overloaded"),
+        (UnknownState("rl:{k}:gcra:60"), "unknown_state"),
     ],
 )
 def test_undecided_calls_are_redis_errors_by_kind(error: StoreError, kind: str) -> None:
@@ -237,6 +245,17 @@ def test_undecided_calls_are_redis_errors_by_kind(error: StoreError, kind: str) 
     setup.ask("user", error=error)
     errors = {"ratelimit.service.call.should_rate_limit.redis_error": 1, f"ratelimit.store.failures.{kind}": 1}
     assert setup.counted == {"allow": 1, **errors}
+
+
+def test_an_unknown_state_is_logged_with_its_key_and_is_no_outage(turn: Callable[[float], None]) -> None:
+    setup = Setup(OnStoreFailure.ALLOW)
+    with capture_logs() as lines:
+        for _ in range(3):
+            setup.ask("user", error=UnknownState("rl:{k}:gcra:60"))
+        turn(fallback.UNKNOWN_STATE_INTERVAL_S)
+        setup.ask("user", error=UnknownState("rl:{k}:gcra:60"))
+    assert [(line["event"], line["key"]) for line in lines] == [("store_state_unknown", "rl:{k}:gcra:60")] * 2
+    assert setup.fallback.outage is None
 
 
 @pytest.fixture

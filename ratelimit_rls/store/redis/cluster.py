@@ -1,7 +1,7 @@
 """Redis Cluster client: keeps the slot map up to date and sends runs to the nodes that own their slots.
 
-The plans of a batch go to each node as one run of the script, whatever their slots. If the node does not serve one of the
-slots, the run fails before it has charged anything, and each slot is sent by itself.
+The plans of a batch go to each node as one run of the script, whatever their slots. If the node does not serve one of
+the slots, the run fails with nothing charged, and each slot is sent by itself.
 
 Nodes report the owner of a slot (CLUSTER SLOTS), and when it has moved (MOVED) or is about to (ASK). In both cases they
 did not run what was sent, so it may be sent again elsewhere. While a node is down, the slot map is fetched repeatedly
@@ -34,8 +34,9 @@ from ratelimit_rls.store.redis.cluster_slots import (
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
 from ratelimit_rls.store.redis.deployment import ShardRun, as_store_error, scan
 from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
+from ratelimit_rls.store.redis.reply_errors import is_refused_for_slots
 from ratelimit_rls.store.redis.resp import command
-from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode, is_refused_for_slots
+from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode
 from ratelimit_rls.store.script_codec import MAX_BATCH_STEPS, reply_length
 
 log = structlog.get_logger()

@@ -18,6 +18,7 @@ from ratelimit_rls.common.backoff import HALF, Backoff
 from ratelimit_rls.common.timers import wait_for_event
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
+from ratelimit_rls.store.redis.reply_errors import indicates_fault
 
 log = structlog.get_logger()
 
@@ -180,7 +181,7 @@ class ReconnectingConnection:
     def record_replies(self, connection: PipelinedConnection, replies: Sequence[Any]) -> None:
         """Count error replies in a row, and drop the connection after too many, or at the first READONLY."""
         for reply in replies:
-            if not isinstance(reply, ReplyError) or str(reply).startswith(NON_FATAL_ERRORS):
+            if not indicates_fault(reply):
                 self._failures = 0
                 continue
             self._failures += 1
@@ -206,10 +207,6 @@ class ReconnectingConnection:
         if self._connection is not None:
             self._connection.abort()
             await asyncio.shield(self._connection.closed)
-
-
-NON_FATAL_ERRORS = ("NOSCRIPT", "ERR Function not found", "ERR Library", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
-"""Errors that redirect or request the script, and do not indicate a faulty server; CLUSTERDOWN is about its cluster."""
 
 
 class PendingReplies:

@@ -12,20 +12,12 @@ from ratelimit_rls.errors import StoreTimeout, StoreUnavailable
 from ratelimit_rls.store.lua_script import function_library, function_name, script, script_sha
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
 from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
+from ratelimit_rls.store.redis.reply_errors import SPANS_SLOTS, did_not_run, is_error
 from ratelimit_rls.store.redis.resp import bulk, command
 from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch, encode_slots
 
 Run = Sequence[EncodedPlan[bytes]]
 """Plans that are decided by one run of the script, all in one slot on a cluster."""
-
-NOT_RUN = ("NOSCRIPT", "ERR Function not found", "NOPERM", "OOM")
-"""Beginnings of errors that the server sends instead of running the script. While memory is full, a function is not run
-at all, whereas a script may still read. An ACL may allow one and not the other."""
-
-_REDIRECTS = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
-_SPANS_SLOTS = "do not hash to the same slot"
-_NOT_LOCAL = ("non local key", "cluster is down", "cluster state is fail")
-"""Parts of errors about the slots of keys, of Redis 6.2 to 8 and Valkey 9."""
 
 _SERVER_TIME = bulk(b"")
 
@@ -107,7 +99,7 @@ class ScriptNode:
         forms = (_fcall, _evalsha, _eval) if self._has_function else (_evalsha, _eval)
         replies = await self._send_all([forms[0](one) for one in arguments], asking)
         for form in forms[1:]:
-            again = [at for at, reply in enumerate(replies) if _did_not_run(reply)]
+            again = [at for at, reply in enumerate(replies) if did_not_run(reply)]
             if not again:
                 break
             if form is _evalsha:
@@ -141,7 +133,7 @@ class ScriptNode:
         time_us = time.time_ns() // 1000 if now_us is None else now_us
         if len(slots) == 1:
             keys, specs, calls = encode_batch(slots[0], time_us, options.idempotency_s)
-            declared, others = keys, ()
+            declared, others = keys, keys[:0]
         else:
             keys, specs, calls = encode_slots(slots, time_us, options.idempotency_s)
             # Declared keys must be of one slot.
@@ -155,7 +147,7 @@ class ScriptNode:
 
     def note_slots_error(self, error: Any) -> None:
         """Remember if the server accepts no runs over several slots at all, which depends on its version."""
-        if _SPANS_SLOTS in str(error):
+        if SPANS_SLOTS in str(error):
             self.spans_slots = False
 
     async def close(self) -> None:
@@ -165,25 +157,6 @@ class ScriptNode:
 def error_hint(error: ReplyError) -> str:
     """Return advice for an error of a server that is configured as a single one."""
     return "; the server is a node of a cluster: set REDIS_TYPE=CLUSTER" if str(error).startswith("MOVED") else ""
-
-
-def is_error(reply: Any, prefix: str) -> bool:
-    return isinstance(reply, ReplyError) and str(reply).startswith(prefix)
-
-
-def is_refused_for_slots(reply: Any) -> bool:
-    """Return True if a run failed because of the slots of its keys. Keys are read before anything is written."""
-    return isinstance(reply, ReplyError) and (
-        str(reply).startswith(_REDIRECTS) or any(words in str(reply) for words in (_SPANS_SLOTS, *_NOT_LOCAL))
-    )
-
-
-def _did_not_run(reply: Any) -> bool:
-    """Return True if the server did not even begin to run the script in this form.
-
-    Errors of commands within the script may have the same beginning, but they name the script.
-    """
-    return isinstance(reply, ReplyError) and str(reply).startswith(NOT_RUN) and "script:" not in str(reply)
 
 
 def _load_function() -> bytes:

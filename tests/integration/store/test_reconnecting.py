@@ -59,7 +59,7 @@ async def test_a_server_that_rejects_everything_causes_few_connections_and_log_l
 
 async def _denies(node: ScriptNode, run: list) -> bool:  # type: ignore[type-arg]
     try:
-        (reply,) = await node.run_script([run])
+        (reply,) = await node.run_script([[run]])
     except StoreUnavailable:
         return True
     return not (isinstance(reply, list) and isinstance(decode_results(run, reply)[0], StoreResult))

@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 import pytest
@@ -15,13 +15,14 @@ import redis
 from pydantic import SecretStr
 
 from ratelimit_rls.core.model import Algorithm, Charge, Penalty, Plan, StoreResult, WarnAt
-from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable, UnknownState
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.deployment import SingleNode
 from ratelimit_rls.store.redis.script_node import RedisOptions
 from ratelimit_rls.store.redis.store import RedisStore
+from ratelimit_rls.store.script_codec import EncodedPlan
 from tests.support.servers import RedisServer
-from tests.support.stores import START_US, MonitoredDescriptor, call, long_step, monitored_call, step
+from tests.support.stores import START_US, KeyedOp, MonitoredDescriptor, call, long_step, monitored_call, step
 
 
 def new_store(address: RedisAddress, **options: Any) -> RedisStore:
@@ -105,80 +106,79 @@ async def test_a_batch_on_one_key_is_one_script_one_read_and_one_write(redis_ser
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
-@pytest.mark.parametrize("charge", list(Charge), ids=lambda charge: charge.value)
-async def test_every_state_has_an_expiry(redis_server: RedisServer, algorithm: Algorithm, charge: Charge) -> None:
-    async with connected(at(redis_server), jitter_ms=1000, clock=lambda: START_US) as store:
-        for cost in (1, 5, -1):
-            await spend(store, call(step("k", 3, algorithm=algorithm, cost=cost, charge=charge)))
-
-    (key,) = redis_server.cli("KEYS", "*")
-    longest_ms = 5 * 60_000  # the debt of five, the second and the jitter on top
-    assert 0 < redis_server.cli("PTTL", key) <= longest_ms
-
-
-async def test_a_flushed_script_is_reloaded_and_the_hit_counts_once(redis_server: RedisServer) -> None:
-    async with connected(at(redis_server)) as store:
-        redis_server.cli("SCRIPT", "FLUSH")
-        await spend(store, call(long_step("k")))
-        assert await left(store, "k") == 2
-
-
-async def test_a_dead_server_fails_calls_immediately_and_is_reconnected(any_redis: RedisServer) -> None:
-    results: list[bool] = []
-    async with connected(at(any_redis), on_connection=results.append) as store:
-        any_redis.kill()
-        await until(lambda: results == [True, False])
-        (answer,) = await spend(store, call(long_step("k")))
-        assert isinstance(answer, StoreUnavailable)
-
-        any_redis.start()
-        await until(lambda: results == [True, False, True])
-        assert await left(store, "k") == 3
-
-
-async def test_a_timeout_fails_the_batch_and_the_next_one_is_served(any_redis: RedisServer) -> None:
-    async with connected(at(any_redis), timeout_s=0.2) as store:
-        any_redis.pause()
-        answers = await spend(store, call(long_step("k")), call(long_step("k")))
-        assert [type(answer) for answer in answers] == [StoreTimeout, StoreTimeout]
-
-        any_redis.resume()
-        await until(lambda: store.connected)
-        # The server may have counted them after the pause, but each at most once.
-        assert await left(store, "k", 10) >= 8
-
-
-@pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
 @pytest.mark.parametrize(
     "plant",
-    [("SET", text) for text in ("garbage", "nan", "1e400", "1.5", "-3", "5 1", "5 1 x")] + [("RPUSH", "garbage")],
+    [
+        *[("SET", text) for text in ("garbage", "nan", "1e400", "1.5", "-3", "5 1", "5 1 x", "v2:7")],
+        ("RPUSH", "garbage"),
+        ("HSET", "field", "value"),
+    ],
     ids=" ".join,
 )
-async def test_a_foreign_value_counts_as_empty_and_affects_no_other_key(
-    any_redis: RedisServer, algorithm: Algorithm, plant: tuple[str, str]
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "with others"])
+async def test_a_state_of_an_unknown_form_is_kept_and_affects_no_other_call(
+    any_redis: RedisServer, algorithm: Algorithm, plant: tuple[str, ...], others: int
 ) -> None:
-    if algorithm is Algorithm.SLIDING_LOG and plant[0] == "RPUSH":
-        plant = ("RPUSH", "0 0")  # a list as it uses, without a valid entry
+    if algorithm is Algorithm.GCRA and plant == ("SET", "5 1"):
+        plant = ("SET", "5 1 2")  # otherwise it is a state
     poisoned = step("poisoned", algorithm=algorithm)
-    any_redis.cli(plant[0], poisoned.key, plant[1])
+    any_redis.cli(plant[0], poisoned.key, *plant[1:])
+    stored = any_redis.cli("DUMP", poisoned.key)
+    healthy = [call(step("healthy"), step("token", algorithm=Algorithm.TOKEN_BUCKET))] * others
     async with connected(at(any_redis)) as store:
-        answers = await spend(store, call(poisoned), call(step("healthy")))
+        failed, *answers = await spend(store, call(poisoned), *healthy)
 
-    assert [answer.readings[0].left for answer in answers if isinstance(answer, StoreResult)] == [2, 2]
+    assert isinstance(failed, UnknownState)
+    assert failed.key == poisoned.key.decode()
+    assert any_redis.cli("DUMP", poisoned.key) == stored
+    assert [one.left for answer in answers if isinstance(answer, StoreResult) for one in answer.readings] == [2] * (
+        2 * others
+    )
 
 
-@pytest.mark.parametrize("text", ["{fraction}", "{huge}"])
-async def test_an_invalid_number_counts_as_empty(any_redis: RedisServer, text: str) -> None:
-    """Even with the current window: a fraction of a hit, or more hits than a state can hold."""
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first", "last"])
+async def test_a_call_with_an_unknown_state_charges_none_of_its_limits(
+    any_redis: RedisServer, order: list[int]
+) -> None:
+    steps = [step("poisoned"), step("healthy")]
+    any_redis.cli("SET", steps[0].key, "v2:7")
+    async with connected(at(any_redis)) as store:
+        (failed,) = await spend(store, call(*(steps[number] for number in order)))
+        assert isinstance(failed, UnknownState)
+        assert failed.key == steps[0].key.decode()
+        (looked,) = await spend(store, call(step("healthy", cost=0)))
+        assert isinstance(looked, StoreResult)
+        assert looked.readings[0].left == 3
+
+
+async def test_an_unknown_record_of_a_call_is_kept(any_redis: RedisServer) -> None:
+    async with connected(at(any_redis)) as store:
+        plan = store.prepare(call(long_step("k"))).idempotent(b"request")
+        key = store.decode_key(cast("EncodedPlan[bytes]", plan).idempotency_key)
+        any_redis.cli("SET", key, "v2:7")
+        (failed,) = await store.spend([plan])
+        assert isinstance(failed, UnknownState)
+        assert failed.key == key.decode()
+        assert await left(store, "k") == 3
+    assert any_redis.cli("GET", key) == b"v2:7"
+
+
+@pytest.mark.parametrize("text", ["{fraction}", "{huge}", "0{current}", "0x10", " {current}"])
+async def test_an_invalid_number_is_an_unknown_state(any_redis: RedisServer, text: str) -> None:
+    """Even with the current window: a fraction of a hit, more hits than a state can hold, or another notation."""
     index = START_US // 60_000_000 % 65536
-    numbers = {"fraction": f"{5 * 65536 + index}.25", "huge": str(2**53 + index + index % 2)}
+    numbers = {
+        "fraction": f"{5 * 65536 + index}.25",
+        "huge": str(2**53 + index + index % 2),
+        "current": str(65536 + index),
+    }
     poisoned = step("poisoned")
     any_redis.cli("SET", poisoned.key, text.format(**numbers))
     async with connected(at(any_redis), clock=lambda: START_US) as store:
-        (answer,) = await spend(store, call(step("poisoned", cost=0)))
-
-    assert isinstance(answer, StoreResult)
-    assert answer.readings[0].left == 3
+        for cost in (0, 1):
+            (answer,) = await spend(store, call(step("poisoned", cost=cost)))
+            assert isinstance(answer, UnknownState)
+    assert any_redis.cli("GET", poisoned.key) == text.format(**numbers).encode()
 
 
 async def test_a_timeout_of_a_deletion_is_reported(any_redis: RedisServer) -> None:
@@ -192,23 +192,33 @@ async def test_a_timeout_of_a_deletion_is_reported(any_redis: RedisServer) -> No
 
 
 @pytest.mark.parametrize("text", ["garbage", "nan", "inf", "1e400", "5 1", "5 1 ", "0 2 5", "-1"])
-async def test_a_foreign_watcher_state_counts_as_empty(any_redis: RedisServer, text: str) -> None:
+@pytest.mark.parametrize("watcher", [1, 2], ids=["penalty", "warning"])
+async def test_an_unknown_state_of_a_watcher_is_kept(any_redis: RedisServer, text: str, watcher: int) -> None:
     plan = monitored_call(MonitoredDescriptor((step("k", 9),), (Penalty(1_000_000, 1, (2,)), WarnAt(800))))
-    for key in plan.keys[1:]:
-        any_redis.cli("SET", key, text)
+    any_redis.cli("SET", plan.keys[watcher], text)
     async with connected(at(any_redis)) as store:
         (answer,) = await spend(store, plan)
+        assert isinstance(answer, UnknownState)
+        (looked,) = await spend(store, call(step("k", 9, cost=0)))
+        assert isinstance(looked, StoreResult)
+        assert looked.readings[0].left == 9
+    assert any_redis.cli("GET", plan.keys[watcher]) == text.encode()
 
-    assert isinstance(answer, StoreResult)
-    assert answer.readings[1:] == ((0, 0, 0), (0, 0, 0))
+
+def broken_log(server: RedisServer) -> KeyedOp:
+    """Return a limit whose log has an invalid element, which only a denial reads: the script fails."""
+    log = long_step("broken", algorithm=Algorithm.SLIDING_LOG)
+    elements = ["0 0", *(f"{START_US} {total}" for total in range(1, 21))]
+    elements[10] = "garbage"
+    server.cli("RPUSH", log.key, *elements)
+    return log
 
 
 async def test_an_error_reply_fails_only_its_own_run_and_is_not_retried(redis_server: RedisServer) -> None:
-    broken_log = long_step("broken", algorithm=Algorithm.SLIDING_LOG)
-    redis_server.cli("HSET", broken_log.key, "not", "a list")
-    async with connected(at(redis_server)) as store:
+    log = broken_log(redis_server)
+    async with connected(at(redis_server), clock=lambda: START_US) as store:
         before = calls_of(redis_server, "eval")
-        (broken,) = await spend(store, call(broken_log))
+        (broken,) = await spend(store, call(log))
         assert isinstance(broken, StoreUnavailable)
         assert await left(store, "k") == 3
 
@@ -448,12 +458,11 @@ async def test_three_errors_in_a_row_drop_the_connection(
 
 
 async def test_errors_that_are_not_in_a_row_keep_the_connection(any_redis: RedisServer) -> None:
-    odd = long_step("odd", algorithm=Algorithm.SLIDING_LOG)
-    any_redis.cli("HSET", odd.key, "not", "a list")
-    async with connected(at(any_redis)) as store:
+    odd = broken_log(any_redis)
+    async with connected(at(any_redis), clock=lambda: START_US) as store:
         for _ in range(5):
             (results,) = await spend(store, call(odd))
-            assert "WRONGTYPE" in str(results)
+            assert isinstance(results, StoreUnavailable)
             await spend(store, call(long_step("k")))
         assert store.connected
 

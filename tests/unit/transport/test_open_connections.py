@@ -54,9 +54,19 @@ class FakeConnection:
         self.owner.on_buffered(-freed)
 
 
-def open_connections(*connections: FakeConnection, **limits: int) -> OpenConnections:
+def open_connections(
+    *connections: FakeConnection,
+    max_connections: int = 0,
+    max_connections_per_peer: int = 0,
+    max_unfinished_bytes: int = 2**20,
+) -> OpenConnections:
     config = Config(CallHeadersParser({}, "", {}))
-    opened = OpenConnections(ServerLimits(**limits), config, AbuseLog())
+    limits = ServerLimits(max_connections, max_connections_per_peer, max_unfinished_bytes=max_unfinished_bytes)
+    opened = OpenConnections(limits, config, AbuseLog())
+        ServerLimits(max_connections, max_connections_per_peer, max_unfinished_bytes=max_unfinished_bytes),
+        config,
+        AbuseLog(),
+    )
     for connection in connections:
         connection.owner = opened
         assert opened.admit(cast("GrpcProtocol", connection)) is None
