@@ -63,10 +63,6 @@ def open_connections(
     config = Config(CallHeadersParser({}, "", {}))
     limits = ServerLimits(max_connections, max_connections_per_peer, max_unfinished_bytes=max_unfinished_bytes)
     opened = OpenConnections(limits, config, AbuseLog())
-        ServerLimits(max_connections, max_connections_per_peer, max_unfinished_bytes=max_unfinished_bytes),
-        config,
-        AbuseLog(),
-    )
     for connection in connections:
         connection.owner = opened
         assert opened.admit(cast("GrpcProtocol", connection)) is None
