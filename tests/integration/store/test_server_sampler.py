@@ -130,9 +130,9 @@ async def test_user_without_info_causes_one_log_line_and_nothing_else(any_redis:
         async with observed(servers) as seen:
             connections = any_redis.cli("INFO", "stats")["total_connections_received"]
             with capture_logs() as lines:
-                for _ in range(5):
+                for _ in range(5):  # without a success in between, which would end a row of errors
                     await seen.sampler.sample()
-                    await seen.spend()
+                await seen.spend()
             assert [(line["event"], line["log_level"]) for line in lines] == [("redis_info_unavailable", "warning")]
             assert f"Redis at 127.0.0.1:{any_redis.port} has no metrics: INFO returned" in lines[0]["error"]
             assert seen.names == {REDIS_DURATION.name}
