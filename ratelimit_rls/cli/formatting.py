@@ -102,6 +102,15 @@ def format_node(node: Node) -> str:
     return escape_unprintable(f"{node.key}={node.shared_value}" if node.shared_value else node.key)
 
 
+def format_bytes(number: float) -> str:
+    """Format e.g. `512 B`, `1.5 KiB` or `300 MiB`."""
+    units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while number >= 1000 and unit != "TiB":
+        number, unit = number / 1024, next(units)
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+
+
 def format_count(number: int, noun: str) -> str:
     """Format e.g. `1 rule` or `20000 rules`."""
     return f"{number} {plural(number, noun)}"

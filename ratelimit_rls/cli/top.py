@@ -16,6 +16,8 @@ import click
 from ratelimit_rls.cli.duration_option import DurationType
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.cli.formatting import escape_unprintable
+from ratelimit_rls.cli.redis_options import OptionValue, redis_connection_options
+from ratelimit_rls.cli.top_memory import DEFAULT_KEYS_PER_SECOND, show_memory
 from ratelimit_rls.cli.top_view import Screen, view_lines
 
 RESPONSE_TIMEOUT_S = 5.0
@@ -27,7 +29,9 @@ Examples:
   # watch the server on this machine
   $ ratelimit-rls top
   # the five hottest counters of another server, once, for a script
-  $ ratelimit-rls top --server http://rls:6070 --once --limit 5 --format json"""
+  $ ratelimit-rls top --server http://rls:6070 --once --limit 5 --format json
+  # what fills Redis, by the rules of a directory
+  $ ratelimit-rls top --memory --redis-url localhost:6379 --rules descriptors/"""
 
 
 class _ServerUnavailable(Exception):
@@ -66,12 +70,47 @@ class _ServerUnavailable(Exception):
     default="text",
     help="Output format; json prints one line per refresh.",
 )
-def top(server: str, interval_us: int, token_file: Path | None, once: bool, limit: int, form: str) -> ExitCode:
-    """Show the most requested and the most limited counters of the last ten seconds.
+@click.option("--memory", is_flag=True, help="Instead: show what fills Redis, by domain and rule.")
+@click.option(
+    "--rules",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="With --memory: files or directories with the rules, to show rules instead of descriptor keys.",
+)
+@click.option(
+    "--rate",
+    type=click.IntRange(1, 1_000_000),
+    default=DEFAULT_KEYS_PER_SECOND,
+    show_default=True,
+    metavar="N",
+    help="With --memory: keys to scan per second.",
+)
+@redis_connection_options
+def top(
+    server: str,
+    interval_us: int,
+    token_file: Path | None,
+    once: bool,
+    limit: int,
+    form: str,
+    memory: bool,
+    rules: tuple[Path, ...],
+    rate: int,
+    **where: OptionValue,
+) -> ExitCode:
+    """Show the nodes of Redis, and the most requested and the most limited counters of the last ten seconds.
 
     Rates are those of one server with all of its workers. Descriptor values are shown as digests (#1a2b3c4d) unless the
     server has RLS_HOT_KEY_VALUES=true. Exit with Ctrl-C.
+
+    --memory needs no server: it scans the keys in Redis, measures the memory of a sample of them, and shows each domain
+    and rule with its keys and its estimated bytes. Ctrl-C ends the scan and shows the result so far, extrapolated to
+    all keys. The connection to Redis can also be configured with the server's environment variables, shown in brackets.
     """
+    if memory:
+        return show_memory(where, rules, rate, limit, form)
+    if rules or any(value is not None for value in where.values()):
+        raise click.UsageError("--rules and the options of the connection to Redis need --memory")
     url = f"{_base_url(server)}/hot?limit={limit}"
     fetch = partial(_fetch, url, token_file)
     screen = Screen() if form == "text" and sys.stdout.isatty() and not once else None

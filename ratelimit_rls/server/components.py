@@ -189,6 +189,7 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
                 worker_stats.hot,
                 exporters.scrape,
                 mask=None if settings.rls_hot_key_values else Mask(shared_directory),
+                nodes=stores.server_sampler.report_json if stores.server_sampler is not None else None,
             )
         ),
         worker_stats=worker_stats,

@@ -117,6 +117,8 @@ async def _start(components: Components, stack: AsyncExitStack, reload: asyncio.
         await _connect(components.stores.counters, components)
     if components.stores.invalidation_listener is not None:
         components.stores.invalidation_listener.start()
+    if components.stores.server_sampler is not None:
+        components.stores.server_sampler.start()
     if components.database_services is not None:
         await components.database_services.start(stack)
     if components.verifier is not None:

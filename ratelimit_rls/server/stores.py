@@ -17,6 +17,7 @@ from ratelimit_rls.store.instrumented import InstrumentedStore
 from ratelimit_rls.store.leases import LeasingStore
 from ratelimit_rls.store.redis.factory import AnyRedisStore, new_redis_store
 from ratelimit_rls.store.redis.pubsub import InvalidationListener
+from ratelimit_rls.store.redis.server_sampler import ServerSampler
 from ratelimit_rls.telemetry.instruments import STORE_AVAILABLE
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.series import Series
@@ -28,6 +29,7 @@ class Stores:
     store: Store  # outermost layer, used by the limiter
     denials: DenialCache | None = None
     invalidation_listener: InvalidationListener | None = None
+    server_sampler: ServerSampler | None = None  # of the nodes of Redis
 
     def rules_changed(self) -> None:
         """Clear the denial cache: entries of the previous rules are never looked up again."""
@@ -36,6 +38,8 @@ class Stores:
 
     async def close(self) -> None:
         """Close the layers. Leased hits are returned while the connection is still open."""
+        if self.server_sampler is not None:
+            await self.server_sampler.close()
         if self.invalidation_listener is not None:
             await self.invalidation_listener.close()
         await self.store.close()
@@ -67,4 +71,6 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
         invalidation_listener = InvalidationListener(str(settings.redis), main.pubsub_connect(), main.channel, denials)
     leases = LeasingStore(store)
     metrics.watch(leases.gauges)
-    return Stores(counters, leases, denials, invalidation_listener)
+    server_sampler = ServerSampler(counters.realms, settings.rls_redis_info_interval.total_seconds())
+    metrics.measure(server_sampler.measured)
+    return Stores(counters, leases, denials, invalidation_listener, server_sampler)

@@ -255,6 +255,9 @@ class RedisSettings(BaseModel):
         timedelta(), description="Give up the start if Redis is unavailable for this long; 0: never."
     )
     redis_health_check_active_connection: Bool = Field(False, description="Unhealthy while not connected to Redis.")
+    rls_redis_info_interval: Duration = Field(
+        timedelta(seconds=15), description="Interval of INFO, for the metrics of the nodes of Redis; 0s: never."
+    )
 
 
 class PerSecondSettings(BaseModel):

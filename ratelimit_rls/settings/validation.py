@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from difflib import get_close_matches
 
 from ratelimit_rls.settings import database_validation, http_validation, xds_validation
@@ -171,6 +172,8 @@ def _redis(settings: SettingsValues) -> Iterator[str]:
             if not getattr(settings, name).get_secret_value():
                 yield f"REDIS_PERSECOND=true needs {name.upper()}: one Redis for limits per second, one for the others"
         yield from _redis_variables(settings.redis_persecond_family)
+    if timedelta() < settings.rls_redis_info_interval < timedelta(seconds=1):
+        yield "RLS_REDIS_INFO_INTERVAL must be at least 1s, or 0s to switch it off"
     certificate, key = settings.redis_tls_client_cert, settings.redis_tls_client_key
     if certificate and not key:
         yield "REDIS_TLS_CLIENT_CERT is set without REDIS_TLS_CLIENT_KEY; set both or neither"

@@ -420,6 +420,108 @@ EXTERNAL_INSTRUMENTS: dict[str, Instrument] = {
 }
 """Values that other components keep and report (Metrics.watch), by their name in /stats and statsd."""
 
+_NODE = ("server.address", "server.port")
+
+
+def _of_node(
+    name: str,
+    kind: InstrumentKind,
+    unit: str,
+    about: str,
+    *attributes: str,
+    merge_rule: MergeRule = MergeRule.MOST,
+) -> Instrument:
+    """Return a metric of a Redis node that the node itself counts: every worker reports the same value."""
+    return Instrument(f"ratelimit.redis.{name}", kind, unit, about, (*_NODE, *attributes), merge_rule=merge_rule)
+
+
+REDIS_DURATION = Instrument(
+    "ratelimit.redis.duration",
+    InstrumentKind.HISTOGRAM,
+    "s",
+    "Time from sending commands to a node of Redis until all of their replies have arrived, or until the timeout.",
+    _NODE,
+)
+REDIS_MEMORY_USED = _of_node("memory.used", InstrumentKind.GAUGE, "By", "Memory used by a node of Redis (used_memory).")
+REDIS_MEMORY_LIMIT = _of_node("memory.limit", InstrumentKind.GAUGE, "By", "maxmemory of a node; absent if it is 0.")
+REDIS_MEMORY_UTILIZATION = _of_node(
+    "memory.utilization", InstrumentKind.GAUGE, "1", "Used share of maxmemory, from 0 to 1; absent if maxmemory is 0."
+)
+REDIS_KEYS_EVICTED = _of_node(
+    "keys.evicted", InstrumentKind.COUNTER, "{key}", "Keys that a node evicted because its memory was full."
+)
+REDIS_KEYS_EXPIRED = _of_node("keys.expired", InstrumentKind.COUNTER, "{key}", "Keys that expired on a node.")
+REDIS_KEYSPACE_HITS = _of_node(
+    "keyspace.hits", InstrumentKind.COUNTER, "{lookup}", "Lookups of keys that existed on a node."
+)
+REDIS_KEYSPACE_MISSES = _of_node(
+    "keyspace.misses", InstrumentKind.COUNTER, "{lookup}", "Lookups of keys that did not exist on a node."
+)
+REDIS_CPU_TIME = _of_node(
+    "cpu.time", InstrumentKind.COUNTER, "s", "CPU time used by a node, by mode: user, system.", "cpu.mode"
+)
+REDIS_CLIENTS = _of_node("clients", InstrumentKind.GAUGE, "{client}", "Clients connected to a node.")
+REDIS_COMMANDS = _of_node("commands", InstrumentKind.COUNTER, "{command}", "Commands processed by a node.")
+REDIS_MASTER = _of_node(
+    "master",
+    InstrumentKind.GAUGE,
+    "{server}",
+    "1 if the node is a master, 0 if it is a replica.",
+    merge_rule=MergeRule.LEAST,
+)
+REDIS_REPLICAS = _of_node(
+    "replicas", InstrumentKind.GAUGE, "{replica}", "Replicas of a node that are online.", merge_rule=MergeRule.LEAST
+)
+REDIS_REPLICATION_LAG = _of_node(
+    "replication.lag",
+    InstrumentKind.GAUGE,
+    "By",
+    "Written data that the slowest replica of a node has not acknowledged; replicas acknowledge once a second.",
+)
+REDIS_REPLICATION_ACK_AGE = _of_node(
+    "replication.ack_age",
+    InstrumentKind.GAUGE,
+    "s",
+    "Time since a replica last acknowledged, of the one that has been silent longest; on a replica, since its master "
+    "last sent data.",
+)
+REDIS_REPLICATION_LINK = _of_node(
+    "replication.link",
+    InstrumentKind.GAUGE,
+    "{connection}",
+    "Only on a replica: 1 while it is connected to its master, 0 while it is not.",
+    merge_rule=MergeRule.LEAST,
+)
+REDIS_CLUSTER_SLOTS = _of_node(
+    "cluster.slots",
+    InstrumentKind.GAUGE,
+    "{slot}",
+    "Hash slots of the cluster as a node sees them, of 16384. State: assigned (has an owner), ok (its owner is not "
+    "failing).",
+    STATE,
+    merge_rule=MergeRule.LEAST,
+)
+REDIS_INSTRUMENTS = (
+    REDIS_DURATION,
+    REDIS_MEMORY_USED,
+    REDIS_MEMORY_LIMIT,
+    REDIS_MEMORY_UTILIZATION,
+    REDIS_KEYS_EVICTED,
+    REDIS_KEYS_EXPIRED,
+    REDIS_KEYSPACE_HITS,
+    REDIS_KEYSPACE_MISSES,
+    REDIS_CPU_TIME,
+    REDIS_CLIENTS,
+    REDIS_COMMANDS,
+    REDIS_MASTER,
+    REDIS_REPLICAS,
+    REDIS_REPLICATION_LAG,
+    REDIS_REPLICATION_ACK_AGE,
+    REDIS_REPLICATION_LINK,
+    REDIS_CLUSTER_SLOTS,
+)
+"""Metrics of the nodes of Redis, from INFO and CLUSTER INFO, and the durations of our own commands."""
+
 _LIMIT_ATTRIBUTES = ("domain", "key1", "key2")
 
 
@@ -494,6 +596,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     CPU_TIME,
     MEMORY,
     OPEN_FILES,
+    *REDIS_INSTRUMENTS,
     *REFERENCE_LIMITS.values(),
     REFERENCE_ERRORS,
     REFERENCE_REQUESTS,

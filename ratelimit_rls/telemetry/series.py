@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ratelimit_rls.telemetry.instruments import (
@@ -57,6 +58,19 @@ class Durations:
         return Distribution(tuple(self._counts), self._sum_s)
 
 
+def quantile(share: float, counts: Sequence[int]) -> float | None:
+    """Return the duration in seconds below which this share of observations is, interpolated within its bucket.
+
+    None without observations. If it is above the highest bound, that bound is returned, as in Prometheus.
+    """
+    rank, below = share * sum(counts), 0
+    for (low_s, high_s), count in zip(pairwise((0.0, *DURATIONS_S)), counts, strict=False):
+        if count and below + count >= rank:
+            return low_s + (high_s - low_s) * (rank - below) / count
+        below += count
+    return DURATIONS_S[-1] if sum(counts) else None
+
+
 def merge(parts: Iterable[Collected]) -> Collected:
     """Merge the metrics of several processes into those of one."""
     whole: Collected = {}
@@ -83,11 +97,16 @@ def _merge_values(instrument: Instrument, one: Value, other: Value) -> Value:
 
 
 def without_gauges(collected: Collected) -> Collected:
-    """Return the part that stays valid when the process has ended: counts of events, not current states."""
+    """Return the part that stays valid when the process has ended: counts of events, not current states.
+
+    Counters of other servers, which every worker reports, are not part of it: after a restart of such a server, the
+    last value of an ended worker would hide the new ones.
+    """
     return {
         series: value
         for series, value in collected.items()
-        if BY_NAME[series.instrument].kind is not InstrumentKind.GAUGE
+        if (instrument := BY_NAME[series.instrument]).kind is not InstrumentKind.GAUGE
+        and instrument.merge_rule is MergeRule.SUM
     }
 
 

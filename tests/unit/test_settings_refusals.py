@@ -34,6 +34,7 @@ REDIS = {"REDIS_URL": "localhost:6379"}
             {"TRACING_ENABLED": "1", "TRACING_EXPORTER_PROTOCOL": "zipkin"},
             "Invalid otlptrace client protocol: zipkin",
         ),
+        ({"RLS_REDIS_INFO_INTERVAL": "999ms"}, "RLS_REDIS_INFO_INTERVAL must be at least 1s, or 0s to switch it off"),
         ({"REDIS_CLUSTER_PIPELINE_PARALLELISM": "-1"}, "redis cluster pipeline parallelism must be >= 0"),
         ({"REDIS_POOL_ON_EMPTY_BEHAVIOR": "CREATE"}, "REDIS_POOL_ON_EMPTY_BEHAVIOR=CREATE is not supported"),
         ({"REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR": "error"}, "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR=error is not"),

@@ -27,12 +27,24 @@ WHO = (
 EACH = ("pod", "instance")
 EACH_LEGEND = "{{pod}} {{instance}}"
 
+NODE = ("server.address", "server.port")
+NODE_LEGEND = "{{server_address}}:{{server_port}}"
+
 CALLS = "rpc.server.call.duration"
 
 
 def per_second(name: str, where: str = "", *, by: Sequence[str] = ()) -> str:
     """Return the rate of a counter, or of the observations of a histogram."""
     return _sum(f"rate({_counter(name, where)}[$__rate_interval])", by)
+
+
+def per_second_of_node(name: str, where: str = "", *, of_modes: bool = False) -> str:
+    """Return the rate of a counter that a node of Redis keeps, by node: every instance reports the same one.
+
+    `of_modes` adds the CPU times of a node up first.
+    """
+    rate = f"rate({_counter(name, where)}[$__rate_interval])"
+    return _sum(_sum(rate, (*NODE, *EACH)) if of_modes else rate, NODE, "max")
 
 
 def in_a_step(name: str, where: str = "", *, by: Sequence[str] = ()) -> str:

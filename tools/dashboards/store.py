@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from tools.dashboards.grafana import Dashboard, Level, Panel, Query, Row
-from tools.dashboards.queries import CALLS, EACH, EACH_LEGEND, WHO, mean, now, per_second, quantile
+from tools.dashboards.queries import (
+    CALLS,
+    EACH,
+    EACH_LEGEND,
+    NODE,
+    NODE_LEGEND,
+    WHO,
+    mean,
+    now,
+    per_second,
+    per_second_of_node,
+    quantile,
+)
 
 BATCHES = "ratelimit.store.duration"
 ANSWERED = 'error_type=""'
@@ -235,10 +247,111 @@ PROCESSES = Row(
     ),
 )
 
+REDIS = Row(
+    "Redis",
+    (
+        Panel(
+            "Memory of Redis",
+            "Used share of maxmemory, by node; a node without maxmemory has none. At 1, writes fail or keys are "
+            "evicted, by maxmemory-policy.",
+            "percentunit",
+            (Query(now("ratelimit.redis.memory.utilization", by=NODE, how="max"), NODE_LEGEND),),
+            levels=(Level(0.8, "red"),),
+        ),
+        Panel(
+            "Used memory of Redis",
+            "Bytes used, by node. `ratelimit-rls top --memory` shows what fills it.",
+            "bytes",
+            (Query(now("ratelimit.redis.memory.used", by=NODE, how="max"), NODE_LEGEND),),
+        ),
+        Panel(
+            "CPU of Redis",
+            "Cores in use, by node. One core runs all scripts of a node, so calls wait when it comes near 1.",
+            "short",
+            (Query(per_second_of_node("ratelimit.redis.cpu.time", of_modes=True), NODE_LEGEND),),
+            levels=(Level(0.6, "red"),),
+        ),
+        Panel(
+            "Commands of Redis",
+            "Commands per second, by node, of all clients and of the scripts.",
+            "ops",
+            (Query(per_second_of_node("ratelimit.redis.commands"), NODE_LEGEND),),
+        ),
+        Panel(
+            "Latency of Redis",
+            "From sending the commands of a batch to a node until all replies have arrived, measured by the instances: "
+            "the network and the event loop are included.",
+            "s",
+            tuple(
+                Query(quantile(one, "ratelimit.redis.duration", by=NODE), f"{one * 100:g} % {NODE_LEGEND}")
+                for one in (0.5, 0.95, 0.99)
+            ),
+            levels=(Level(0.005, "red"),),
+        ),
+        Panel(
+            "Evicted and expired keys",
+            "Keys per second, by node. Evicted counters start again with the full limit: raise maxmemory. Expiry is "
+            "normal.",
+            "ops",
+            (
+                Query(per_second_of_node("ratelimit.redis.keys.evicted"), f"evicted {NODE_LEGEND}"),
+                Query(per_second_of_node("ratelimit.redis.keys.expired"), f"expired {NODE_LEGEND}"),
+            ),
+        ),
+        Panel(
+            "Keyspace hits and misses",
+            "Lookups per second, by node. A miss is a counter that does not exist yet, or no longer.",
+            "ops",
+            (
+                Query(per_second_of_node("ratelimit.redis.keyspace.hits"), f"hits {NODE_LEGEND}"),
+                Query(per_second_of_node("ratelimit.redis.keyspace.misses"), f"misses {NODE_LEGEND}"),
+            ),
+        ),
+        Panel(
+            "Clients of Redis",
+            "Connected clients, by node. An instance has one connection per worker and node, and one per worker for "
+            "pub/sub.",
+            "short",
+            (Query(now("ratelimit.redis.clients", by=NODE, how="max"), NODE_LEGEND),),
+        ),
+        Panel(
+            "Replication lag",
+            "Data that the slowest replica has not acknowledged: lost if the node fails now. Replicas acknowledge once "
+            "a second, so some lag is normal under load.",
+            "bytes",
+            (Query(now("ratelimit.redis.replication.lag", by=NODE, how="max"), NODE_LEGEND),),
+            width=6,
+        ),
+        Panel(
+            "Silence of replicas",
+            "Seconds since a replica last acknowledged, of the one that has been silent longest.",
+            "s",
+            (Query(now("ratelimit.redis.replication.ack_age", by=NODE, how="max"), NODE_LEGEND),),
+            levels=(Level(10, "red"),),
+            width=6,
+        ),
+        Panel(
+            "Online replicas",
+            "By node. Without one, nothing takes over when the node fails.",
+            "short",
+            (Query(now("ratelimit.redis.replicas", by=NODE, how="min"), NODE_LEGEND),),
+            width=6,
+        ),
+        Panel(
+            "Slots of the cluster",
+            "Hash slots, of 16384, as the node with the fewest sees them. Calls whose slot is not ok are decided "
+            "without Redis.",
+            "short",
+            (Query(now("ratelimit.redis.cluster.slots", by=["ratelimit.state"], how="min"), "{{ratelimit_state}}"),),
+            width=6,
+        ),
+    ),
+)
+
 STORE = Dashboard(
     "ratelimit-rls-store",
     "Rate limits / Store",
     "Latency of the store of ratelimit-rls, decisions without it, and what reduces its load.",
     WHO,
-    (LATENCY, WITHOUT, LOAD_REDUCTION, HOT, EMBEDDED, PROCESSES),
+    (LATENCY, WITHOUT, LOAD_REDUCTION, HOT, EMBEDDED, PROCESSES, REDIS),
 )

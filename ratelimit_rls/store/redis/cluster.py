@@ -32,7 +32,7 @@ from ratelimit_rls.store.redis.cluster_slots import (
     parse_host_port,
 )
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
-from ratelimit_rls.store.redis.deployment import ShardRun, as_store_error, scan
+from ratelimit_rls.store.redis.deployment import ServerNode, ShardRun, as_store_error, scan
 from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
 from ratelimit_rls.store.redis.reply_errors import is_refused_for_slots
 from ratelimit_rls.store.redis.resp import command
@@ -350,6 +350,12 @@ class Cluster:
             except StoreError as exc:
                 error = exc
         raise error
+
+    def nodes(self) -> list[ServerNode]:
+        return [
+            ServerNode(address.host, str(address.port), node.connection, in_cluster=True)
+            for address, node in self._nodes.items()
+        ]
 
     def _owners(self) -> Iterable[ScriptNode]:
         return [node for node in dict.fromkeys(self._map) if node is not None]

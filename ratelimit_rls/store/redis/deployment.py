@@ -14,6 +14,7 @@ from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnecti
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode, error_hint
 from ratelimit_rls.store.redis.sentinel import find_master, watch_master
+from ratelimit_rls.telemetry.series import Durations
 
 SCAN_COUNT = b"1000"
 
@@ -23,6 +24,19 @@ class ShardRun(NamedTuple):
 
     shard: int
     run: Run
+
+
+class ServerNode(NamedTuple):
+    """A server that holds counters, and the connection to it."""
+
+    address: str  # host name or IP address, or the path of a Unix socket
+    port: str  # empty for a Unix socket
+    connection: ReconnectingConnection
+    in_cluster: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}" if self.port else self.address
 
 
 class Deployment(Protocol):
@@ -42,6 +56,10 @@ class Deployment(Protocol):
 
     def start_in_background(self) -> None:
         """Connect in the background, with retries. Returns immediately."""
+        ...
+
+    def nodes(self) -> list[ServerNode]:
+        """Return the servers that hold counters now, those without a connection included."""
         ...
 
     def shard(self, key: bytes) -> int:
@@ -83,6 +101,7 @@ class SingleNode:
         self._connect = self._connect_to_master if self._has_sentinels else partial(connect, servers.addresses[0])
         self._connections: dict[PipelinedConnection, RedisAddress] = {}  # to masters
         self._master: RedisAddress | None = None  # as last reported by the sentinels
+        self._durations: dict[RedisAddress, Durations] = {}  # of every master so far
         self._options = options
         self._node = ScriptNode(str(servers), self._connect, options)
         self._watch_task: asyncio.Task[None] | None = None
@@ -121,7 +140,18 @@ class SingleNode:
                 connection.abort()
         if master != self._master:
             self._master = master
+            self._node.connection.durations = self._durations.setdefault(master, Durations())
             self._node.connection.retry_now()
+
+    def nodes(self) -> list[ServerNode]:
+        address = self._servers.addresses[0]
+        if self._has_sentinels:
+            master = self._master or next(iter(self._connections.values()), None)
+            if master is None:
+                return []  # no sentinel has named one yet
+            address = master
+        port = "" if address.path else str(address.port)
+        return [ServerNode(address.path or address.host, port, self._node.connection)]
 
     def shard(self, key: bytes) -> int:
         return 0

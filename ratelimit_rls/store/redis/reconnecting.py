@@ -19,6 +19,7 @@ from ratelimit_rls.common.timers import wait_for_event
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
 from ratelimit_rls.store.redis.reply_errors import indicates_fault
+from ratelimit_rls.telemetry.series import Durations
 
 log = structlog.get_logger()
 
@@ -64,6 +65,7 @@ class ReconnectingConnection:
     ) -> None:
         """`name` is for messages. `timeout_s` applies to replies, `connect_timeout_s` to the first connection."""
         self.name = name
+        self.durations = Durations()  # of `send` and `execute`, until the last reply or the timeout
         self._connect_to = connect
         self._handshake = handshake
         self._timeout_s = timeout_s
@@ -178,6 +180,22 @@ class ReconnectingConnection:
                 raise StoreUnavailable(f"Redis at {self.name} returned an error: {reply}")
         return replies
 
+    async def query(self, commands: Sequence[bytes], timeout_s: float) -> list[Any]:
+        """Send commands for observation, and return a value or a ReplyError for each.
+
+        The connection stays whatever they return, and if they are late: then nothing waits for their replies any more.
+        Raises StoreError if there is no connection, or not all replies in time.
+        """
+        connection = self._connection
+        if connection is None:
+            raise StoreUnavailable(f"no connection to Redis at {self.name}")
+        replies = asyncio.gather(*map(connection.send, commands))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await replies
+        except TimeoutError:
+            raise StoreTimeout(f"Redis at {self.name} did not answer within {timeout_s:g} s") from None
+
     def record_replies(self, connection: PipelinedConnection, replies: Sequence[Any]) -> None:
         """Count error replies in a row, and drop the connection after too many, or at the first READONLY."""
         for reply in replies:
@@ -223,10 +241,12 @@ class PendingReplies:
         self._connection = connection
         self._futures = futures
         self._timeout_s = timeout_s
+        self._sent_s = monotonic()
 
     async def replies(self) -> list[Any]:
         """Return a value, a ReplyError or a StoreError per command. A reply that has arrived counts, even if late."""
         await asyncio.wait(self._futures, timeout=self._timeout_s)
+        self._owner.durations.observe(monotonic() - self._sent_s)
         late = [reply for reply in self._futures if reply.cancel()]
         error: StoreTimeout | None = None
         if late:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -33,11 +34,22 @@ Stats = Callable[[], Awaitable[Iterable[tuple[str, int]]]]
 HotKeys = Callable[[], Awaitable[HotReport]]
 """Returns the most requested counters of all workers."""
 
+StoreNodes = Callable[[], list[dict[str, Any]]]
+"""Returns the state of the nodes of Redis as this process sees them."""
+
 
 def debug_app(
-    rules: ActiveRules, counters: Stats, hot_keys: HotKeys, scrape: Scrape, mask: Mask | None = None
+    rules: ActiveRules,
+    counters: Stats,
+    hot_keys: HotKeys,
+    scrape: Scrape,
+    mask: Mask | None = None,
+    nodes: StoreNodes | None = None,
 ) -> Starlette:
-    """Return the app of the debug port. `mask` hides the values of descriptors in /hot."""
+    """Return the app of the debug port.
+
+    `mask` hides the values of descriptors in /hot. `nodes` adds the nodes of Redis to it; None for the embedded store.
+    """
 
     async def listing(_: Request) -> Response:
         return PlainTextResponse(_LISTING)
@@ -54,7 +66,8 @@ def debug_app(
         limit = request.query_params.get("limit", str(DEFAULT_HOT_KEYS))
         if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_HOT_KEYS:
             return PlainTextResponse(f"limit must be a whole number from 1 to {MAX_HOT_KEYS}\n", 400)
-        return JSONResponse(as_json(await hot_keys(), int(limit), mask))
+        store = {"store": nodes()} if nodes is not None else {}
+        return JSONResponse(as_json(await hot_keys(), int(limit), mask) | store)
 
     pages = {"/": listing, "/rlconfig": rlconfig, "/stats": stats, "/hot": hot, "/metrics": metrics_page(scrape)}
     return Starlette(routes=[Route(path, page) for path, page in pages.items()])

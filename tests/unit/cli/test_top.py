@@ -141,3 +141,48 @@ def test_output_is_redrawn_in_place_on_terminals(
 def test_lines_fit_the_terminal_width(columns: int) -> None:
     for line in view_lines(SEEN | {"denied": []}, columns):
         assert len(unstyle(line)) <= columns
+
+
+NODE = {
+    "node": "10.0.0.7:6379",
+    "memory_bytes": 1_288_490_188,
+    "memory_share": 0.5,
+    "commands_per_second": 1234.5,
+    "clients": 1,
+    "cpu_cores": 0.314,
+    "evicted_per_second": 0.0,
+    "p95_ms": 1.25,
+}
+
+
+def test_each_node_of_redis_has_a_line() -> None:
+    first_sample = dict.fromkeys(NODE) | {"node": "10.0.0.8:6379", "memory_bytes": 2048, "clients": 2}
+    lines = [*view_lines(SEEN | {"store": [NODE, first_sample]}, 200)]
+    assert lines[1:4] == [
+        "redis 10.0.0.7:6379  1.2 GiB (50 % of maxmemory), 1,234 commands/s, 1 client, CPU 31 %, 0.0 evicted/s, "
+        "p95 1.2 ms",
+        "redis 10.0.0.8:6379  2.0 KiB, 2 clients",
+        "",
+    ]
+
+
+def test_busiest_nodes_of_a_large_cluster_have_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [NODE | {"node": f"10.0.0.{n}:6379", "cpu_cores": n / 100} for n in range(20)]
+    lines = [*view_lines(SEEN | {"store": nodes}, 60, max_lines=30)]
+    assert [line.split()[1].split(":")[0] for line in lines[1:9]] == sorted(f"10.0.0.{n}" for n in range(12, 20))
+    assert lines[9] == "… and 12 more nodes that use less CPU"
+    assert len(lines) <= 30
+    assert {len(unstyle(line)) <= 60 for line in lines} == {True}
+
+
+@pytest.mark.parametrize("option", [["--rules", "."], ["--redis-url", "localhost:6379"], ["--redis-tls"]])
+def test_options_of_memory_need_it(run: Run, option: list[str]) -> None:
+    ended = run("top", *option)
+    assert ended.code == ExitCode.USAGE
+    assert "need --memory" in ended.err
+
+
+def test_memory_of_the_embedded_store_is_in_its_process(run: Run) -> None:
+    ended = run("top", "--memory")
+    assert ended.code == ExitCode.USAGE
+    assert "the store is embedded" in ended.err

@@ -27,7 +27,17 @@ from ratelimit_rls.telemetry.collector import MAX_UNKNOWN_DOMAINS, collect, seri
 from ratelimit_rls.telemetry.instruments import BY_NAME, DURATIONS_S, INSTRUMENTS, InstrumentKind
 from ratelimit_rls.telemetry.metrics import OTHER, CallTimes, Metrics
 from ratelimit_rls.telemetry.rule_labels import OVERRIDE
-from ratelimit_rls.telemetry.series import Collected, Distribution, Durations, from_json, merge, to_json, without_gauges
+from ratelimit_rls.telemetry.series import (
+    Collected,
+    Distribution,
+    Durations,
+    Series,
+    from_json,
+    merge,
+    quantile,
+    to_json,
+    without_gauges,
+)
 
 RULES = b"""
 domain: my.edge
@@ -288,3 +298,27 @@ def test_instrument_names_are_unique_and_include_the_unit() -> None:
 
 def test_stats_and_statsd_use_the_names_of_the_instruments() -> None:
     assert {name for name, one in instruments.EXTERNAL_INSTRUMENTS.items() if name != one.name} == set()
+
+
+def test_counters_of_other_servers_end_with_the_worker_and_are_not_added() -> None:
+    """Each worker reports the same commands of Redis, which begin at 0 again when Redis is restarted."""
+    node = "10.0.0.7", "6379"
+    commands, duration = (Series(one.name, node) for one in (instruments.REDIS_COMMANDS, instruments.REDIS_DURATION))
+    own = Durations()
+    own.observe(0.002)
+    part: Collected = {commands: 70, duration: own.value}
+
+    assert merge([part, {commands: 75, duration: own.value}])[commands] == 75
+    assert without_gauges(part) == {duration: own.value}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "p95_s"),
+    [([], None), ([0.004] * 4, 0.0049), ([0.0001], 0.000095), ([5.0] * 9, 1.0), ([0.004] * 95 + [0.4] * 5, 0.005)],
+)
+def test_quantile_is_interpolated_within_a_bucket(seconds: list[float], p95_s: float | None) -> None:
+    durations = Durations()
+    for one in seconds:
+        durations.observe(one)
+    found = quantile(0.95, durations.value.counts)
+    assert found == (None if p95_s is None else pytest.approx(p95_s, abs=5e-5))
