@@ -123,7 +123,11 @@ class Process(ABC):
         self._directory.cleanup()
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:  # `__exit__` is not called, and a process of pytest-xdist may skip atexit
+            self.close()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.close()

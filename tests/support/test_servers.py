@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from tests.support.process import Process
 from tests.support.servers import ONCE, RedisServer, redis_binaries
 
 
@@ -50,3 +51,20 @@ def test_passwords_users_and_databases_work(name: str) -> None:
                 client.execute_command("SELECT", 3)
         with redis.Redis(port=server.port, retry=ONCE) as stranger, pytest.raises(redis.AuthenticationError):
             stranger.ping()
+
+
+class NeverReady(Process):
+    def command(self) -> list[str]:
+        return ["sleep", "600"]
+
+    def ready(self) -> bool:
+        raise TimeoutError
+
+
+def test_process_that_does_not_become_ready_is_stopped() -> None:
+    process = NeverReady("sleeper")
+    with pytest.raises(TimeoutError), process:
+        pass
+
+    assert not process.running
+    assert not process.directory.exists()
