@@ -429,7 +429,7 @@ def _of_node(
     unit: str,
     about: str,
     *attributes: str,
-    merge_rule: MergeRule = MergeRule.MOST,
+    merge_rule: MergeRule = MergeRule.MAX,
 ) -> Instrument:
     """Return a metric of a Redis node that the node itself counts: every worker reports the same value."""
     return Instrument(f"ratelimit.redis.{name}", kind, unit, about, (*_NODE, *attributes), merge_rule=merge_rule)
@@ -467,10 +467,10 @@ REDIS_MASTER = _of_node(
     InstrumentKind.GAUGE,
     "{server}",
     "1 if the node is a master, 0 if it is a replica.",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 REDIS_REPLICAS = _of_node(
-    "replicas", InstrumentKind.GAUGE, "{replica}", "Replicas of a node that are online.", merge_rule=MergeRule.LEAST
+    "replicas", InstrumentKind.GAUGE, "{replica}", "Replicas of a node that are online.", merge_rule=MergeRule.MIN
 )
 REDIS_REPLICATION_LAG = _of_node(
     "replication.lag",
@@ -490,7 +490,7 @@ REDIS_REPLICATION_LINK = _of_node(
     InstrumentKind.GAUGE,
     "{connection}",
     "Only on a replica: 1 while it is connected to its master, 0 while it is not.",
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 REDIS_CLUSTER_SLOTS = _of_node(
     "cluster.slots",
@@ -499,7 +499,7 @@ REDIS_CLUSTER_SLOTS = _of_node(
     "Hash slots of the cluster as a node sees them, of 16384. State: assigned (has an owner), ok (its owner is not "
     "failing).",
     STATE,
-    merge_rule=MergeRule.LEAST,
+    merge_rule=MergeRule.MIN,
 )
 REDIS_INSTRUMENTS = (
     REDIS_DURATION,
