@@ -147,7 +147,7 @@ class EmbeddedStore:
         if not reply[1] and not any(reply[3::3]):
             return None
         (result,) = decode_reply([alone.plan], [int(number) for number in reply])
-        assert isinstance(result, StoreResult), "nobody else writes to the embedded store"
+        assert isinstance(result, StoreResult), "the embedded store has only states of this release"
         return result
 
     async def present(self, keys: Sequence[bytes]) -> list[bytes]:

@@ -34,7 +34,7 @@ from ratelimit_rls.store.redis.cluster_slots import (
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
 from ratelimit_rls.store.redis.deployment import ServerNode, ShardRun, as_store_error, scan
 from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
-from ratelimit_rls.store.redis.reply_errors import is_refused_for_slots
+from ratelimit_rls.store.redis.reply_errors import is_slot_error
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode
 from ratelimit_rls.store.script_codec import MAX_BATCH_STEPS, reply_length
@@ -202,7 +202,7 @@ class Cluster:
         return key_slot(key)
 
     async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
-        """Run the script once on each node, with all slots that it owns; once for each slot where that is refused."""
+        """Run the script once on each node, with all slots that it owns; once for each slot where a node rejects that."""
         replies: list[Any] = [None] * len(work)
         pending = [_PendingRun(number, None) for number in range(len(work))]
         loop = asyncio.get_running_loop()
@@ -258,7 +258,7 @@ class Cluster:
                     replies_so_far[at] = exc
                 return
             for part, reply in zip(parts, replies, strict=True):
-                if len(part) > 1 and is_refused_for_slots(reply):
+                if len(part) > 1 and is_slot_error(reply):
                     node.note_slots_error(reply)
                     reply = _ONE_BY_ONE
                 for at, own in _split_reply(part, reply):
@@ -382,7 +382,7 @@ class Cluster:
 
 
 _ONE_BY_ONE: Final = object()
-"""In place of a reply: nothing was charged, because not all slots of the run are served there. Send each slot alone."""
+"""Placeholder for a reply: nothing was charged, because not all slots of the run are served there. Send each slot alone."""
 
 
 def _split(runs: Sequence[tuple[int, Run]], together: bool) -> Iterator[Sequence[tuple[int, Run]]]:

@@ -28,7 +28,7 @@ def did_not_run(reply: Any) -> bool:
     return isinstance(reply, ReplyError) and str(reply).startswith(_NOT_RUN) and "script:" not in str(reply)
 
 
-def is_refused_for_slots(reply: Any) -> bool:
+def is_slot_error(reply: Any) -> bool:
     """Return True if a run failed because of the slots of its keys. Then it has charged nothing."""
     return isinstance(reply, ReplyError) and (
         str(reply).startswith(_REDIRECTS) or any(words in str(reply) for words in (SPANS_SLOTS, *_NOT_LOCAL))
@@ -38,4 +38,4 @@ def is_refused_for_slots(reply: Any) -> bool:
 def indicates_fault(reply: Any) -> bool:
     """Return True if an error may mean that the server is unusable; one that redirects a run, or asks for the script,
     does not."""
-    return isinstance(reply, ReplyError) and not str(reply).startswith(_NOT_LOADED) and not is_refused_for_slots(reply)
+    return isinstance(reply, ReplyError) and not str(reply).startswith(_NOT_LOADED) and not is_slot_error(reply)

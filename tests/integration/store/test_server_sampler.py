@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from ratelimit_rls.core.model import StoreResult
+from ratelimit_rls.core.model import Algorithm, StoreResult
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis import server_sampler
 from ratelimit_rls.store.redis.factory import AnyRedisStore, redis_store
@@ -36,7 +36,7 @@ class Observed:
 
     async def spend(self, times: int = 1, *keys: str) -> None:
         for _ in range(times):
-            plans = [self.store.prepare(call(step(key, 10**6))) for key in keys or ("k",)]
+            plans = [self.store.prepare(call(step(key, 10**6, algorithm=Algorithm.GCRA))) for key in keys or ("k",)]
             results = await self.store.spend(plans)
             assert all(isinstance(result, StoreResult) for result in results), results
 
