@@ -41,6 +41,7 @@ EXPIRING_MEANWHILE = 4
 """Number of concurrent servers: one is filled while others expire."""
 
 BATCH = 512
+READINGS, READING_INTERVAL_S = 5, 0.03
 
 
 class SpendStep(NamedTuple):
@@ -177,7 +178,12 @@ class KeyspaceFill:
         return int(self._server.cli("INFO", "clients")["connected_clients"])
 
     def _used_bytes(self) -> int:
-        return int(self._server.cli("INFO", "memory")["used_memory"])
+        """Return the least of a few readings: buffers of the connection that was closed are freed a little later."""
+        readings = []
+        for _ in range(READINGS):
+            readings.append(int(self._server.cli("INFO", "memory")["used_memory"]))
+            time.sleep(READING_INTERVAL_S)
+        return min(readings)
 
 
 def _id(number: int) -> bytes:
