@@ -61,7 +61,7 @@ def pytest_collection_finish() -> None:
 
 def param_with_slow_mark(name: str) -> object:
     """Return the parameter, marked slow for all servers but one; `make test` runs them all."""
-    slow = name in ("redis-6.2", "redis-on-path", "cluster", "per-second")
+    slow = name in ("redis-6.2", "redis-on-path", "cluster", "cluster-valkey-9", "per-second")
     return pytest.param(name, marks=pytest.mark.slow) if slow else name
 
 

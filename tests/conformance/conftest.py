@@ -14,6 +14,7 @@ from tests.support.redis_servers import RedisCluster
 from tests.support.servers import RedisServer, redis_binaries
 from tests.support.stores import (
     CLUSTER,
+    CLUSTER_WITH_FUNCTIONS,
     EMBEDDED,
     PER_SECOND,
     STORE_IDS,
@@ -33,8 +34,9 @@ class Running(NamedTuple):
 def _running(name: str, stack: ExitStack) -> Running:
     if name == EMBEDDED:
         return Running([], embedded_store)
-    if name == CLUSTER:
-        cluster = stack.enter_context(RedisCluster())
+    if name in (CLUSTER, CLUSTER_WITH_FUNCTIONS):
+        binary = redis_binaries().get("valkey-9") if name == CLUSTER_WITH_FUNCTIONS else None
+        cluster = stack.enter_context(RedisCluster(binary))
         return Running(cluster.nodes, lambda: cluster_store(cluster))
     if name == PER_SECOND:
         server, other = (stack.enter_context(RedisServer()) for _ in range(2))

@@ -38,8 +38,9 @@ START_US = 1_786_000_000_000_000
 
 EMBEDDED = "embedded"
 CLUSTER = "cluster"
+CLUSTER_WITH_FUNCTIONS = "cluster-valkey-9"
 PER_SECOND = "per-second"
-STORE_IDS = (EMBEDDED, "redis-6.2", "valkey-9", "redis-on-path", CLUSTER, PER_SECOND)
+STORE_IDS = (EMBEDDED, "redis-6.2", "valkey-9", "redis-on-path", CLUSTER, CLUSTER_WITH_FUNCTIONS, PER_SECOND)
 
 
 class KeyedOp(NamedTuple):

@@ -17,7 +17,7 @@ from ratelimit_rls.store.redis.script_node import RedisOptions
 from ratelimit_rls.store.redis.sharded_store import ShardedStore
 from ratelimit_rls.store.redis.store import RedisStore
 from tests.support.redis_servers import RedisCluster
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, redis_binaries
 from tests.support.stores import KeyedOp, call, long_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -25,9 +25,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 ALGORITHMS = pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
 
 
-@pytest.fixture(scope="module")
-def _cluster() -> Iterator[RedisCluster]:
-    with RedisCluster() as cluster:
+@pytest.fixture(scope="module", params=["redis-6.2", "valkey-9", "redis-on-path"])
+def _cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    """Return a cluster without functions, and one with them; the script may use several slots in different ways."""
+    binary = redis_binaries().get(request.param)
+    if binary is None:
+        pytest.skip(f"{request.param} is not on this machine")
+    with RedisCluster(binary) as cluster:
         yield cluster
 
 
@@ -143,6 +147,25 @@ async def test_an_unreachable_node_fails_only_the_calls_that_need_it() -> None:
 
             assert isinstance(results[1], StoreError)
             assert [isinstance(results[0], StoreResult), isinstance(results[2], StoreResult)] == [True, True]
+
+
+def runs_of(node: RedisServer) -> int:
+    stats = node.cli("INFO", "commandstats")
+    return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("fcall", "evalsha", "eval"))
+
+
+async def test_a_batch_is_one_run_on_each_node(cluster: RedisCluster) -> None:
+    limits = [long_step(f"user{number}", 10**6) for number in range(90)]
+    logs = [long_step(f"log{number}", 10, algorithm=Algorithm.SLIDING_LOG) for number in range(30)]
+    assert len({key_slot(one.key) for one in limits}) > 80
+    async with connected(cluster) as store:
+        await spend(store, call(limits[0]))
+        before = [runs_of(node) for node in cluster.nodes]
+        for batch in (limits, [*limits, *logs]):
+            answers = await spend(store, *map(call, batch))
+            assert all(isinstance(answer, StoreResult) for answer in answers)
+        assert [runs_of(node) - earlier for node, earlier in zip(cluster.nodes, before, strict=True)] == [2, 2, 2]
+        assert {await left(store, one) for one in limits[1:]} == {10**6 - 2}
 
 
 async def test_moving_slots_neither_lose_nor_double_hits(cluster: RedisCluster) -> None:
