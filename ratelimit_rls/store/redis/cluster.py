@@ -202,7 +202,7 @@ class Cluster:
         return key_slot(key)
 
     async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
-        """Run the script once on each node, with all slots that it owns; once for each slot where a node rejects that."""
+        """Run the script once on each node, with all of its slots; once for each slot where a node rejects that."""
         replies: list[Any] = [None] * len(work)
         pending = [_PendingRun(number, None) for number in range(len(work))]
         loop = asyncio.get_running_loop()
@@ -382,7 +382,8 @@ class Cluster:
 
 
 _ONE_BY_ONE: Final = object()
-"""Placeholder for a reply: nothing was charged, because not all slots of the run are served there. Send each slot alone."""
+"""Placeholder for a reply: nothing was charged, because the node does not serve all slots of the run. Each slot is sent
+alone."""
 
 
 def _split(runs: Sequence[tuple[int, Run]], together: bool) -> Iterator[Sequence[tuple[int, Run]]]:
