@@ -17,8 +17,9 @@ from redis import Redis
 from bench import answers, callers, cpu, envoy, logs, wire, workload
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE, Fleet, Running, RunningRedis, Start
+from bench.latency import Latencies
 from bench.load import Load, Tally
-from bench.pace import Latencies, PacedLoad
+from bench.pace import PacedLoad
 from bench.scenarios import ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, ClientRoute, RequestKind, Scenario, Server
 
 SETTLE_S = 0.3

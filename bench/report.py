@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 
 from bench.fleet import LOAD_CORE, SERVICE_CORE, Start
+from bench.latency import Latencies
 from bench.measure import Bench, Measurement, Plan
-from bench.pace import Latencies
 from bench.scenarios import ECHO, EMBEDDED_2, MANY_RULES, REDIS_2, Scenario, Server
 from bench.verdicts import Results, calls_per_s, ratios, spread, verdicts
 
@@ -83,18 +83,14 @@ def reading(results: Results) -> str:
 def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
     """Return the latencies from due time, at a rate that all of these servers sustain."""
     result = [
-        f"{scenario.name} at {one.per_s:,.0f} calls/s:"
-        f" p50 {one.p50_us / 1e3:.2f} ms, p99 {one.p99_us / 1e3:.2f}, p99.9 {one.p99_9_us / 1e3:.2f};"
+        f"{scenario.name} at {one.per_s:,.0f} calls/s: {one};"
         f" {one.late_share:.1%} of the calls were sent late by the load itself"
         for scenario, one in of.items()
     ]
     ours, theirs = of.get(REDIS_2), of.get(replace(REDIS_2, server=Server.PEER))
     if ours is not None and theirs is not None:
-        pairs = {
-            "p50": ours.p50_us / theirs.p50_us,
-            "p99": ours.p99_us / theirs.p99_us,
-            "p99.9": ours.p99_9_us / theirs.p99_9_us,
-        }
+        reference = theirs.percentiles_us
+        pairs = {name: us / reference[name] for name, us in ours.percentiles_us.items()}
         judged = ", ".join(f"{name} {ratio:.2f} {_judged(ratio, 1)}" for name, ratio in pairs.items())
         result.append(f"our latencies ÷ the reference's: {judged}")
     return result
