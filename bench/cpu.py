@@ -6,6 +6,7 @@ The resolution is nanoseconds for processes and clock ticks (10 ms) for cores.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class Reading:
     service_core_s: float
     load_core_s: float
     each_s: tuple[float, ...]  # per process of the service
+    redis_each_s: tuple[float, ...]  # per Redis server
 
     def __sub__(self, earlier: Reading) -> Reading:
         return Reading(
@@ -77,18 +79,20 @@ class Reading:
             self.service_core_s - earlier.service_core_s,
             self.load_core_s - earlier.load_core_s,
             tuple(now - then for now, then in zip(self.each_s, earlier.each_s, strict=True)),
+            tuple(now - then for now, then in zip(self.redis_each_s, earlier.redis_each_s, strict=True)),
         )
 
 
-def read(service: list[int], redis: int | None, envoy: int | None, service_core: int, load_core: int) -> Reading:
+def read(service: Sequence[int], redis: Sequence[int], envoy: int | None, service_core: int, load_core: int) -> Reading:
     """Read all counters; the load is this process."""
-    each_s = tuple(map(process_s, service))
+    each_s, redis_each_s = tuple(map(process_s, service)), tuple(map(process_s, redis))
     return Reading(
         service_s=sum(each_s),
-        redis_s=process_s(redis) if redis is not None else 0.0,
+        redis_s=sum(redis_each_s),
         envoy_s=process_s(envoy) if envoy is not None else 0.0,
         load_s=process_s(os.getpid()),
         service_core_s=core_busy_s(service_core),
         load_core_s=core_busy_s(load_core),
         each_s=each_s,
+        redis_each_s=redis_each_s,
     )

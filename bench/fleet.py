@@ -9,7 +9,7 @@ from pathlib import Path
 from bench import callers, certificate, cpu, wire, workload
 from bench.connection import Target
 from bench.scenarios import ClientRoute, RequestKind, Scenario, Server
-from bench.servers import LOOPBACK, Servers, Started, StartedEnvoy
+from bench.servers import LOOPBACK, Servers, Started, StartedEnvoy, StartedRedis
 from tests.support.ports import free_port
 
 SERVICE_CORE, LOAD_CORE = 0, 1
@@ -34,17 +34,11 @@ class Start:
 class Running:
     """A running server."""
 
-    pid: int | None  # None for Envoy alone
-    target: Target
-    start: Start
+    pids: tuple[int, ...]  # of each replica; none for Envoy alone
+    targets: tuple[Target, ...]  # of each replica
+    start: Start  # of the first replica
     collector: str | None = None  # URL of the collector of its traces
     envoy: StartedEnvoy | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunningRedis:
-    pid: int
-    address: str  # host:port
 
 
 class Fleet:
@@ -56,11 +50,11 @@ class Fleet:
         self._peer = peer
         self._certificate = certificate.make(directory)
         self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
-        self._redis: RunningRedis | None = None
+        self._redis: dict[int, StartedRedis] = {}  # by number of masters
         self._running: dict[Scenario, Running] = {}
 
     def __contains__(self, scenario: Scenario) -> bool:
-        return scenario in self._running
+        return scenario.deployment in self._running
 
     @property
     def starts(self) -> dict[Scenario, Start]:
@@ -70,51 +64,60 @@ class Fleet:
         self._servers.close()
 
     def log(self, scenario: Scenario) -> str:
-        return self._servers.log(scenario.name)
+        return "\n".join(self._servers.log(name) for name in _names(scenario.deployment))
 
-    def redis(self, scenario: Scenario) -> RunningRedis | None:
-        """Return the Redis of the run, if the scenario's server uses it."""
-        if scenario.uses_redis and self._redis is None:
-            self._redis = RunningRedis(*self._servers.redis())
-        return self._redis if scenario.uses_redis else None
+    def redis(self, scenario: Scenario) -> StartedRedis | None:
+        """Return the Redis, or the cluster, of the run, if the scenario's server uses it."""
+        if not scenario.uses_redis:
+            return None
+        if scenario.masters not in self._redis:
+            self._redis[scenario.masters] = (
+                self._servers.redis_cluster(scenario.masters) if scenario.masters else self._servers.redis()
+            )
+        return self._redis[scenario.masters]
 
     def keys(self, scenario: Scenario) -> int:
         return min(scenario.keys, self._most_keys)
 
     def running(self, scenario: Scenario) -> Running:
-        """Return the server of a scenario. Each has its own process, so that no state is shared."""
-        if scenario not in self._running:
-            self._running[scenario] = self._start(scenario)
-        return self._running[scenario]
+        """Return the server of a scenario. Each deployment has its own processes, so that no state is shared."""
+        deployment = scenario.deployment
+        if deployment not in self._running:
+            self._running[deployment] = self._start(deployment)
+        return self._running[deployment]
 
     def _start(self, scenario: Scenario) -> Running:
         if scenario.server is Server.ENVOY:
             alone = self._servers.envoy(scenario.name, None)
-            return Running(None, Target(alone.address, None, wire.HTTP), _start(alone), envoy=alone)
+            return Running((), (Target(alone.address, None, wire.HTTP),), _start(alone), envoy=alone)
         metrics = f"{LOOPBACK}:{free_port()}"
         collector = self._collector(scenario, metrics) if scenario.telemetry else None
-        started = self._start_server(scenario, telemetry(metrics, collector) if collector else {})
+        more = telemetry(metrics, collector) if collector else {}
+        replicas = [self._start_server(name, scenario, more) for name in _names(scenario)]
+        started, pids = replicas[0], tuple(one.pid for one in replicas)
         if scenario.way is ClientRoute.ENVOY:
             assert isinstance(started.address, tuple)
             before = self._servers.envoy(f"{scenario.name}-front", started.address[1])
-            return Running(started.pid, Target(before.address, None, wire.HTTP), _start(started), collector, before)
+            return Running(pids, (Target(before.address, None, wire.HTTP),), _start(started), collector, before)
         has_tls, shows_it = scenario.way in (ClientRoute.TLS, ClientRoute.MTLS), scenario.way is ClientRoute.MTLS
         method = wire.CHECK if scenario.asked is RequestKind.CHECKS else wire.SHOULD_RATE_LIMIT
-        target = Target(started.address, self._certificate.client(shows_it=shows_it) if has_tls else None, method)
-        return Running(started.pid, target, _start(started), collector)
+        tls = self._certificate.client(shows_it=shows_it) if has_tls else None
+        targets = tuple(Target(one.address, tls, method) for one in replicas)
+        return Running(pids, targets, _start(started), collector)
 
-    def _start_server(self, scenario: Scenario, telemetry: dict[str, str]) -> Started:
+    def _start_server(self, name: str, scenario: Scenario, telemetry: dict[str, str]) -> Started:
         redis = self.redis(scenario)
-        address = redis.address if redis else None
+        url = redis.url if redis else None
+        kind = {"REDIS_TYPE": "CLUSTER"} if scenario.masters else {}
         if scenario.echoes:
             tls = self._certificate if scenario.way is ClientRoute.TLS else None
-            return self._servers.echo(scenario.name, scenario.server.removeprefix("echo-"), tls)
+            return self._servers.echo(name, scenario.server.removeprefix("echo-"), tls)
         if scenario.server is Server.PEER:
             assert self._peer is not None
-            assert address is not None
-            return self._servers.peer(scenario.name, self._peer, self._rules(scenario), address)
-        variables = self._variables(scenario) | telemetry
-        return self._servers.service(scenario.name, self._rules(scenario), address, variables)
+            assert url is not None
+            return self._servers.peer(name, self._peer, self._rules(scenario), url, kind)
+        variables = self._variables(scenario) | telemetry | kind
+        return self._servers.service(name, self._rules(scenario), url, variables)
 
     def _collector(self, scenario: Scenario, metrics: str) -> str:
         return self._servers.collector(f"{scenario.name}-collector", f"http://{metrics}/metrics")
@@ -160,6 +163,12 @@ class Fleet:
         own = self._directory / f"{scenario.name}.db"
         shutil.copy(filled, own)
         return own
+
+
+def _names(scenario: Scenario) -> list[str]:
+    """Return a name for each replica of a scenario."""
+    others = [f"{scenario.name}-{number}" for number in range(2, scenario.replicas + 1)]
+    return [scenario.name, *others]
 
 
 def _start(started: Started) -> Start:

@@ -10,11 +10,12 @@ import select
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from types import TracebackType
 from typing import Self
 
 from bench.connection import Connection, LoadError, Target
+from bench.latency import Latencies, TimedConnection
 
 STALL_S = 10.0
 SAMPLES = 2  # per connection and run: taken under load, decoded afterwards
@@ -28,27 +29,33 @@ class Tally:
     seconds: float
     reads: int
     denied: int
+    latencies: Latencies | None = None  # of a load that measures them
 
 
 class Load:
     def __init__(
         self,
-        target: Target,
+        targets: Target | Sequence[Target],
         calls: Sequence[bytes] | Iterator[bytes],
         in_flight: int = 128,
         connections: int = 4,
         *,
         some_are_denied: bool = False,
+        timed: bool = False,
     ) -> None:
-        """Connect. A sequence of calls is repeated; an iterator must be infinite."""
+        """Connect. A sequence of calls is repeated; an iterator must be infinite.
+
+        The connections are distributed evenly over the targets, and the calls in flight over the connections. `timed`:
+        measure latencies, at the cost of some CPU of the load.
+        """
         self._calls = calls if isinstance(calls, Iterator) else cycle(calls)
         self._some_are_denied = some_are_denied
         self._each = max(1, in_flight // connections)
         self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._answered = self._sent = 0
-        for _ in range(connections):
-            connection = Connection(target)
+        for target in islice(cycle(each_of(targets)), connections):
+            connection = TimedConnection(target) if timed else Connection(target)
             connection.prime(self._calls, self._each)
             self._answered += connection.answered
             self._sent += connection.sent
@@ -74,11 +81,14 @@ class Load:
         before, reads_before, denied_before = self._answered, self._reads(), self._denied()
         for connection in self._connections.values():
             connection.wants_samples = SAMPLES
+            if isinstance(connection, TimedConnection):
+                connection.latencies_s.clear()
             self._top_up(connection)
         while (now := time.perf_counter()) - start < seconds or self._answered - before < at_least_calls:
             self._turn()
         reads, denied = self._reads() - reads_before, self._denied() - denied_before
-        return Tally(self._answered - before, now - start, reads, denied)
+        calls, seconds = self._answered - before, now - start
+        return Tally(calls, seconds, reads, denied, self._latencies(calls / seconds))
 
     def drain(self) -> int:
         """Wait for the last responses; return the total number of responses, all of which were acceptable."""
@@ -110,3 +120,13 @@ class Load:
 
     def _denied(self) -> int:
         return sum(connection.denied for connection in self._connections.values())
+
+    def _latencies(self, per_s: float) -> Latencies | None:
+        timed = [one for one in self._connections.values() if isinstance(one, TimedConnection)]
+        latencies_s = [took_s for connection in timed for took_s in connection.latencies_s]
+        return Latencies.of(latencies_s, per_s) if latencies_s else None
+
+
+def each_of(targets: Target | Sequence[Target]) -> Sequence[Target]:
+    """Return one or several targets as a sequence."""
+    return (targets,) if isinstance(targets, Target) else targets

@@ -11,24 +11,44 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from redis import Redis
 
 from bench import answers, callers, cpu, envoy, logs, wire, workload
+from bench.capacity import CapacityCase, MemoryCase
 from bench.connection import LoadError
-from bench.fleet import LOAD_CORE, SERVICE_CORE, Fleet, Running, RunningRedis, Start
+from bench.fleet import LOAD_CORE, SERVICE_CORE, Fleet, Running, Start
+from bench.latency import Latencies
 from bench.load import Load, Tally
-from bench.pace import Latencies, PacedLoad
-from bench.scenarios import ENVOY_ALONE, REDIS_2, THROUGH_ENVOY, ClientRoute, RequestKind, Scenario, Server
+from bench.pace import PacedLoad
+from bench.redis_instructions import SCRIPT_RUNS, InstructionCase
+from bench.scenarios import (
+    ENVOY_ALONE,
+    FLEET,
+    REDIS_2,
+    THROUGH_ENVOY,
+    ClientRoute,
+    RequestKind,
+    Scenario,
+    of_peer,
+)
+from bench.servers import StartedRedis
 
 SETTLE_S = 0.3
 FIRST_NEW = 10**9  # above every number of repeated requests
 DENIED_SHARE_TOLERANCE = 0.01
 """Maximum deviation of the share of denied calls from the expected one."""
 
-PACES = {(REDIS_2, replace(REDIS_2, server=Server.PEER)): 0.5, (ENVOY_ALONE, THROUGH_ENVOY): 0.1}
+WARM_UP_IN_FLIGHT = 64
+PACES = {
+    (REDIS_2, of_peer(REDIS_2)): 0.5,
+    (ENVOY_ALONE, THROUGH_ENVOY): 0.1,
+    **{(one, of_peer(one)): 0.5 for one in FLEET if one.in_flight == 1},
+}
 """Share of the maximum throughput at which latencies are measured. A single call costs several times one in a batch.
-Envoy shares its core with Redis and the load: at a quarter of its throughput that core is nearly saturated."""
+Envoy shares its core with Redis and the load: at a quarter of its throughput that core is nearly saturated. For a fleet
+it is half of the throughput of lone calls."""
 
 
 IN_FLIGHT = 256
@@ -38,7 +58,7 @@ reached; envoyproxy/ratelimit saturates its core with either."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Scenarios, and number and duration of the measurements."""
+    """Scenarios and other cases, and number and duration of the measurements."""
 
     scenarios: Sequence[Scenario]
     seconds: float
@@ -46,6 +66,8 @@ class Plan:
     max_keys: int = workload.MANY_KEYS
     in_flight: int = IN_FLIGHT
     peer: Path | None = None
+    counted: Sequence[InstructionCase] = ()
+    capacity: Sequence[CapacityCase | MemoryCase] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +87,16 @@ class Measurement:
     envoy_us: float = 0.0
     log_bytes: int = 0  # size of each prefilled sliding log in Redis
     least_worker: float = 1.0  # smallest share of a worker in the CPU of all workers
+    busiest_redis_us: float = 0.0  # part of redis_us in the busiest master of a cluster
+    redis_reads: float = 0.0  # per call: how often Redis read from a connection
+    latencies: Latencies | None = None  # of a closed loop
+
+    @property
+    def calls_per_command(self) -> float:
+        """Return the calls that share a command: the mean batch size. Commands within scripts are not counted."""
+        runs = sum(self.redis_commands.get(name, 0.0) for name in SCRIPT_RUNS)
+        commands = runs or sum(self.redis_commands.values())
+        return 1 / commands if commands else 0.0
 
 
 class Bench:
@@ -108,9 +140,10 @@ class Bench:
         calls = self._requests(scenario)
         assert isinstance(calls, Sequence)
         running = self._fleet.running(scenario)
-        with _only_running(running), PacedLoad(running.target, calls, scenario.connections) as load:
+        connections = scenario.connections * scenario.replicas
+        with _only_running(running), PacedLoad(running.targets, calls, connections) as load:
             load.run(per_s, SETTLE_S)
-            self.latencies[scenario] = load.run(per_s, self._plan.seconds * self._plan.repeats)
+            self.latencies[scenario.deployment] = load.run(per_s, self._plan.seconds * self._plan.repeats)
 
     def _measure_or_say_why(self, scenario: Scenario) -> Measurement:
         try:
@@ -123,13 +156,21 @@ class Bench:
         running = self._fleet.running(scenario)
         calls = self._requests(scenario)
         redis = self._fleet.redis(scenario)
-        redis_pid, envoy_pid = (one.pid if one else None for one in (redis, running.envoy))
+        redis_pids, envoy_pid = redis.pids if redis else (), running.envoy.pid if running.envoy else None
         denied = scenario.some_are_denied
-        in_flight = self._plan.in_flight * scenario.workers
+        in_flight = (scenario.in_flight or self._plan.in_flight) * scenario.workers * scenario.replicas
+        connections = scenario.connections * scenario.replicas
         log_bytes = self._fill_logs(scenario)
         with (
             _only_running(running) as family,
-            Load(running.target, calls, in_flight, scenario.connections, some_are_denied=denied) as load,
+            Load(
+                running.targets,
+                calls,
+                in_flight,
+                connections,
+                some_are_denied=denied,
+                timed=scenario.is_timed,
+            ) as load,
         ):
             # Warm-up: a new service gets every request once before it is measured, so that every counter exists and the
             # request cache is filled. With several workers a request reaches a random one, so it is repeated until
@@ -137,22 +178,26 @@ class Bench:
             rounds = 2 if scenario.all_are_denied else 1 if scenario.workers == 1 else 4 * scenario.workers
             if not is_new or not scenario.decides:
                 rounds = 0
+            elif scenario.replicas > 1:
+                _warm_up(running, calls)
+                rounds = 0
             load.run(SETTLE_S, at_least_calls=rounds * len(calls) if isinstance(calls, Sequence) else 0)
-            commands_before = _commands_of(redis)
-            before = cpu.read(family, redis_pid, envoy_pid, SERVICE_CORE, LOAD_CORE)
+            commands_before, reads_before = _commands_of(redis), _reads_of(redis)
+            before = cpu.read(family, redis_pids, envoy_pid, SERVICE_CORE, LOAD_CORE)
             tally = load.run(self._plan.seconds)
-            spent = cpu.read(family, redis_pid, envoy_pid, SERVICE_CORE, LOAD_CORE) - before
-            commands = _commands_of(redis) - commands_before
+            spent = cpu.read(family, redis_pids, envoy_pid, SERVICE_CORE, LOAD_CORE) - before
+            reads, commands = _reads_of(redis) - reads_before, _commands_of(redis) - commands_before
             self._asked[scenario] += load.drain()
             self._check(scenario, running, load.samples)
         share = 1 if scenario.all_are_denied else callers.DENIED_SHARE if denied else 0
         if abs(tally.denied / tally.calls - share) > DENIED_SHARE_TOLERANCE:
             raise LoadError(f"{tally.denied} of {tally.calls} calls were denied; about {share:.0%} were to be")
-        return replace(_measurement(tally, spent, commands, scenario.workers), log_bytes=log_bytes)
+        measured = _measurement(tally, spent, commands, scenario.workers)
+        return replace(measured, log_bytes=log_bytes, redis_reads=reads / tally.calls)
 
     def _fill_logs(self, scenario: Scenario) -> int:
         redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
-        return logs.fill(redis.address, self._log_keys(scenario), hits) if redis and hits else 0
+        return logs.fill(redis.url, self._log_keys(scenario), hits) if redis and hits else 0
 
     def _log_keys(self, scenario: Scenario) -> list[bytes]:
         first = scenario.first_caller
@@ -166,7 +211,7 @@ class Bench:
             answers.check_allowed(running.envoy.admin_port, self._asked[scenario])
         redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
         if redis and hits:
-            logs.check(redis.address, self._log_keys(scenario), hits)
+            logs.check(redis.url, self._log_keys(scenario), hits)
         if running.collector is not None:
             answers.check_exported(running.collector, self._asked[scenario])
 
@@ -192,14 +237,32 @@ OUR_COMMANDS = ("info", "hello", "client|setinfo")
 """Commands of the benchmark itself, not of the service."""
 
 
-def _commands_of(redis: RunningRedis | None) -> Counter[str]:
-    """Return how often Redis has run each command."""
-    if redis is None:
-        return Counter()
-    with Redis.from_url(f"redis://{redis.address}") as client:
-        result = client.info("commandstats")
-    ran = {name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in result.items()}
+def _commands_of(redis: StartedRedis | None) -> Counter[str]:
+    """Return how often Redis, or all masters of a cluster, have run each command."""
+    ran: Counter[str] = Counter()
+    for result in _info(redis, "commandstats"):
+        ran.update({name.removeprefix("cmdstat_"): of_it["calls"] for name, of_it in result.items()})
     return Counter({name: calls for name, calls in ran.items() if name not in OUR_COMMANDS})
+
+
+def _reads_of(redis: StartedRedis | None) -> int:
+    """Return how often Redis, or all masters of a cluster, have read from a connection."""
+    return sum(result["total_reads_processed"] for result in _info(redis, "stats"))
+
+
+def _info(redis: StartedRedis | None, section: str) -> Iterator[dict[str, Any]]:
+    for address in redis.addresses if redis else ():
+        with Redis.from_url(f"redis://{address}") as client:
+            yield client.info(section)
+
+
+def _warm_up(running: Running, calls: Sequence[bytes] | Iterator[bytes]) -> None:
+    """Send every request once to each replica, with many in flight."""
+    assert isinstance(calls, Sequence)
+    for target in running.targets:
+        with Load(target, calls, WARM_UP_IN_FLIGHT, 1) as load:
+            load.run(0, at_least_calls=len(calls))
+            load.drain()
 
 
 @contextmanager
@@ -209,7 +272,7 @@ def _only_running(running: Running) -> Iterator[list[int]]:
     Forty idle servers use a tenth of their core, and one that records decisions writes while others are measured.
     """
     # Now: workers may have been started since it listens.
-    family = cpu.family(running.pid) if running.pid is not None else []
+    family = [member for pid in running.pids for member in cpu.family(pid)]
     processes = [*family, running.envoy.pid] if running.envoy is not None else family
     _signal(processes, signal.SIGCONT)
     try:
@@ -243,5 +306,7 @@ def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str], worke
         others_on_load_core=max(0.0, spent.load_core_s - spent.load_s - beside_load_s) / seconds,
         redis_commands={name: number / calls for name, number in sorted(commands.items()) if number},
         envoy_us=us_per_call(spent.envoy_s),
+        busiest_redis_us=us_per_call(max(spent.redis_each_s, default=0.0)),
+        latencies=tally.latencies,
         least_worker=sorted(spent.each_s)[-workers] / spent.service_s if spent.each_s else 1.0,
     )

@@ -7,86 +7,36 @@ call it delayed, not only for the few in flight.
 from __future__ import annotations
 
 import select
-import struct
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from types import TracebackType
 from typing import Self
 
-from bench import wire
-from bench.connection import FRAME_HEADER_BYTES, MAX_REQUEST_BYTES, Connection, LoadError, Target
-from bench.load import STALL_S
+from bench.connection import LoadError, Target
+from bench.latency import Latencies, TimedConnection
+from bench.load import STALL_S, each_of
 
 LATE_S = 0.001
-
-_HEADER = struct.Struct(">IBI")
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """Latencies of calls, from their due time to the response.
-
-    A call is late if it was sent more than 1 ms after it was due although the server could accept it: if there are more
-    than a few, the latencies are those of the load generator. Waiting for the server to accept calls counts as latency.
-    """
-
-    calls: int
-    per_s: float  # responses per second, up to the last one
-    p50_us: float
-    p99_us: float
-    p99_9_us: float
-    max_us: float
-    late_share: float
-
-
-class PacedConnection(Connection):
-    """Connection that records the due time and the latency of each call."""
-
-    def __init__(self, target: Target) -> None:
-        self.latencies_s: list[float] = []
-        self._due: dict[int, float] = {}  # due times of the calls in flight, by stream id
-        super().__init__(target)
-
-    @property
-    def has_room(self) -> bool:
-        """True if a call can be sent now and the server accepts it."""
-        return not self.blocked and self.in_flight < self._most_streams and self._may_send_bytes >= MAX_REQUEST_BYTES
-
-    def ask(self, count: int, calls: Iterator[bytes], due: float = 0.0) -> int:
-        """Send calls that are due at the same time; priming calls have no due time."""
-        first = self._stream_id
-        requested = super().ask(count, calls)
-        for stream_id in range(first, self._stream_id, 2):
-            self._due[stream_id] = due
-        return requested
-
-    def _take(self, buffer: bytes) -> int:
-        now = time.perf_counter()
-        at, end = 0, len(buffer)
-        while end - at >= FRAME_HEADER_BYTES:
-            word, flags, stream_id = _HEADER.unpack_from(buffer, at)
-            at += FRAME_HEADER_BYTES + (word >> 8)
-            if word & 0xFF == wire.HEADERS and flags & wire.END_STREAM and at <= end:
-                due = self._due.pop(stream_id, None)
-                if due is None:
-                    raise LoadError(f"the server answered call {stream_id}, which was not in flight")
-                self.latencies_s.append(now - due)
-        return super()._take(buffer)
 
 
 class PacedLoad:
     def __init__(
-        self, target: Target, calls: Sequence[bytes], connections: int = 4, *, some_are_denied: bool = False
+        self,
+        targets: Target | Sequence[Target],
+        calls: Sequence[bytes],
+        connections: int = 4,
+        *,
+        some_are_denied: bool = False,
     ) -> None:
+        """Connect. The connections are distributed evenly over the targets."""
         self._calls: Iterator[bytes] = cycle(calls)
         self._some_are_denied = some_are_denied
         self._poll = select.epoll()
-        self._connections: dict[int, PacedConnection] = {}
+        self._connections: dict[int, TimedConnection] = {}
         self._quiet_since = 0.0
-        for _ in range(connections):
-            connection = PacedConnection(target)
+        for target in islice(cycle(each_of(targets)), connections):
+            connection = TimedConnection(target)
             connection.prime(self._calls, 1)
             self._connections[connection.socket.fileno()] = connection
             self._poll.register(connection.socket.fileno(), select.EPOLLIN)
@@ -114,19 +64,11 @@ class PacedLoad:
             raise LoadError(f"a connection broke with {self._in_flight()} calls in flight: {error}") from error
         took_s = time.perf_counter() - start
         self._check()
-        latencies_s = sorted(took for connection in self._connections.values() for took in connection.latencies_s)
+        latencies_s = [took for connection in self._connections.values() for took in connection.latencies_s]
         if len(latencies_s) != calls:
             raise LoadError(f"{calls} calls, {len(latencies_s)} answers")
-        return Latencies(
-            calls=calls,
-            # The last call is due one interval before the end, so an unhindered load ends early.
-            per_s=calls / max(took_s, calls / per_s),
-            p50_us=percentile(latencies_s, 500) * 1e6,
-            p99_us=percentile(latencies_s, 990) * 1e6,
-            p99_9_us=percentile(latencies_s, 999) * 1e6,
-            max_us=latencies_s[-1] * 1e6,
-            late_share=late / calls,
-        )
+        # The last call is due one interval before the end, so an unhindered load ends early.
+        return Latencies.of(latencies_s, calls / max(took_s, calls / per_s), late / calls)
 
     def _send(self, start: float, per_s: float, calls: int) -> int:
         """Send every call when it is due and can be sent; return how many were late although they could be sent."""
@@ -149,7 +91,7 @@ class PacedLoad:
                 self._turn(until=start + sent / per_s)
         return late
 
-    def _with_room(self) -> PacedConnection | None:
+    def _with_room(self) -> TimedConnection | None:
         for _ in self._connections:
             connection = next(self._next)
             if connection.has_room:
@@ -184,8 +126,3 @@ class PacedLoad:
         denied = sum(connection.denied for connection in self._connections.values())
         if denied and not self._some_are_denied:
             raise LoadError(f"{denied} of {answered} calls were not answered OK")
-
-
-def percentile(ordered: Sequence[float], per_mille: int) -> float:
-    """Return the smallest value that `per_mille` thousandths of all values do not exceed."""
-    return ordered[-(-len(ordered) * per_mille // 1000) - 1]

@@ -6,16 +6,19 @@ import json
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 from bench.fleet import LOAD_CORE, SERVICE_CORE, Start
+from bench.latency import Latencies
 from bench.measure import Bench, Measurement, Plan
-from bench.pace import Latencies
-from bench.scenarios import ECHO, EMBEDDED_2, MANY_RULES, REDIS_2, Scenario, Server
-from bench.verdicts import Results, calls_per_s, ratios, spread, verdicts
+from bench.resources import Resources
+from bench.scenarios import ECHO, EMBEDDED_2, MANY_RULES, REDIS_2, Scenario, Server, of_peer
+from bench.servers import redis_version
+from bench.spread import spread
+from bench.verdicts import Results, calls_per_s, ratios, verdicts
 
 FULL = 0.95
 
@@ -83,20 +86,17 @@ def reading(results: Results) -> str:
 def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
     """Return the latencies from due time, at a rate that all of these servers sustain."""
     result = [
-        f"{scenario.name} at {one.per_s:,.0f} calls/s:"
-        f" p50 {one.p50_us / 1e3:.2f} ms, p99 {one.p99_us / 1e3:.2f}, p99.9 {one.p99_9_us / 1e3:.2f};"
+        f"{scenario.name} at {one.per_s:,.0f} calls/s: {one};"
         f" {one.late_share:.1%} of the calls were sent late by the load itself"
         for scenario, one in of.items()
     ]
-    ours, theirs = of.get(REDIS_2), of.get(replace(REDIS_2, server=Server.PEER))
-    if ours is not None and theirs is not None:
-        pairs = {
-            "p50": ours.p50_us / theirs.p50_us,
-            "p99": ours.p99_us / theirs.p99_us,
-            "p99.9": ours.p99_9_us / theirs.p99_9_us,
-        }
-        judged = ", ".join(f"{name} {ratio:.2f} {_judged(ratio, 1)}" for name, ratio in pairs.items())
-        result.append(f"our latencies ÷ the reference's: {judged}")
+    for ours, one in of.items():
+        theirs = of.get(of_peer(ours))
+        if ours.server is Server.REDIS and theirs is not None:
+            reference = theirs.percentiles_us
+            pairs = {name: us / reference[name] for name, us in one.percentiles_us.items()}
+            judged = ", ".join(f"{name} {ratio:.2f} {_judged(ratio, 1)}" for name, ratio in pairs.items())
+            result.append(f"{ours.name}: our latencies ÷ the reference's: {judged}")
     return result
 
 
@@ -117,11 +117,16 @@ def _start(scenario: Scenario, took_s: float, mib: float) -> str:
     return f"{scenario.name}: served {took_s:.2f} s after exec {_judged(took_s, max_s, ' s')}, with {held}"
 
 
-def write_json(path: Path, plan: Plan, results: Results, bench: Bench) -> None:
+def write_json(path: Path, plan: Plan, results: Results, bench: Bench, resources: Resources) -> None:
     """Write all measurements and the description of the machine as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
-        "machine": {"platform": platform.platform(), "processor": _processor(), "python": sys.version.split()[0]},
+        "machine": {
+            "platform": platform.platform(),
+            "processor": _processor(),
+            "python": sys.version.split()[0],
+            "redis": redis_version(),
+        },
         "versions": {name: version(name) for name in ("grpcio", "pygrpc-native", "protobuf", "redis", "lupa")},
         "load": {"in_flight": plan.in_flight, "max_keys": plan.max_keys},
         "seconds": plan.seconds,
@@ -129,6 +134,9 @@ def write_json(path: Path, plan: Plan, results: Results, bench: Bench) -> None:
         "latencies": {scenario.name: asdict(one) for scenario, one in bench.latencies.items()},
         "starts": {scenario.name: asdict(start) for scenario, start in bench.starts.items()},
         "verdicts": verdicts(results),
+        "instructions": {case.name: asdict(one) for case, one in resources.instructions.items()},
+        "capacity_redis_us": {case.name: us for case, us in resources.redis_us.items()},
+        "memory": {case.name: asdict(one) for case, one in resources.memory.items()},
     }
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 

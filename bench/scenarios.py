@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar
 
 from bench.workload import DEFAULT_RULES, MANY_KEYS, MAX_LOG_LENGTH, PLENTY, RuleSet
 
@@ -51,8 +53,11 @@ class Scenario:
     telemetry: bool = False  # some calls are traced, and metrics are scraped
     rules: RuleSet = DEFAULT_RULES
     new: bool = False  # no request is repeated
-    connections: int = 4
+    connections: int = 4  # to each process
     workers: int = 1
+    in_flight: int = 0  # calls in flight to each process; 0: those of the run
+    replicas: int = 1  # processes of the server, each with its own connections
+    masters: int = 0  # of a Redis Cluster; 0: a single Redis
 
     @property
     def all_are_denied(self) -> bool:
@@ -85,6 +90,16 @@ class Scenario:
         return self.server in (Server.REDIS, Server.PEER)
 
     @property
+    def is_timed(self) -> bool:
+        """True if latencies are measured: few calls are in flight, so that they hardly wait for each other."""
+        return self.replicas > 1
+
+    @property
+    def deployment(self) -> Scenario:
+        """Return the scenario without its load: scenarios of one fleet share their processes."""
+        return replace(self, in_flight=0, connections=1) if self.replicas > 1 else self
+
+    @property
     def name(self) -> str:
         parts = [self.server, str(self.descriptors) if self.decides else "", "hot" if self.keys == 1 else ""]
         parts += [self.asked, self.rules.name, "new" if self.new else "", self.way, "records" if self.records else ""]
@@ -92,7 +107,8 @@ class Scenario:
             "telemetry" if self.telemetry else "",
             f"{self.connections}-connections" if self.connections > 4 else "",
         ]
-        parts += [f"{self.workers}-workers" if self.workers > 1 else ""]
+        parts += [f"{self.workers}-workers" if self.workers > 1 else "", "cluster" if self.masters else ""]
+        parts += ["fleet" if self.replicas > 1 else "", f"{self.in_flight}-in-flight" if self.in_flight else ""]
         return "-".join(part for part in parts if part)
 
 
@@ -133,6 +149,32 @@ TWO_WORKERS = replace(ONE_WORKER, connections=16, workers=2)
 """Two workers share a port, and the kernel distributes connections randomly. Each has as many calls in flight, on about
 as many connections, as a single worker."""
 
+FEWER_KEYS = 10_000
+TOKEN_BUCKET_AND_DAY = Scenario(Server.REDIS, 1, rules=RuleSet("token_bucket", daily=True))
+"""Two limits on one descriptor: the plan of a customer with a rate and a daily quota."""
+
+REPLICAS, FLEET_IN_FLIGHT, FLEET_DESCRIPTORS = 8, (1, 4), (1, 2)
+FLEET = [
+    Scenario(Server.REDIS, descriptors, keys=FEWER_KEYS, connections=in_flight, in_flight=in_flight, replicas=REPLICAS)
+    for descriptors in FLEET_DESCRIPTORS
+    for in_flight in FLEET_IN_FLIGHT
+]
+"""Many processes with hardly any load each and one call on a connection: most calls come alone and share nothing."""
+
+MASTERS, CLUSTER_IN_FLIGHT = 3, 128
+SINGLE_REDIS = [
+    Scenario(Server.REDIS, descriptors, keys=FEWER_KEYS, in_flight=CLUSTER_IN_FLIGHT) for descriptors in DESCRIPTORS
+]
+CLUSTER = [replace(one, masters=MASTERS) for one in SINGLE_REDIS]
+SHARED_BY_DOMAIN = RuleSet(shard_by="domain")
+CLUSTER_BY_DOMAIN = [replace(one, rules=SHARED_BY_DOMAIN) for one in CLUSTER]
+"""All counters of a call are on one slot. The domain is the only one, so one master has all of the work."""
+
+
+def of_peer(scenario: Scenario) -> Scenario:
+    """Return the scenario with envoyproxy/ratelimit as the server."""
+    return replace(scenario, server=Server.PEER)
+
 
 def with_records(scenario: Scenario) -> Scenario:
     """Return the scenario with a database: callers have credentials, and decisions are recorded."""
@@ -159,8 +201,10 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
         *(FIXED_WINDOW, *ALGORITHMS, FEW_FIXED_WINDOWS, *LONG_LOGS),
         *(ALL_DENIED, LEASED, *MANY_RULES, NEVER_SEEN, ONE_WORKER, TWO_WORKERS),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
+        *(TOKEN_BUCKET_AND_DAY, *FLEET, *SINGLE_REDIS, *CLUSTER, *CLUSTER_BY_DOMAIN),
         *((ENVOY_ALONE, THROUGH_ENVOY) if envoy else ()),
         *(_decisions(Server.PEER) if peer else []),
+        *(map(of_peer, (*FLEET, *SINGLE_REDIS, *CLUSTER)) if peer else ()),
     ]
 
 
@@ -169,7 +213,17 @@ def quick(*, peer: bool) -> list[Scenario]:
     return [ECHO, EMBEDDED_2, REDIS_2, *([Scenario(Server.PEER)] if peer else [])]
 
 
-def chosen(scenarios: list[Scenario], patterns: list[str]) -> list[Scenario]:
+class Named(Protocol):
+    """Anything that can be chosen by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+AnyNamed = TypeVar("AnyNamed", bound=Named)
+
+
+def chosen(scenarios: Sequence[AnyNamed], patterns: Sequence[str]) -> list[AnyNamed]:
     """Return the scenarios whose name matches a pattern; all without patterns."""
     return [one for one in scenarios if not patterns or any(fnmatchcase(one.name, pattern) for pattern in patterns)]
 

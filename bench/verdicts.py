@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -12,6 +12,8 @@ from bench.scenarios import (
     ALL_DENIED,
     CALLERS,
     CHECKS,
+    CLUSTER,
+    CLUSTER_BY_DOMAIN,
     DESCRIPTORS,
     ECHO,
     EMBEDDED_2,
@@ -23,14 +25,20 @@ from bench.scenarios import (
     NEVER_SEEN,
     ONE_WORKER,
     REDIS_2,
+    SHARED_BY_DOMAIN,
+    SINGLE_REDIS,
     THROUGH_ENVOY,
+    TOKEN_BUCKET_AND_DAY,
     TWO_WORKERS,
     ClientRoute,
     Scenario,
     Server,
+    of_peer,
     with_everything,
     with_records,
 )
+from bench.spread import spread
+from bench.workload import MANY_KEYS
 
 Results = Mapping[Scenario, Sequence[Measurement]]
 
@@ -67,13 +75,6 @@ def ratios(
 ) -> list[float]:
     """Return the cost of a call in one scenario divided by that in another, per round."""
     return [cost(one) / cost(other) for one, other in zip(over, under, strict=True)]
-
-
-def spread(values: Iterable[float], form: str) -> str:
-    """Format the median, with minimum and maximum in brackets if there are several values."""
-    ordered = sorted(values)
-    middle = format(median(ordered), form)
-    return middle if len(ordered) == 1 else f"{middle} ({ordered[0]:{form}}..{ordered[-1]:{form}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,19 @@ def verdicts(results: Results) -> list[str]:
         lines.append(f"  of two workers, the one that did less did {least}")
     lines += [line for one in (REDIS_2, replace(REDIS_2, keys=1)) for line in _redis_commands(results, one)]
     lines += _long_logs(results)
+    lines += _two_limits(results)
     lines += _filter(results)
+    for scenario in results:
+        lines += _fleet(results, scenario)
+    peers = map(of_peer, SINGLE_REDIS), map(of_peer, CLUSTER)
+    for clusters, singles in ((CLUSTER, SINGLE_REDIS), (CLUSTER_BY_DOMAIN, SINGLE_REDIS), (peers[1], peers[0])):
+        for one, single in zip(clusters, singles, strict=True):
+            lines += _cluster(results, one, single)
     for theirs in results:
         if theirs.server is Server.PEER:
-            lines += _versus(results, replace(theirs, server=Server.REDIS), theirs)
+            ours = replace(theirs, server=Server.REDIS)
+            lines += _versus(results, ours, theirs)
+            lines += _versus(results, replace(ours, rules=SHARED_BY_DOMAIN), theirs)
     return lines
 
 
@@ -147,6 +157,37 @@ def _long_logs(results: Results) -> list[str]:
             f" ÷ that of {shortest.rules.hits_held} hits {over_shortest}; {log_bytes:,.0f} bytes a key"
         )
     return told
+
+
+def _two_limits(results: Results) -> list[str]:
+    """Compare a token bucket and a daily limit on one descriptor with two fixed windows on two."""
+    if TOKEN_BUCKET_AND_DAY not in results or REDIS_2 not in results:
+        return []
+    both, windows = results[TOKEN_BUCKET_AND_DAY], results[REDIS_2]
+    service, redis = (spread(ratios(both, windows, cost), ".2f") for cost in (service_us, redis_us))
+    return [f"token bucket and daily limit ÷ two fixed windows: service µs {service}, Redis µs {redis}"]
+
+
+def _fleet(results: Results, scenario: Scenario) -> list[str]:
+    """Report batches and latencies of a scenario whose latencies were measured in a closed loop."""
+    rounds = results[scenario]
+    latencies = [one.latencies.percentiles_us for one in rounds if one.latencies is not None]
+    if not latencies:
+        return []
+    told = ", ".join(f"{name} {spread((one[name] / 1e3 for one in latencies), '.2f')}" for name in latencies[0])
+    commands = f"{median(one.calls_per_command for one in rounds):.2f} calls a command"
+    reads = f"{median(one.redis_reads for one in rounds):.2f} reads of Redis a call"
+    return [f"{scenario.name}: {commands}, {reads}; closed loop, ms: {told}"]
+
+
+def _cluster(results: Results, cluster: Scenario, single: Scenario) -> list[str]:
+    """Compare a cluster with a single Redis."""
+    if cluster not in results or single not in results:
+        return []
+    costs = {"calls/s": calls_per_s, "service µs": service_us, "Redis µs, all masters": redis_us}
+    told = [f"{name} {spread(ratios(results[cluster], results[single], cost), '.2f')}" for name, cost in costs.items()]
+    busiest = spread((one.busiest_redis_us for one in results[cluster]), ".1f")
+    return [f"{cluster.name} ÷ {single.name}: {', '.join(told)}; the busiest master {busiest} µs"]
 
 
 def _filter(results: Results) -> list[str]:
@@ -195,12 +236,24 @@ def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
         ("service µs", ratios(results[ours], results[theirs])),
         ("Redis µs", ratios(results[ours], results[theirs], redis_us)),
     )
-    goals = VERSUS.get((ours.descriptors, ours.keys == 1), (None, None, None))
+    is_plain = ours == Scenario(Server.REDIS, ours.descriptors, ours.keys) and ours.keys in (1, MANY_KEYS)
+    goals = VERSUS[ours.descriptors, ours.keys == 1] if is_plain else (None, None, None)
     parts = [
         f"{label} {spread(measured, '.2f')}" + _compare(median(measured), goal, is_least=label == "calls/s")
         for (label, measured), goal in zip(told, goals, strict=True)
     ]
-    return [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
+    lines = [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
+    pairs = [
+        (one.latencies.percentiles_us, other.latencies.percentiles_us)
+        for one, other in zip(results[ours], results[theirs], strict=True)
+        if one.latencies is not None and other.latencies is not None
+    ]
+    if pairs:
+        latencies = ", ".join(
+            f"{name} {spread((one[name] / other[name] for one, other in pairs), '.2f')}" for name in pairs[0][0]
+        )
+        lines.append(f"  latencies, closed loop: {latencies}")
+    return lines
 
 
 def _compare(measured: float, goal: float | None, *, is_least: bool) -> str:

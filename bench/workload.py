@@ -24,6 +24,14 @@ MAX_LOG_LENGTH = 10_000
 """Maximum limit of a sliding log; with many callers none reaches it."""
 
 
+BUCKET_AND_DAY = (
+    "limits: [{unit: minute, requests_per_unit: 10, algorithm: token_bucket, burst: 10000},"
+    " {unit: day, requests_per_unit: 1000000, calendar: true}]"
+)
+"""A rate and a daily quota on one descriptor, as in descriptors/limits.yaml. The bucket is so slow that it is not full
+again when its caller's next call comes, since a full one has no state, and so large that it is never empty."""
+
+
 @dataclass(frozen=True, slots=True)
 class RuleSet:
     """Rules of a scenario; the defaults are compatible with envoyproxy/ratelimit."""
@@ -34,11 +42,14 @@ class RuleSet:
     others: int = 0  # additional rules that do not match
     hits_held: int = 0  # hits in every sliding log before it is measured
     lease: str = ""  # duration of leases
+    daily: bool = False  # BUCKET_AND_DAY instead
+    shard_by: str = ""  # what shares a slot on a cluster; empty: the default, a descriptor
 
     @property
     def name(self) -> str:
         """Differences from the default; part of the scenario's name."""
         parts = [self.algorithm, self.charge, "leased" if self.lease else "", "denied" if self.most == 1 else ""]
+        parts += ["and-day" if self.daily else "", f"by-{self.shard_by}" if self.shard_by else ""]
         parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_held}-hits" if self.hits_held else ""]
         return "-".join(part for part in parts if part)
 
@@ -71,9 +82,14 @@ def write_rules(root: Path, rules: RuleSet = DEFAULT_RULES) -> None:
 def _lines(domain: str, rules: RuleSet, others: int) -> Iterator[str]:
     algorithm = f", algorithm: {rules.algorithm}" if rules.algorithm else ""
     limit = f"rate_limit: {{unit: hour, requests_per_unit: {rules.most}{algorithm}}}"
+    if rules.daily:
+        limit = BUCKET_AND_DAY
     terms = [limit, *([f"charge: {rules.charge}"] if rules.charge else [])]
     terms += [f"hot: {{lease: {rules.lease}}}"] if rules.lease else []
-    yield from (f"domain: {domain}", "descriptors:", "  - key: tenant", "    descriptors:")
+    yield f"domain: {domain}"
+    if rules.shard_by:
+        yield f"shard_by: {rules.shard_by}"
+    yield from ("descriptors:", "  - key: tenant", "    descriptors:")
     for key in LIMITED_BY:
         yield f"      - {{key: {key}, {', '.join(terms)}}}"
         # Each is a separate rule on the level of the matching rules.

@@ -24,7 +24,7 @@ from typing import Self
 
 from bench import wire
 from bench.connection import LoadError, Target
-from bench.pace import PacedConnection, percentile
+from bench.latency import TimedConnection, percentile
 from tests.hostile.attacks import HIT
 
 PER_S = 200.0
@@ -46,10 +46,12 @@ class Waits:
     calls: int
     failed: int
     p50_ms: float
+    p95_ms: float
     p99_ms: float
     p99_9_ms: float
     longest_ms: float
     fair_p50_ms: float
+    fair_p95_ms: float
     fair_p99_ms: float
     fair_p99_9_ms: float
     longest_fair_ms: float
@@ -70,7 +72,7 @@ class _From(Target):
         return plain
 
 
-class _Connection(PacedConnection):
+class _Connection(TimedConnection):
     """Connection that sends its first call together with the preface."""
 
     def __init__(self, target: Target) -> None:
@@ -126,16 +128,18 @@ class _Seen:
             self.faults.append(fault)
 
     def report(self) -> Waits:
-        p50, p99, p99_9 = _percentiles_ms(self.waits_s)
-        fair_p50, fair_p99, fair_p99_9 = _percentiles_ms(self.fair_s)
+        p50, p95, p99, p99_9 = _percentiles_ms(self.waits_s)
+        fair_p50, fair_p95, fair_p99, fair_p99_9 = _percentiles_ms(self.fair_s)
         return Waits(
             calls=len(self.waits_s),
             failed=self.failed,
             p50_ms=p50,
+            p95_ms=p95,
             p99_ms=p99,
             p99_9_ms=p99_9,
             longest_ms=self.longest_s * 1e3,
             fair_p50_ms=fair_p50,
+            fair_p95_ms=fair_p95,
             fair_p99_ms=fair_p99,
             fair_p99_9_ms=fair_p99_9,
             longest_fair_ms=self.longest_fair_s * 1e3,
@@ -143,10 +147,10 @@ class _Seen:
         )
 
 
-def _percentiles_ms(waits_s: list[float]) -> tuple[float, float, float]:
+def _percentiles_ms(waits_s: list[float]) -> tuple[float, float, float, float]:
     ordered = sorted(waits_s) or [0.0]
-    p50, p99, p99_9 = (percentile(ordered, per_mille) * 1e3 for per_mille in (500, 990, 999))
-    return p50, p99, p99_9
+    p50, p95, p99, p99_9 = (percentile(ordered, per_mille) * 1e3 for per_mille in (500, 950, 990, 999))
+    return p50, p95, p99, p99_9
 
 
 class Calls:

@@ -106,6 +106,30 @@ def test_every_request_is_sent_and_answered_once(tmp_path: Path) -> None:
     assert max(times.values()) - min(times.values()) <= 1
 
 
+def test_every_target_gets_its_share_and_latencies_are_measured(tmp_path: Path) -> None:
+    seen: list[list[bytes]] = [[], []]
+    calls = workload.requests(1, 100)
+    with (
+        front(tmp_path / "one.sock", OK, seen[0]) as one,
+        front(tmp_path / "other.sock", OK, seen[1]) as other,
+        Load((one, other), calls, in_flight=4, connections=4, timed=True) as load,
+    ):
+        first = load.run(0, at_least_calls=100)
+        tally = load.run(0, at_least_calls=1_000)
+        load.drain()
+    assert all(seen)
+    assert first.latencies is not None
+    assert tally.latencies is not None
+    assert tally.latencies.calls == tally.calls
+    assert 0 < tally.latencies.p50_us <= tally.latencies.p95_us <= tally.latencies.max_us
+
+
+def test_latencies_are_measured_only_if_requested(tmp_path: Path) -> None:
+    with front(tmp_path / "grpc.sock", OK, []) as target, Load(target, workload.requests(1, 1)) as load:
+        assert load.run(0, at_least_calls=100).latencies is None
+        load.drain()
+
+
 def test_no_figures_if_responses_are_not_ok(tmp_path: Path) -> None:
     with front(tmp_path / "grpc.sock", OVER_LIMIT, []) as target, Load(target, workload.requests(1, 1)) as load:
         load.run(0, at_least_calls=100)

@@ -15,7 +15,8 @@ from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from bench import wire
 from bench.connection import LoadError, Target
-from bench.pace import PacedLoad, percentile
+from bench.latency import Latencies, percentile
+from bench.pace import PacedLoad
 from ratelimit_rls.protos.messages import RateLimitResponse
 
 OK = RateLimitResponse(overall_code=RateLimitResponse.OK).SerializeToString()
@@ -86,7 +87,18 @@ def test_every_call_is_sent_and_answered_once(tmp_path: Path) -> None:
     assert (one.calls, two.calls) == (100, 200)
     assert Counter(message for _, message in seen) == Counter(request(number) for number in range(len(calls)))
     for latencies in (one, two):
-        assert 0 < latencies.p50_us <= latencies.p99_us <= latencies.p99_9_us <= latencies.max_us
+        assert 0 < latencies.p50_us <= latencies.p95_us <= latencies.p99_us <= latencies.p99_9_us <= latencies.max_us
+
+
+def test_calls_are_distributed_over_all_targets(tmp_path: Path) -> None:
+    seen: tuple[Seen, Seen] = ([], [])
+    with (
+        front(tmp_path / "one.sock", seen=seen[0]) as one,
+        front(tmp_path / "other.sock", seen=seen[1]) as other,
+        PacedLoad((one, other), requests(1), connections=2) as load,
+    ):
+        assert load.run(1_000, 0.1).calls == 100
+    assert [len(each) - PRIMING for each in seen] == [50, 50]
 
 
 def test_calls_are_sent_at_the_requested_rate(tmp_path: Path) -> None:
@@ -247,6 +259,13 @@ def test_no_figures_if_a_connection_is_closed(tmp_path: Path, way: int, said: st
         pytest.raises(LoadError, match=said),
     ):
         load.run(1_000, 0.001)
+
+
+def test_distribution_of_latencies_has_four_percentiles() -> None:
+    result = Latencies.of([number / 1e6 for number in reversed(range(1, 1001))], per_s=5.0)
+    assert result.percentiles_us == pytest.approx({"p50": 500, "p95": 950, "p99": 990, "p99.9": 999})
+    assert (result.calls, result.max_us) == (1000, pytest.approx(1000))
+    assert str(result) == "p50 0.50 ms, p95 0.95, p99 0.99, p99.9 1.00"
 
 
 def test_percentile_is_an_observed_value() -> None:

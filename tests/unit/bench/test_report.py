@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench import report
+import bench.__main__
+from bench import capacity, redis_instructions, report
 from bench.__main__ import options, plan
 from bench.fleet import Start
+from bench.latency import Latencies
 from bench.measure import Measurement
-from bench.pace import Latencies
 from bench.scenarios import (
     ALGORITHMS,
     CALLERS,
     CHECKS,
+    CLUSTER,
+    CLUSTER_BY_DOMAIN,
     ECHO,
     ENVOY_ALONE,
     FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
+    FLEET,
     LONG_LOGS,
     MANY_RULES,
     REDIS_2,
+    SINGLE_REDIS,
     THROUGH_ENVOY,
+    TOKEN_BUCKET_AND_DAY,
     ClientRoute,
     Scenario,
     Server,
+    every,
+    of_peer,
     with_everything,
     with_records,
 )
@@ -141,14 +151,95 @@ def test_pattern_selects_scenarios_and_unknown_name_lists_all() -> None:
         "redis-5",
         "redis-5-hot",
         "redis-2-mtls",
+        "redis-5-128-in-flight",
+        "redis-5-cluster-128-in-flight",
+        "redis-5-by-domain-cluster-128-in-flight",
     ]
     with pytest.raises(SystemExit, match="no scenario is named redis-3; there are: echo-native, "):
         plan(options(["--only", "redis-3"]))
 
 
 def test_scenario_names_are_unique() -> None:
-    names = [one.name for one in plan(options([])).scenarios]
+    named = (*every(peer=True, envoy=True), *redis_instructions.offered(peer=True), *capacity.offered())
+    names = [one.name for one in named]
     assert len({*names}) == len(names)
+
+
+def latencies(p50_us: float) -> Latencies:
+    return Latencies.of([p50_us / 1e6] * 100, per_s=1_000)
+
+
+def test_fleet_is_compared_with_the_peer_by_batches_and_latencies() -> None:
+    fleet = FLEET[0]
+    ours = replace(
+        ONE, redis_us=60, redis_reads=1.0, redis_commands={"fcall": 0.8, "get": 1}, latencies=latencies(3000)
+    )
+    theirs = replace(ONE, redis_us=30, redis_reads=0.5, redis_commands={"incrby": 1, "expire": 1})
+    theirs = replace(theirs, latencies=latencies(2000))
+    assert verdicts({fleet: [ours], of_peer(fleet): [theirs]}) == [
+        "redis-1-fleet-1-in-flight: 1.25 calls a command, 1.00 reads of Redis a call; closed loop, ms: "
+        "p50 3.00, p95 3.00, p99 3.00, p99.9 3.00",
+        "peer-1-fleet-1-in-flight: 0.50 calls a command, 0.50 reads of Redis a call; closed loop, ms: "
+        "p50 2.00, p95 2.00, p99 2.00, p99.9 2.00",
+        "redis-1-fleet-1-in-flight ÷ peer-1-fleet-1-in-flight: calls/s 1.00, service µs 1.00, Redis µs 2.00",
+        "  latencies, closed loop: p50 1.50, p95 1.50, p99 1.50, p99.9 1.50",
+    ]
+
+
+def test_cluster_is_compared_with_a_single_redis_and_with_the_peer() -> None:
+    single, cluster, by_domain = SINGLE_REDIS[1], CLUSTER[1], CLUSTER_BY_DOMAIN[1]
+    results = {
+        single: [replace(ONE, redis_us=10, busiest_redis_us=10)],
+        cluster: [replace(ONE, redis_us=60, busiest_redis_us=22)],
+        by_domain: [replace(ONE, redis_us=20, busiest_redis_us=20)],
+        of_peer(cluster): [replace(ONE, redis_us=40, busiest_redis_us=15)],
+    }
+    assert verdicts(results) == [
+        "redis-2-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00, "
+        "Redis µs, all masters 6.00; the busiest master 22.0 µs",
+        "redis-2-by-domain-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00, "
+        "Redis µs, all masters 2.00; the busiest master 20.0 µs",
+        "redis-2-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, Redis µs 1.50",
+        "redis-2-by-domain-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, "
+        "Redis µs 0.50",
+    ]
+
+
+def test_token_bucket_and_daily_limit_are_compared_with_two_fixed_windows() -> None:
+    results = {REDIS_2: [replace(ONE, redis_us=10)], TOKEN_BUCKET_AND_DAY: [replace(ONE, redis_us=17)]}
+    assert verdicts(results) == ["token bucket and daily limit ÷ two fixed windows: service µs 1.00, Redis µs 1.70"]
+
+
+def test_pattern_also_selects_instructions_and_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.redis_instructions.available", lambda: True)
+    chosen = plan(options(["--only", "instructions-1-gcra", "--only", "capacity-1-*-4-*", "--only", "*-memory-gcra"]))
+    assert not chosen.scenarios
+    assert [one.name for one in chosen.counted] == ["instructions-1-gcra"]
+    assert [one.name for one in chosen.capacity] == ["capacity-1-fixed_window-4-in-batch", "capacity-memory-gcra"]
+
+
+def test_instructions_are_offered_only_with_valgrind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.redis_instructions.available", lambda: True)
+    assert {one.name for one in plan(options([])).counted} >= {"instructions-1-fixed_window", "instructions-1-gcra"}
+    monkeypatch.setattr("bench.redis_instructions.available", lambda: False)
+    assert not plan(options([])).counted
+    with pytest.raises(SystemExit, match="no scenario is named instructions-1-gcra; there are: "):
+        plan(options(["--only", "instructions-1-gcra"]))
+
+
+def test_quick_run_has_neither_instructions_nor_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.redis_instructions.available", lambda: True)
+    quick = plan(options(["--quick"]))
+    assert not quick.counted
+    assert not quick.capacity
+
+
+def test_help_names_the_patterns_of_the_scenarios() -> None:
+    names = [one.name for one in every(peer=True, envoy=True)]
+    names += [one.name for one in (*redis_instructions.offered(peer=True), *capacity.offered())]
+    assert bench.__main__.__doc__ is not None
+    for pattern in re.findall(r"'([^']+)'", bench.__main__.__doc__):
+        assert fnmatch.filter(names, pattern), pattern
 
 
 def test_every_target_refers_to_measured_scenarios() -> None:
@@ -166,13 +257,17 @@ def test_redis_and_envoy_costs_are_compared_separately() -> None:
 
 
 def test_latencies_are_compared_with_envoyproxy_ratelimit() -> None:
-    ours = Latencies(calls=100, per_s=50, p50_us=1500, p99_us=5000, p99_9_us=9000, max_us=9000, late_share=0)
-    theirs = replace(ours, p50_us=1000, p99_us=20_000, p99_9_us=9000)
+    ours = Latencies(100, per_s=50, p50_us=1500, p95_us=4000, p99_us=5000, p99_9_us=9000, max_us=9000)
+    theirs = replace(ours, p50_us=1000, p95_us=10_000, p99_us=20_000, p99_9_us=9000)
     assert report.latencies({REDIS_2: ours})[1:] == []
     assert report.latencies({REDIS_2: ours, replace(REDIS_2, server=Server.PEER): theirs})[-1] == (
-        "our latencies ÷ the reference's: p50 1.50 (at most 1: MISSED), p99 0.25 (at most 1: met), "
-        "p99.9 1.00 (at most 1: met)"
+        "redis-2: our latencies ÷ the reference's: p50 1.50 (at most 1: MISSED), p95 0.40 (at most 1: met), "
+        "p99 0.25 (at most 1: met), p99.9 1.00 (at most 1: met)"
     )
+    assert report.latencies({REDIS_2: ours}) == [
+        "redis-2 at 50 calls/s: p50 1.50 ms, p95 4.00, p99 5.00, p99.9 9.00; "
+        "0.0% of the calls were sent late by the load itself"
+    ]
 
 
 def test_start_times_are_compared_with_their_limits() -> None:
