@@ -416,6 +416,7 @@ local function decide_calls(at, replied)
     at, replied = at + 4 * steps, replied + 1 + 3 * steps
   end
 end
+
 -- Returns whether nothing is stored under the keys that are about to be written as new strings. Keys of another type
 -- look like missing ones to MGET; they are marked as states of an unknown form.
 local function are_new(groups)

@@ -21,10 +21,10 @@ spend_one(key, spec, now, jitter_ms) -> reply
 -- Calls with more limits are rare; checking for a key that occurs twice takes quadratic time.
 local most_plain_steps = 8
 
--- The charges of this run: key, its index, spec and the result of INCRBY of each; and the numbers of those that begin a
--- window.
+-- The charges of this run: key, its index, spec and the result of INCRBY of each; the numbers of those that begin a window,
+-- and their keys.
 local charged_keys, charged_indexes, charged_specs, charged_results, charged_count = {}, {}, {}, {}, 0
-local begun, begun_count = {}, 0
+local begun, begun_count, begun_keys = {}, 0, {}
 
 local function undo_charges(first)
   for i = charged_count, first, -1 do
@@ -52,12 +52,7 @@ local function is_used(key, first)
       return true
     end
   end
-  for i = 1, begun_count do
-    if charged_keys[begun[i]] == key then
-      return true
-    end
-  end
-  return false
+  return begun_keys[key]
 end
 
 -- Charges one limit. Returns how many hits are left, negative if it must be undone; or the error.
@@ -77,6 +72,7 @@ local function charge_window(key, key_index, spec, now)
   elseif before == 0 or (before > 0 and result < 9007199254740992 and (spec.index - index) % 65536 <= most_age) then
     begun_count = begun_count + 1
     begun[begun_count] = charged_count
+    begun_keys[key] = true
     return spec.limit - spec.cost
   end
   return -1 -- the clock was set back, or it is not a state of ours
@@ -84,6 +80,9 @@ end
 
 local function charge_windows(calls, at, keys, specs, now, reply)
   charged_count, begun_count = 0, 0
+  if next(begun_keys) then
+    begun_keys = {}
+  end
   local size, replied = #calls, 1
   while at < size do
     local steps_high, steps_low, _, flags = byte(calls, at, at + 3)
