@@ -121,7 +121,7 @@ def test_process_starts_from_snapshot_and_catches_up(rules: Path, postgres: Post
         assert [service.healthcheck().status, service.health()] == [200, "SERVING"]
         # Without a snapshot: rules from files, and callers identified by address.
         assert [limit_of(without, x_api_key=key.text), limit_of(without, shop="a")] == [8, 0]
-        assert "the database is away and there is no snapshot" in without.log()
+        assert "the database is unavailable, and there is no snapshot" in without.log()
 
         postgres.start()
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 ALGORITHMS = pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
 
 
-@pytest.fixture(scope="module", params=["redis-6.2", "valkey-9", "redis-on-path"])
+@pytest.fixture(scope="module", params=["redis-6.2", "valkey-9"])
 def _cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
     """Return a cluster without functions, and one with them; the script may use several slots in different ways."""
     binary = redis_binaries().get(request.param)
