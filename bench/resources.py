@@ -1,4 +1,4 @@
-"""What Redis spends on a call apart from any server: instructions, CPU by batch size, and memory per key."""
+"""Cost of a call in Redis, measured without a service: instructions, CPU by batch size, and memory per key."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 
 @dataclass(eq=False)
 class FakeConnection:
-    """What `OpenConnections` needs of a connection."""
+    """A connection with the attributes and methods that `OpenConnections` uses."""
 
     peer: str = "192.0.2.1"
     is_idle: bool = True
