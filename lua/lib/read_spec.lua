@@ -48,6 +48,8 @@ local function read_spec(algorithms, text)
     end
     spec = parse_spec(algorithms, text)
     specs_read[text], spec_count = spec, spec_count + 1
+  elseif spec.delay > 0 then
+    spec.always = false -- a run that failed while it charged a debt has left it set (decide.lua)
   end
   return spec
 end
