@@ -58,7 +58,7 @@ def core_busy_s(core: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CpuSample:
     """Seconds of CPU at one time; the difference of two is the usage in between."""
 
     service_s: float
@@ -70,8 +70,8 @@ class Reading:
     each_s: tuple[float, ...]  # per process of the service
     redis_each_s: tuple[float, ...]  # per Redis server
 
-    def __sub__(self, earlier: Reading) -> Reading:
-        return Reading(
+    def __sub__(self, earlier: CpuSample) -> CpuSample:
+        return CpuSample(
             self.service_s - earlier.service_s,
             self.redis_s - earlier.redis_s,
             self.envoy_s - earlier.envoy_s,
@@ -83,10 +83,12 @@ class Reading:
         )
 
 
-def read(service: Sequence[int], redis: Sequence[int], envoy: int | None, service_core: int, load_core: int) -> Reading:
+def read(
+    service: Sequence[int], redis: Sequence[int], envoy: int | None, service_core: int, load_core: int
+) -> CpuSample:
     """Read all counters; the load is this process."""
     each_s, redis_each_s = tuple(map(process_s, service)), tuple(map(process_s, redis))
-    return Reading(
+    return CpuSample(
         service_s=sum(each_s),
         redis_s=sum(redis_each_s),
         envoy_s=process_s(envoy) if envoy is not None else 0.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ratelimit_rls.core.model import Algorithm, Charge, CounterOp, DescriptorPlan, Limit, Plan, PlanTemplate, Unit
+from ratelimit_rls.core.model import Algorithm, Charge, DescriptorPlan, Limit, Plan, PlanTemplate, Step, Unit
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.factory import redis_store
 from ratelimit_rls.store.redis.script_node import RedisOptions
@@ -22,7 +22,7 @@ LEASE_S = 0.1
 
 def plan(algorithm: Algorithm) -> Plan:
     limit = Limit(10_000, Unit.SECOND, algorithm, 10_000 if algorithm.has_burst else 0)
-    step = CounterOp(limit, 1, Charge.ADMITTED)
+    step = Step(limit, 1, Charge.ADMITTED)
     return Plan(
         PlanTemplate("bench", True, (step,), (DescriptorPlan(None, (step,), 1),)),
         (b"rl:{hot}:%s" % algorithm.value.encode(),),

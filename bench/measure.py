@@ -287,7 +287,7 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _measurement(tally: Tally, spent: cpu.Reading, commands: Counter[str], workers: int) -> Measurement:
+def _measurement(tally: Tally, spent: cpu.CpuSample, commands: Counter[str], workers: int) -> Measurement:
     calls, seconds = tally.calls, tally.seconds
     beside_load_s = spent.redis_s + spent.envoy_s
 

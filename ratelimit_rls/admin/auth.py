@@ -36,7 +36,7 @@ class Principal(NamedTuple):
     role: Role
 
 
-ANONYMOUS = Principal("anybody", "none", Role.ADMIN)
+UNRESTRICTED = Principal("anybody", "none", Role.ADMIN)
 """Every caller of a port that requires no token."""
 
 
@@ -91,7 +91,7 @@ class AccessControl:
 
         Raises Unauthenticated, PermissionDenied or TooManyRequests; DatabaseError if the token cannot be checked.
         """
-        caller = await self._authenticate(token, address) if self._needs_tokens else ANONYMOUS
+        caller = await self._authenticate(token, address) if self._needs_tokens else UNRESTRICTED
         await self._authorize(caller, role)
         return caller
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimit_rls.admin.decisions import DecidedRequest, plan_unblocked, resolve_known_caller
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import Descriptor, Request, StoreResult
 from ratelimit_rls.core.refund import as_refund
 from ratelimit_rls.database.administration import Role
@@ -42,7 +42,7 @@ async def peek(backend: AdminBackend, request: Request) -> DecidedRequest:
     """
     request, rejection, _ = resolve_known_caller(backend, request)
     if rejection is not None:  # blocked, whatever the counters are
-        return DecidedRequest(request, decide(backend.limiter.reject(request, rejection).template, None))
+        return DecidedRequest(request, decision_of(backend.limiter.reject(request, rejection).template, None))
     plan = backend.limiter.plan(request)
     state: StoreResult | None = None
     if plan.keys:
@@ -50,7 +50,7 @@ async def peek(backend: AdminBackend, request: Request) -> DecidedRequest:
         if isinstance(result, StoreError):
             raise result
         state = result
-    return DecidedRequest(request, decide(plan.template, state))
+    return DecidedRequest(request, decision_of(plan.template, state))
 
 
 def find_counters(backend: AdminBackend, request: Request, *, penalty_only: bool = False) -> CallerCounters:

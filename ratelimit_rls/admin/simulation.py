@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_rls.admin.decisions import resolve_request
 from ratelimit_rls.admin.rules import document_text
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.entitlements import Block, Entitlements
 from ratelimit_rls.core.identity import CredentialKind, Identity, Verifier
 from ratelimit_rls.core.model import Code, Request
@@ -157,7 +157,7 @@ async def simulate(
             raise BadRequest(str(error), field=f"requests[{number}]") from None
         result = store.spend_single(store.prepare_single(plan)) if plan.keys else None
         is_over = plan.template.rejection is not None or (
-            result is not None and decide(plan.template, result).code is Code.OVER_LIMIT
+            result is not None and decision_of(plan.template, result).code is Code.OVER_LIMIT
         )
         results[number] = _OVER_LIMIT if is_over else _OK
         for rule in {one.rule.path for one in plan.template.descriptor_plans if one.rule is not None}:

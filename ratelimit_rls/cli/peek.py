@@ -20,8 +20,8 @@ from ratelimit_rls.cli.redis_options import (
     with_redis,
 )
 from ratelimit_rls.cli.rules_arguments import load_rules, rules_arguments
-from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Descriptor, LimitState, Plan, Purpose, Request, Status, StoreResult
+from ratelimit_rls.core.decision import decision_of
+from ratelimit_rls.core.model import Descriptor, Plan, Purpose, Reading, Request, Status, StoreResult
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.errors import StoreError
 
@@ -58,7 +58,7 @@ def peek(
     request = Request(domain, parse_descriptors(descriptors, entries), purpose=Purpose.LOOK)
 
     plan = Planner(tree, Policy(key_prefix=settings.cache_key_prefix)).plan(request)
-    decision = decide(plan.template, with_redis(settings, partial(_read_counters, plan)) if plan.keys else None)
+    decision = decision_of(plan.template, with_redis(settings, partial(_read_counters, plan)) if plan.keys else None)
     results = list(zip(request.descriptors, decision.statuses, strict=True))
     if form == "json":
         click.echo(json.dumps([_json(descriptor, status) for descriptor, status in results], indent=2))
@@ -91,7 +91,7 @@ def _text(descriptor: Descriptor, status: Status) -> Iterator[str]:
         yield f"  state: {status.state.name.lower()}"
 
 
-def _format_limit_state(reading: LimitState) -> str:
+def _format_limit_state(reading: Reading) -> str:
     text = f"{reading.left} left"
     if reading.retry_us > 0:
         text += f", the next one passes in {format_wait(reading.retry_us)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ratelimit_rls.core.model import DescriptorPlan, LimitState, PlanTemplate
+from ratelimit_rls.core.model import DescriptorPlan, PlanTemplate, Reading
 from ratelimit_rls.core.plan import per_template
 
 
@@ -45,7 +45,7 @@ def key_ranges(descriptor_plans: Sequence[DescriptorPlan]) -> list[range]:
     return ranges
 
 
-def is_denied(descriptor_plans: Sequence[DescriptorPlan], readings: Sequence[LimitState], quota_passes: bool) -> bool:
+def is_denied(descriptor_plans: Sequence[DescriptorPlan], readings: Sequence[Reading], quota_passes: bool) -> bool:
     """Return the verdict over states from several places, as lua/decide.lua computes it for states from one."""
     quotas = [True] if quota_passes else []
     for descriptor_plan, numbers in zip(descriptor_plans, key_ranges(descriptor_plans), strict=True):
@@ -59,7 +59,7 @@ def is_denied(descriptor_plans: Sequence[DescriptorPlan], readings: Sequence[Lim
     return bool(quotas) and not any(quotas)
 
 
-def _passes(descriptor_plan: DescriptorPlan, readings: Sequence[LimitState]) -> Iterator[bool]:
+def _passes(descriptor_plan: DescriptorPlan, readings: Sequence[Reading]) -> Iterator[bool]:
     for step, reading in zip(descriptor_plan.steps, readings, strict=False):
         yield step.shadow_mode or reading.allowed
     for reading in readings[len(descriptor_plan.steps) :]:  # a cooldown denies, a warning never does

@@ -257,7 +257,7 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CounterOp:
+class Step:
     """Operation on one counter."""
 
     limit: Limit
@@ -273,7 +273,7 @@ class DescriptorPlan:
     """Counter operations of one descriptor of the request."""
 
     rule: Rule | None
-    steps: tuple[CounterOp, ...]  # one per limit; empty: decided without the store
+    steps: tuple[Step, ...]  # one per limit; empty: decided without the store
     hits: int
     metric_path: str = ""
     unlimited: bool = False
@@ -291,7 +291,7 @@ class Rejection:
     descriptor_index: int = 0  # of the descriptor that caused it
 
 
-class Slot(Generic[T]):
+class DerivedKey(Generic[T]):
     """Key of one kind of value that is derived from plan templates. T is the type of the values. Compares by identity.
 
     It belongs to the code that derives the values (`core.plan.per_template`).
@@ -301,16 +301,16 @@ class Slot(Generic[T]):
 
 
 class DerivedValues(Protocol):
-    """The values derived from one template: a dictionary in which the slot determines the type of the value."""
+    """The values derived from one template: a dictionary in which the key determines the type of the value."""
 
-    def get(self, slot: Slot[T], /) -> T | None:
-        """Return the value in this slot; None if it was not derived yet."""
+    def get(self, key: DerivedKey[T], /) -> T | None:
+        """Return the value under this key; None if it was not derived yet."""
         ...
 
-    def __setitem__(self, slot: Slot[T], value: T, /) -> None: ...
+    def __setitem__(self, key: DerivedKey[T], value: T, /) -> None: ...
 
 
-_no_values: Callable[[], dict[Slot[Any], Any]] = dict
+_no_values: Callable[[], dict[DerivedKey[Any], Any]] = dict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -323,7 +323,7 @@ class PlanTemplate:
 
     domain: str
     domain_known: bool
-    steps: tuple[CounterOp, ...]
+    steps: tuple[Step, ...]
     descriptor_plans: tuple[DescriptorPlan, ...]  # one per descriptor, in order; their steps concatenated are `steps`
     # In the global quota mode a descriptor without a limit is a quota that passes, so quotas cannot deny the call.
     quota_passes: bool = False
@@ -363,7 +363,7 @@ Used for the types created on every call: the generated constructor takes twice 
 """
 
 
-class LimitState(NamedTuple):
+class Reading(NamedTuple):
     """State of one limit after the call, as reported by the store."""
 
     left: int  # hits that still fit; negative: debt
@@ -385,7 +385,7 @@ class StoreResult(NamedTuple):
 
     denied: bool  # the call's verdict; charging depended on it
     now_us: int  # time of the decision, on the store's clock
-    readings: tuple[LimitState, ...]  # one per key of the plan
+    readings: tuple[Reading, ...]  # one per key of the plan
     granted: int = 0  # for a plan that takes up to a number of hits: how many it took
     remembered: bool = False  # a cached denial: the store was not called
     replayed: bool = False  # repeated result of an idempotent call: nothing was charged now
@@ -396,15 +396,15 @@ class Status(NamedTuple):
     """Outcome for one descriptor."""
 
     code: Code
-    step: CounterOp | None  # the limit reported; None: no limit applies, or unlimited
+    step: Step | None  # the limit reported; None: no limit applies, or unlimited
     remaining: int
     reset_s: int  # whole seconds, rounded up; retry-after if denied
     descriptor_plan: DescriptorPlan
-    reading: LimitState | None = None  # of the limit reported
-    readings: tuple[LimitState, ...] = ()  # of all limits of the descriptor, in the order of `descriptor_plan.steps`
+    reading: Reading | None = None  # of the limit reported
+    readings: tuple[Reading, ...] = ()  # of all limits of the descriptor, in the order of `descriptor_plan.steps`
     state: WarningState | None = None  # with `warn_at`
     violations: int = 0  # with `penalty`: violations within its period
-    cooldown: LimitState | None = None  # set if a penalty denies the call; `reading` is then the same object
+    cooldown: Reading | None = None  # set if a penalty denies the call; `reading` is then the same object
 
 
 class Decision(NamedTuple):

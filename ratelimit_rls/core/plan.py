@@ -17,7 +17,7 @@ from ratelimit_rls.core.match import match
 from ratelimit_rls.core.model import (
     MAX_HITS,
     Charge,
-    CounterOp,
+    DerivedKey,
     Descriptor,
     DescriptorPlan,
     Limit,
@@ -29,7 +29,7 @@ from ratelimit_rls.core.model import (
     Rejection,
     Request,
     Rule,
-    Slot,
+    Step,
     Unit,
     Watcher,
     construct,
@@ -73,15 +73,15 @@ Derived = TypeVar("Derived")
 def per_template(make: Callable[[PlanTemplate], Derived]) -> Callable[[PlanTemplate], Derived]:
     """Decorate `make` so that it runs once per template and its result lives as long as the template.
 
-    The result is stored in the template itself, in a slot of its own: looking it up by a weak reference takes four
+    The result is stored in the template itself, under a key of its own: looking it up by a weak reference takes four
     times as long, for every new request.
     """
-    slot: Slot[Derived] = Slot()
+    key: DerivedKey[Derived] = DerivedKey()
 
     def made_once(template: PlanTemplate) -> Derived:
-        found = template.derived.get(slot)
+        found = template.derived.get(key)
         if found is None:
-            found = template.derived[slot] = make(template)
+            found = template.derived[key] = make(template)
         return found
 
     return made_once
@@ -90,7 +90,7 @@ def per_template(make: Callable[[PlanTemplate], Derived]) -> Callable[[PlanTempl
 KeyParts = tuple[TagEncoder, tuple[tuple[bytes, ...], ...]]
 """Encoder for the tags of a template with steps, and the key suffixes of each descriptor in plan order."""
 
-_KEY_PARTS: Slot[KeyParts] = Slot()
+_KEY_PARTS: DerivedKey[KeyParts] = DerivedKey()
 
 
 @lru_cache(64)
@@ -223,7 +223,7 @@ class Planner:
         if rule is None:
             return _unmatched(hits)
         steps = tuple(
-            CounterOp(
+            Step(
                 limit=limit,
                 cost=-hits if descriptor.is_refund else hits,
                 charge=self._charge(request, descriptor, rule),

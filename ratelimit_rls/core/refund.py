@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Charge, CounterOp, Decision, DescriptorPlan, PlanTemplate, Request
+from ratelimit_rls.core.model import Charge, Decision, DescriptorPlan, PlanTemplate, Request, Step
 from ratelimit_rls.core.plan import per_template
 
 
@@ -18,7 +18,7 @@ class Refund(NamedTuple):
 
 class _Charged(NamedTuple):
     number: int  # index of the key in the plan
-    step: CounterOp
+    step: Step
     as_debt: bool  # charged for a future slot
 
 

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, cast
 
 import structlog
 
-from ratelimit_rls.core.decide import allow_without_store, decide, deny_without_store
+from ratelimit_rls.core.decision import allow_without_store, decision_of, deny_without_store
 from ratelimit_rls.core.model import (
-    CounterOp,
     Decision,
     DescriptorPlan,
     Limit,
     OnStoreFailure,
     Plan,
     PlanTemplate,
+    Step,
     StoreResult,
 )
 from ratelimit_rls.core.plan import per_template
@@ -131,9 +131,9 @@ class Fallback:
         for call, share, result in zip(calls, shares, self._store.spend_now(plans), strict=True):
             assert isinstance(result, StoreResult), "the embedded store never fails"
             # The response reports the configured limit; metrics count against the share, to which the result refers.
-            yield decide(call.template, result)._replace(
+            yield decision_of(call.template, result)._replace(
                 without_store=OnStoreFailure.LOCAL,
-                share=None if share is call.template else decide(share, result),
+                share=None if share is call.template else decision_of(share, result),
             )
 
     def _plan(self, share: PlanTemplate, call: UndecidedCall) -> EncodedPlan[Any]:
@@ -161,7 +161,7 @@ class Fallback:
     def _divide_descriptor(self, descriptor_plan: DescriptorPlan) -> DescriptorPlan:
         return replace(descriptor_plan, steps=tuple(self._divide_op(step) for step in descriptor_plan.steps))
 
-    def _divide_op(self, step: CounterOp) -> CounterOp:
+    def _divide_op(self, step: Step) -> Step:
         return replace(step, limit=self._divide_limit(step.limit))
 
     def _divide_limit(self, limit: Limit) -> Limit:

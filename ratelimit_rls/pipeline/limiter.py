@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.entitlements import Entitlements
 from ratelimit_rls.core.model import (
     Decision,
@@ -180,7 +180,7 @@ class RateLimiter:
         for template, _, prepared, _, _ in calls:
             result = next(remaining_results) if prepared is not None else None
             if not isinstance(result, StoreError):
-                decisions.append(decide(template, result))
+                decisions.append(decision_of(template, result))
                 continue
             assert prepared is not None
             index = len(decisions)
@@ -200,7 +200,7 @@ class RateLimiter:
             if call.prepared is not None
         ]
         results = iter(self._fallback.apply(undecided))
-        return [next(results) if call.prepared is not None else decide(call.template, None) for call, _ in calls]
+        return [next(results) if call.prepared is not None else decision_of(call.template, None) for call, _ in calls]
 
     async def check(
         self, calls: Sequence[PlannedCall], request_ids: Sequence[bytes | None] | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import Code, PlanTemplate
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.core.tree import Tree
@@ -97,7 +97,7 @@ class RuleSet:
         if result is None:
             self._tally.add(template, at_us, False)
             return Verdict.ADMITTED
-        decision = decide(template, result)
+        decision = decision_of(template, result)
         denied = decision.code is Code.OVER_LIMIT
         self._tally.add(template, at_us, denied)
         self._tally.record_decision(decision, at_us)

@@ -23,12 +23,12 @@ from typing import Any
 from ratelimit_rls.core.model import (
     Algorithm,
     Charge,
-    CounterOp,
-    LimitState,
     Penalty,
     Plan,
     PlanTemplate,
     Purpose,
+    Reading,
+    Step,
     StoreResult,
     construct,
 )
@@ -83,7 +83,7 @@ class _DenialEntry:
         elapsed_us = int((now_s - self.received_s) * 1e6)
         readings = [
             construct(
-                LimitState,
+                Reading,
                 (
                     left if retry_us or reset_us > elapsed_us else capacity,
                     retry_us - elapsed_us if retry_us > 0 else retry_us,
@@ -242,7 +242,7 @@ class DenialCache:
                     waits_us.append(reading.retry_us)
         return min((wait_us for wait_us in waits_us if wait_us > 0), default=0)
 
-    def _charges_nothing(self, step: CounterOp, reading: LimitState) -> bool:
+    def _charges_nothing(self, step: Step, reading: Reading) -> bool:
         """Return True if a denied call charges nothing to this limit."""
         if step.charge is Charge.ADMITTED or step.cost == 0:
             return True
@@ -370,7 +370,7 @@ def _as_charged_again(plan: PreparedPlan, result: StoreResult) -> StoreResult:
     )
 
 
-def _capacities(layout: PlanLayout[object], readings: Sequence[LimitState]) -> Iterator[int]:
+def _capacities(layout: PlanLayout[object], readings: Sequence[Reading]) -> Iterator[int]:
     """Yield what is left of each limit after its reset; a watcher has no reset."""
     at = 0
     for descriptor_plan in layout.descriptor_plans:

@@ -15,12 +15,12 @@ from typing import Generic, NamedTuple, TypeVar
 from ratelimit_rls.core.calendar import Bounds, bounds
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     DescriptorPlan,
-    LimitState,
     Penalty,
     PlanTemplate,
     Purpose,
+    Reading,
+    Step,
     StoreResult,
     Watcher,
     construct,
@@ -134,7 +134,7 @@ class ScriptCall(NamedTuple, Generic[Arg]):
 class CalendarSpec(Generic[Arg]):
     """The spec of a calendar limit: the windows around the current time are filled in when a batch is sent."""
 
-    def __init__(self, step: CounterOp, joined: bool, encode: Callable[[bytes], Arg]) -> None:
+    def __init__(self, step: Step, joined: bool, encode: Callable[[bytes], Arg]) -> None:
         self._step = step
         self._joined = joined
         self._encode = encode
@@ -149,7 +149,7 @@ class CalendarSpec(Generic[Arg]):
         return self._ready
 
 
-def limit_spec(step: CounterOp, joined: bool, window: bytes | None = None) -> bytes:
+def limit_spec(step: Step, joined: bool, window: bytes | None = None) -> bytes:
     """Return the spec of a limit. `joined`: the step belongs to the same descriptor as the one before it."""
     limit = step.limit
     flags = STEP_ALWAYS if step.charge is Charge.ALWAYS else 0
@@ -293,7 +293,7 @@ def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> lis
     for plan in batch:
         verdict = reply[at]
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
-        readings = tuple([construct(LimitState, (reply[i], reply[i + 1], reply[i + 2])) for i in range(first, at, 3)])
+        readings = tuple([construct(Reading, (reply[i], reply[i + 1], reply[i + 2])) for i in range(first, at, 3)])
         if verdict == VERDICT_UNKNOWN_STATE:
             results.append(_unknown_state(plan, readings))
         elif plan.hits is None or plan.charged_at_us is not None:
@@ -308,7 +308,7 @@ def reply_length(batch: Sequence[EncodedPlan[Arg]]) -> int:
     return len(batch) + 3 * sum([len(plan.keys) for plan in batch])
 
 
-def _unknown_state(plan: EncodedPlan[Arg], readings: Sequence[LimitState]) -> UnknownState:
+def _unknown_state(plan: EncodedPlan[Arg], readings: Sequence[Reading]) -> UnknownState:
     marked = [key for key, reading in zip(plan.keys, readings, strict=True) if reading.left]
     if not marked and plan.idempotency_key is not None:
         marked = [plan.idempotency_key]

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from ratelimit_rls.core.model import (
     Charge,
     Code,
-    CounterOp,
     Decision,
     DescriptorPlan,
-    LimitState,
     OnStoreFailure,
     PlanTemplate,
     Purpose,
+    Reading,
+    Step,
     WarningState,
 )
 from ratelimit_rls.telemetry.rule_labels import rule_label
@@ -270,7 +270,7 @@ class Metrics:
             else:
                 counted.outcomes[(_OVER_LIMIT if status.code is Code.OVER_LIMIT else _OK) + _FALLBACK] += 1
 
-    def _record_limit(self, counted: LimitCounters, step: CounterOp, reading: LimitState, code: Code) -> bool:
+    def _record_limit(self, counted: LimitCounters, step: Step, reading: Reading, code: Code) -> bool:
         """Count the hits of one limit as envoyproxy/ratelimit does: hits that cross a threshold are split at it.
 
         Return True if the limit allows the call.

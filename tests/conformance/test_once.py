@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import Algorithm, Charge, Plan, StoreResult
 from ratelimit_rls.core.refund import refund
 from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S
@@ -122,7 +122,7 @@ def test_refunded_request_id_is_charged_again(store: StoreUnderTest) -> None:
     plan = call(step(limit=10))
     prepared = store.store.prepare(plan).idempotent(b"id")
     (first,) = store.answered(prepared)
-    due = refund(decide(plan.template, first))
+    due = refund(decision_of(plan.template, first))
     assert due is not None
     store.answered(store.store.refund_of(prepared, due))
     assert left(store) == 10

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import Code, Decision, Descriptor, Entry, Request, StoreResult
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.rules.compile import compile_documents
@@ -28,7 +28,7 @@ class Client:
         plan = self._planner.plan(Request("d", (Descriptor((Entry("k", "v"),), hits=hits),)))
         (answer,) = self._store.spend(plan)
         assert isinstance(answer, StoreResult)
-        return decide(plan.template, answer)
+        return decision_of(plan.template, answer)
 
 
 def at(text: str) -> int:

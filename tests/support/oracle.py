@@ -16,12 +16,12 @@ from typing import NamedTuple
 from ratelimit_rls.core.model import (
     Algorithm,
     Charge,
-    CounterOp,
     Limit,
-    LimitState,
     Penalty,
     Plan,
     PlanTemplate,
+    Reading,
+    Step,
     StoreResult,
     WarnAt,
 )
@@ -149,14 +149,14 @@ class PenaltyState:
     cooldown_ends: int = 0
     holds: bool = False
 
-    def reading(self, penalty: Penalty, now: int, cost: int) -> LimitState:
+    def reading(self, penalty: Penalty, now: int, cost: int) -> Reading:
         if not self.violations:
-            return LimitState(0, 0, 0)
+            return Reading(0, 0, 0)
         recent = sum(1 for at in self.violations if at > now - penalty.within_us)
         denies = cost >= 0 and self.holds and now < self.cooldown_ends
         told = min(recent, penalty.after + len(penalty.multipliers) - 1)
         reset = max(self.violations[-1] + penalty.within_us, self.cooldown_ends) - now
-        return LimitState(told, self.cooldown_ends - now if denies else 0, max(0, reset))
+        return Reading(told, self.cooldown_ends - now if denies else 0, max(0, reset))
 
     def record_outcome(self, penalty: Penalty, now: int, retry: int, admitted: bool) -> None:
         """Record the outcome of a call. `retry` is that of the descriptor's own limits."""
@@ -188,26 +188,26 @@ class Oracle:
         if denied and not template.shadow_mode:
             self.models = before
             for i, one in enumerate(plan_keys):
-                if isinstance(one.what, CounterOp):
+                if isinstance(one.what, Step):
                     readings[i] = self._second_look(one.key, one.what, now, readings[i])
         admitted = template.shadow_mode or not denied
         for i, one in enumerate(plan_keys):
-            if not isinstance(one.what, CounterOp):
+            if not isinstance(one.what, Step):
                 beside = [readings[j] for j in one.beside]
                 meant = [readings[j].retry_us for j in one.beside if not readings[j].allowed and not hasty[j]]
                 readings[i] = self._settle(one, now, admitted, beside, meant, [lowest[j] for j in one.beside])
         return StoreResult(denied, now, tuple(readings))
 
-    def _first_look(self, one: PlanKey, now: int, max_wait_us: int | None) -> LimitState:
+    def _first_look(self, one: PlanKey, now: int, max_wait_us: int | None) -> Reading:
         match one.what:
-            case CounterOp():
+            case Step():
                 return self._spend(one.key, one.what, now, max_wait_us)
             case Penalty():
                 return self._offender(one.key).reading(one.what, now, one.cost)
             case WarnAt():
-                return LimitState(0, 0, 0)
+                return Reading(0, 0, 0)
 
-    def _second_look(self, key: bytes, step: CounterOp, now: int, first: LimitState) -> LimitState:
+    def _second_look(self, key: bytes, step: Step, now: int, first: Reading) -> Reading:
         if step.charge is Charge.ALWAYS:
             # A limit that denied next to a refunded one still denies.
             again = self._spend(key, step, now, None)
@@ -215,11 +215,11 @@ class Oracle:
         if not first.allowed:
             return first
         model = self._model(key, step)
-        return LimitState(floor(model.capacity - model.used(now)), 0, model.reset(now))
+        return Reading(floor(model.capacity - model.used(now)), 0, model.reset(now))
 
     def _usage(self, one: PlanKey, now: int) -> Fraction:
         """Return the usage of a limit in thousandths; 0 for monitors."""
-        if not isinstance(one.what, CounterOp):
+        if not isinstance(one.what, Step):
             return Fraction(0)
         model = self._model(one.key, one.what)
         return Fraction(1000 * ceil(model.used(now)), model.capacity)
@@ -229,10 +229,10 @@ class Oracle:
         one: PlanKey,
         now: int,
         admitted: bool,
-        beside: Sequence[LimitState],
+        beside: Sequence[Reading],
         meant: Sequence[int],
         lowest: Sequence[Fraction],
-    ) -> LimitState:
+    ) -> Reading:
         """Settle the call. `meant` is the wait of limits that deny by the rules, not because the caller cannot wait."""
         if isinstance(one.what, Penalty):
             offender = self._offender(one.key)
@@ -251,28 +251,28 @@ class Oracle:
         if max(usages) > one.what.permille:
             self.warned.add(one.key)
         is_denied = not all(reading.allowed for reading in beside)
-        return LimitState(2 if is_denied else int(one.key in self.warned), 0, 0)
+        return Reading(2 if is_denied else int(one.key in self.warned), 0, 0)
 
     def _offender(self, key: bytes) -> PenaltyState:
         return self.offenders.setdefault(key, PenaltyState())
 
-    def _denied(self, template: PlanTemplate, plan_keys: Sequence[PlanKey], readings: Sequence[LimitState]) -> bool:
+    def _denied(self, template: PlanTemplate, plan_keys: Sequence[PlanKey], readings: Sequence[Reading]) -> bool:
         over = [
-            (one.what, not reading.allowed and not (isinstance(one.what, CounterOp) and one.what.shadow_mode))
+            (one.what, not reading.allowed and not (isinstance(one.what, Step) and one.what.shadow_mode))
             for one, reading in zip(plan_keys, readings, strict=True)
         ]
-        is_quota = [isinstance(what, CounterOp) and what.quota_mode for what, _ in over]
+        is_quota = [isinstance(what, Step) and what.quota_mode for what, _ in over]
         quotas = [failed for (_, failed), quota in zip(over, is_quota, strict=True) if quota]
         quotas += [False] if template.quota_passes else []
         others = [failed for (_, failed), quota in zip(over, is_quota, strict=True) if not quota]
         return any(others) or (bool(quotas) and all(quotas))
 
-    def _model(self, key: bytes, step: CounterOp) -> FixedWindow | SlidingLog | Bucket:
+    def _model(self, key: bytes, step: Step) -> FixedWindow | SlidingLog | Bucket:
         model = self.models.setdefault(key, MODELS[step.limit.algorithm](step.limit))
         model.limit = step.limit
         return model
 
-    def _spend(self, key: bytes, step: CounterOp, now: int, max_wait_us: int | None) -> LimitState:
+    def _spend(self, key: bytes, step: Step, now: int, max_wait_us: int | None) -> Reading:
         model, cost = self._model(key, step), step.cost
         always = step.charge is Charge.ALWAYS
         need = 1 if cost == 0 and not always else cost
@@ -292,17 +292,17 @@ class Oracle:
             retry = -1 - retry if cost > 0 else 0
         elif over and retry > 0:
             retry = first_us(lambda us: us > 0 and fits(now + us + longest))
-        return LimitState(model.capacity - ceil(model.used(now)), retry, model.reset(now))
+        return Reading(model.capacity - ceil(model.used(now)), retry, model.reset(now))
 
 
-def _is_hasty(one: PlanKey, first: LimitState, max_wait_us: int | None) -> bool:
+def _is_hasty(one: PlanKey, first: Reading, max_wait_us: int | None) -> bool:
     """Return True if it is denied only because the caller cannot wait."""
-    if not isinstance(one.what, CounterOp) or first.retry_us <= 0 or max_wait_us is None:
+    if not isinstance(one.what, Step) or first.retry_us <= 0 or max_wait_us is None:
         return False
     return first.retry_us + min(one.what.max_delay_us, max_wait_us) <= one.what.max_delay_us
 
 
-def _capacity(step: CounterOp) -> int:
+def _capacity(step: Step) -> int:
     return step.limit.burst or step.limit.requests_per_unit
 
 
@@ -310,9 +310,9 @@ class PlanKey(NamedTuple):
     """One key of a plan with its operation; a monitor also has the indices of its limits' states."""
 
     key: bytes
-    what: CounterOp | Penalty | WarnAt
+    what: Step | Penalty | WarnAt
     cost: int
-    steps: tuple[CounterOp, ...] = ()
+    steps: tuple[Step, ...] = ()
     beside: tuple[int, ...] = ()
 
 

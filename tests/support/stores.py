@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Algorithm,
     Charge,
-    CounterOp,
     DescriptorPlan,
     Limit,
     Plan,
     PlanTemplate,
+    Step,
     StoreResult,
     Unit,
     Watcher,
@@ -47,7 +47,7 @@ class KeyedOp(NamedTuple):
     """One counter key with its operation."""
 
     key: bytes
-    step: CounterOp
+    step: Step
 
 
 class StoreUnderTest:
@@ -84,7 +84,7 @@ class StoreUnderTest:
 
     def give_back(self, plan: Plan, result: StoreResult) -> None:
         """Refund what an admitted plan spent."""
-        refunded = refund(decide(plan.template, result))
+        refunded = refund(decision_of(plan.template, result))
         if refunded is not None:
             self.answered(self._store.refund_of(self._store.prepare(plan), refunded))
 
@@ -157,7 +157,7 @@ def step(
 ) -> KeyedOp:
     full = (limit if burst is None else burst) if algorithm.has_burst else 0
     name = f"rl:{{{key}}}:{algorithm.value}:{unit.seconds}".encode()
-    return KeyedOp(name, CounterOp(Limit(limit, unit, algorithm, full), cost, charge, shadow, quota, max_delay_us))
+    return KeyedOp(name, Step(Limit(limit, unit, algorithm, full), cost, charge, shadow, quota, max_delay_us))
 
 
 long_step = partial(step, unit=Unit.YEAR)

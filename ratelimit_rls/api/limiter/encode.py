@@ -8,7 +8,7 @@ from random import randrange
 
 from ratelimit_rls.api.responses.formatting import remaining, rule_path, seconds, until_us, used, window
 from ratelimit_rls.api.responses.status_selection import denying_statuses, reported_status, retry_after_s
-from ratelimit_rls.core.model import Code, CounterOp, Decision, LimitState, OnStoreFailure, Rejection, Rule, Status
+from ratelimit_rls.core.model import Code, Decision, OnStoreFailure, Reading, Rejection, Rule, Status, Step
 from ratelimit_rls.errors import StoreUnavailable
 from ratelimit_rls.protos.messages import LimiterCheckResponse, QuotaResponse
 
@@ -106,7 +106,7 @@ def _jitter_s(rule: Rule, draw: Draw) -> int:
     return draw(seconds(jitter_us) + 1) if jitter_us else 0
 
 
-def _enforced_limits(decision: Decision) -> Iterator[tuple[Status, Rule, CounterOp, LimitState]]:
+def _enforced_limits(decision: Decision) -> Iterator[tuple[Status, Rule, Step, Reading]]:
     """Yield all limits except those in shadow mode, which deny nothing."""
     for status in decision.statuses:
         if status.descriptor_plan.rule is not None:

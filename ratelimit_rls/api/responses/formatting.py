@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from ratelimit_rls.core.model import Limit, LimitState, Rule
+from ratelimit_rls.core.model import Limit, Reading, Rule
 
 MAX_SECONDS = 10**15 - 1
 """Largest number of seconds that is sent: an integer in a Structured Field has at most fifteen digits."""
@@ -31,20 +31,20 @@ def timestamp(us: int) -> str:
     return datetime.fromtimestamp(min(-(-us // 1_000_000), _MAX_TIMESTAMP_S), UTC).isoformat()[:-6] + "Z"
 
 
-def remaining(reading: LimitState) -> int:
+def remaining(reading: Reading) -> int:
     return min(max(0, reading.left), _MAX_UINT32)
 
 
-def until_us(reading: LimitState) -> int:
+def until_us(reading: Reading) -> int:
     """Return the time until a denying limit would allow the call, or until an allowing one has fully recovered.
 
     For a call that can never pass, it is the time until the limit has fully recovered, as in Envoy's
-    duration_until_reset (core/decide.py).
+    duration_until_reset (core/decision.py).
     """
     return reading.retry_us if reading.retry_us > 0 else reading.reset_us
 
 
-def used(limit: Limit, reading: LimitState) -> int:
+def used(limit: Limit, reading: Reading) -> int:
     return max(0, (limit.burst or limit.requests_per_unit) - reading.left)
 
 

@@ -9,7 +9,7 @@ from ratelimit_rls.api.responses.formatting import remaining, seconds, timestamp
 from ratelimit_rls.api.responses.options import ResponseOptions
 from ratelimit_rls.api.responses.response_context import ResponseContext
 from ratelimit_rls.api.responses.status_selection import denying_limits, headline_status
-from ratelimit_rls.core.model import CounterOp, LimitState, Status, WarningState
+from ratelimit_rls.core.model import Reading, Status, Step, WarningState
 from ratelimit_rls.core.response_policy import HeaderFamily
 
 HeaderLine = tuple[str, str]
@@ -92,7 +92,7 @@ def _ietf(context: ResponseContext) -> HeaderLines:
     return [line for line in lines if line[1]]  # an empty list must be omitted
 
 
-def _enforced_limits(statuses: Iterable[Status]) -> Iterator[tuple[CounterOp, LimitState]]:
+def _enforced_limits(statuses: Iterable[Status]) -> Iterator[tuple[Step, Reading]]:
     for status in statuses:
         if not status.readings:  # decided without the store, which a limit in shadow mode or a refund cannot deny
             continue

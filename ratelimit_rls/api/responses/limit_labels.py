@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ratelimit_rls.api.responses import ratelimit_fields
 from ratelimit_rls.api.responses.formatting import limit_names, rule_path, window_labels
-from ratelimit_rls.core.model import CounterOp, DescriptorPlan, Limit, PlanTemplate
+from ratelimit_rls.core.model import DescriptorPlan, Limit, PlanTemplate, Step
 from ratelimit_rls.core.plan import per_template
 
 
@@ -36,7 +36,7 @@ class LimitLabels:
 
     @cached_property
     def policies(self) -> PolicyNames:
-        steps: list[CounterOp] = []
+        steps: list[Step] = []
         limits: list[tuple[str, Limit]] = []
         for descriptor_plan in self._descriptor_plans:
             for step in descriptor_plan.steps:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ratelimit_rls.api.responses.formatting import rule_path, until_us
 from ratelimit_rls.api.responses.limit_labels import LimitLabels
-from ratelimit_rls.core.model import CounterOp, Decision, Rule, Status
+from ratelimit_rls.core.model import Decision, Rule, Status, Step
 
 
 class ResponseContext(NamedTuple):
@@ -15,7 +15,7 @@ class ResponseContext(NamedTuple):
 
     decision: Decision
     status: Status  # the reported one
-    step: CounterOp  # its limit
+    step: Step  # its limit
     rule: Rule  # its rule
     denying: Sequence[Status]  # statuses that deny the call; empty if it is allowed
     retry_after_s: int  # as sent, including jitter; 0: the call is allowed

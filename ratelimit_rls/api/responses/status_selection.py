@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ratelimit_rls.core.model import Code, CounterOp, Decision, LimitState, Status
+from ratelimit_rls.core.model import Code, Decision, Reading, Status, Step
 
 _OVER_LIMIT = Code.OVER_LIMIT  # used several times for each denied call
 
@@ -78,7 +78,7 @@ def retry_after_s(denying: Sequence[Status]) -> int:
     return wait_s
 
 
-def denying_limits(denying: Iterable[Status]) -> Iterator[tuple[CounterOp, LimitState]]:
+def denying_limits(denying: Iterable[Status]) -> Iterator[tuple[Step, Reading]]:
     """Yield the denying limits with their states; during a cooldown, all limits of the descriptor with the cooldown."""
     for status in denying:
         cooldown = status.cooldown

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ratelimit_rls.core.model import Algorithm, Limit, LimitState, StoreResult
+from ratelimit_rls.core.model import Algorithm, Limit, Reading, StoreResult
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import PreparedPlan
 
@@ -119,7 +119,7 @@ class Lease:
         self._exhausted_until_us = 0
         self._paused_until_us = 0
         # The last result, on the store's clock, and when the request was sent and received on our own.
-        self._last_states: tuple[LimitState, ...] = ()
+        self._last_states: tuple[Reading, ...] = ()
         self._last_store_us = 0
         self._sent_us = self._received_us = 0
         self._window_ends_us = 0
@@ -152,7 +152,7 @@ class Lease:
             self.available += result.granted
             self.expires_us = min(self.expires_us, expires_us)
 
-    def note_shortage(self, readings: Iterable[LimitState], now_us: int) -> None:
+    def note_shortage(self, readings: Iterable[Reading], now_us: int) -> None:
         """Record that the store had too little. A fixed window has no more until it ends; others refill continuously.
 
         A call with many hits may be denied while there is enough left for others.
@@ -172,7 +172,7 @@ class Lease:
             pauses_us.append(pause_us if left <= 0 else 0)
         self._paused_until_us = now_us + min(pauses_us, default=0)
 
-    def _pause_us(self, limit: Limit, reading: LimitState) -> int:
+    def _pause_us(self, limit: Limit, reading: Reading) -> int:
         """Return a pause short enough that a bucket does not fill up meanwhile."""
         full_us = reading.reset_us // 4 if limit.algorithm.has_burst else limit.window_us // PAUSES_PER_WINDOW
         return min(self._lease_us // PAUSES_PER_LEASE, full_us)
@@ -215,12 +215,10 @@ class Lease:
             grant.hits = 0
         return refunds
 
-    def readings(self, now_us: int) -> list[LimitState]:
+    def readings(self, now_us: int) -> list[Reading]:
         """Estimate the limit states: those last reported, plus the available hits, with the elapsed time subtracted."""
         ago_us = now_us - self._sent_us
-        return [
-            LimitState(left + self.available, 0, max(0, reset_us - ago_us)) for left, _, reset_us in self._last_states
-        ]
+        return [Reading(left + self.available, 0, max(0, reset_us - ago_us)) for left, _, reset_us in self._last_states]
 
     def store_time_us(self, now_us: int, taken: TakenHits = ()) -> int:
         """Estimate the store's time: not after now, and not before the hits were charged, so in the same window."""
@@ -228,7 +226,7 @@ class Lease:
         return max(taken[-1][0].charged_at_us, about_us) if taken else about_us
 
 
-def _window_left_us(limit: Limit, reading: LimitState) -> int:
+def _window_left_us(limit: Limit, reading: Reading) -> int:
     """Return the time until the window ends in which hits were just counted."""
     if limit.algorithm is Algorithm.FIXED_WINDOW:
         return reading.reset_us

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ratelimit_rls.core.model import Charge, DescriptorPlan, Limit, LimitState, PlanTemplate, Purpose, StoreResult
+from ratelimit_rls.core.model import Charge, DescriptorPlan, Limit, PlanTemplate, Purpose, Reading, StoreResult
 from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.leases.lease import Lease, TakenHits
@@ -116,9 +116,7 @@ class LeasedPlan:
         store_time_us = min(part.lease.store_time_us(now_us) for part in self.hot)
         return StoreResult(True, store_time_us, tuple(readings), remembered=True)
 
-    def denied_leases(
-        self, served: int, readings: Sequence[LimitState]
-    ) -> Iterator[tuple[Lease, Sequence[LimitState]]]:
+    def denied_leases(self, served: int, readings: Sequence[Reading]) -> Iterator[tuple[Lease, Sequence[Reading]]]:
         """Yield the leases of hot parts that the store denied, except for those that were served."""
         for lease, _, numbers, bit in self.hot:
             own = readings[numbers.start : numbers.stop]

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 import structlog
 
 from ratelimit_rls.core.call_split import is_denied, key_ranges, select_descriptors
-from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Charge, DescriptorPlan, LimitState, Plan, PlanTemplate, StoreResult, Unit
+from ratelimit_rls.core.decision import decision_of
+from ratelimit_rls.core.model import Charge, DescriptorPlan, Plan, PlanTemplate, Reading, StoreResult, Unit
 from ratelimit_rls.core.refund import Refund, refund
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import PreparedPlan
@@ -36,7 +36,7 @@ PER_SECOND = 1
 
 _PART_BYTES = 350  # measured with tracemalloc on CPython 3.11
 
-_UNKNOWN = LimitState(0, 0, 0)
+_UNKNOWN = Reading(0, 0, 0)
 """Placeholder for a limit that has not been decided yet."""
 
 
@@ -230,7 +230,7 @@ def _passes_so_far(plan: ShardedPlan, results: Sequence[StoreResult | StoreError
     return bool(plan.layout.flags & CALL_SHADOWED) or not _is_denied(plan, readings)
 
 
-def _is_denied(plan: ShardedPlan, readings: Sequence[LimitState]) -> bool:
+def _is_denied(plan: ShardedPlan, readings: Sequence[Reading]) -> bool:
     return is_denied(plan.layout.descriptor_plans, readings, bool(plan.layout.flags & CALL_QUOTA_PASSES))
 
 
@@ -262,9 +262,9 @@ def _merge(
     return StoreResult(denied, now_us, tuple(readings), replayed=replayed, decided_at_us=tuple(decided_at_us)), refunds
 
 
-def _charges_to_refund(part: ShardPart, result: StoreResult, readings: list[LimitState]) -> Iterator[ShardPart]:
+def _charges_to_refund(part: ShardPart, result: StoreResult, readings: list[Reading]) -> Iterator[ShardPart]:
     """Yield the refund of a part, if it was charged, and update the limit states accordingly."""
-    refunds = refund(decide(part.template, result))
+    refunds = refund(decision_of(part.template, result))
     if refunds is None:
         return
     for number, step in zip(refunds.numbers, refunds.template.steps, strict=True):

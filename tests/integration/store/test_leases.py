@@ -13,13 +13,13 @@ import pytest
 from ratelimit_rls.core.model import (
     Algorithm,
     Charge,
-    CounterOp,
     DescriptorPlan,
     LeasePolicy,
     Limit,
     Plan,
     PlanTemplate,
     Rule,
+    Step,
     StoreResult,
     Unit,
 )
@@ -91,7 +91,7 @@ def plan_of(*limits: tuple[bytes, Limit, bool], cost: int = 1, lease_us: int = L
     descriptor_plans = []
     for _, limit, hot in limits:
         rule = Rule("path", (limit,), charge=Charge.ADMITTED, hot=LeasePolicy(lease_us) if hot else None)
-        descriptor_plans.append(DescriptorPlan(rule, (CounterOp(limit, cost, Charge.ADMITTED),), cost))
+        descriptor_plans.append(DescriptorPlan(rule, (Step(limit, cost, Charge.ADMITTED),), cost))
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
     return Plan(PlanTemplate("domain", True, steps, tuple(descriptor_plans)), tuple(key for key, _, _ in limits))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import Algorithm, Charge, Plan, StoreResult, Unit
 from ratelimit_rls.core.refund import refund
 from tests.support.servers import RedisServer
@@ -119,7 +119,7 @@ def test_a_refund_uses_the_charge_time_of_each_server(stores: tuple[StoreUnderTe
     store.now_us += 1
     assert not store.spend(call(main(1)))[0].denied
     late = answer._replace(now_us=max(moments_us), decided_at_us=moments_us)
-    charged = refund(decide(limits.template, late))
+    charged = refund(decision_of(limits.template, late))
     assert charged is not None
     store.answered(store.store.refund_of(store.store.prepare(limits), charged))
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     Descriptor,
     DescriptorPlan,
     Entry,
     Limit,
-    LimitState,
     PlanTemplate,
     Position,
+    Reading,
     Request,
     Rule,
+    Step,
     StoreResult,
     Unit,
 )
 from ratelimit_rls.telemetry.usage_recorder import UsageRecorder
 
-STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
 OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
-PASSED = decide(OUTLINE, StoreResult(False, 0, (LimitState(3, 0, 1),)))
-DENIED = decide(OUTLINE, StoreResult(True, 0, (LimitState(-1, 5_000_000, 1),)))
+PASSED = decision_of(OUTLINE, StoreResult(False, 0, (Reading(3, 0, 1),)))
+DENIED = decision_of(OUTLINE, StoreResult(True, 0, (Reading(-1, 5_000_000, 1),)))
 
 
 def call(

@@ -72,8 +72,8 @@ def test_batch_size_counts_script_runs_and_not_the_commands_within_them() -> Non
 
 
 def test_cpu_of_each_redis_is_subtracted_separately() -> None:
-    before = cpu.Reading(0, 3, 0, 0, 0, 0, (), (1, 2))
-    after = cpu.Reading(0, 10, 0, 0, 0, 0, (), (6, 4))
+    before = cpu.CpuSample(0, 3, 0, 0, 0, 0, (), (1, 2))
+    after = cpu.CpuSample(0, 10, 0, 0, 0, 0, (), (6, 4))
     assert (after - before).redis_each_s == (5, 2)
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from ratelimit_rls.core.call_split import is_denied, key_ranges, select_descriptors
-from ratelimit_rls.core.model import Charge, CounterOp, DescriptorPlan, Limit, LimitState, Penalty, PlanTemplate, Unit
+from ratelimit_rls.core.model import Charge, DescriptorPlan, Limit, Penalty, PlanTemplate, Reading, Step, Unit
 
-OK = LimitState(5, 0, 0)
-DELAYED = LimitState(-1, -1000, 0)
-OVER = LimitState(0, 1_000_000, 0)
-NEVER = LimitState(0, -1, 0)
+OK = Reading(5, 0, 0)
+DELAYED = Reading(-1, -1000, 0)
+OVER = Reading(0, 1_000_000, 0)
+NEVER = Reading(0, -1, 0)
 
 
 def descriptor_plan(
     limits: int = 1, *, shadow: bool = False, quota: bool = False, penalty: bool = False, delay: int = 0
 ) -> DescriptorPlan:
-    step = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ADMITTED, shadow, quota, delay)
+    step = Step(Limit(10, Unit.MINUTE), 1, Charge.ADMITTED, shadow, quota, delay)
     return DescriptorPlan(None, (step,) * limits, 1, watchers=(Penalty(1, 1, (1,)),) if penalty else ())
 
 
@@ -73,7 +73,7 @@ def test_quotas_of_a_part_do_not_deny_if_another_part_has_quotas() -> None:
     ],
 )
 def test_any_limit_denies_but_quotas_only_together(
-    descriptor_plans: list[DescriptorPlan], readings: list[LimitState], denied: bool
+    descriptor_plans: list[DescriptorPlan], readings: list[Reading], denied: bool
 ) -> None:
     assert is_denied(descriptor_plans, readings, quota_passes=False) is denied
 

@@ -11,6 +11,7 @@ from ratelimit_rls.core import plan
 from ratelimit_rls.core.model import (
     MAX_HITS,
     Charge,
+    DerivedKey,
     Descriptor,
     Entry,
     LimitOverride,
@@ -20,7 +21,6 @@ from ratelimit_rls.core.model import (
     PlanTemplate,
     Purpose,
     Request,
-    Slot,
     Unit,
     WarnAt,
 )
@@ -249,8 +249,8 @@ def test_memory_of_planner_and_cached_plans_is_bounded(kind: str, number: int, m
 
 def test_derived_values_are_kept_by_slot_and_not_copied() -> None:
     template = Planner(TREE, Policy()).plan(Request("d", (_descriptor("user"),))).template
-    numbers: Slot[int] = Slot()
-    names: Slot[str] = Slot()
+    numbers: DerivedKey[int] = DerivedKey()
+    names: DerivedKey[str] = DerivedKey()
     template.derived[numbers] = 7
     assert template.derived.get(numbers) == 7
     assert template.derived.get(names) is None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from ratelimit_rls.core.decide import decide
-from ratelimit_rls.core.model import Descriptor, Entry, LimitState, Request, StoreResult
+from ratelimit_rls.core.decision import decision_of
+from ratelimit_rls.core.model import Descriptor, Entry, Reading, Request, StoreResult
 from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.core.refund import refund
 from ratelimit_rls.rules.compile import compile_documents
@@ -21,16 +21,16 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 5}
 """
 TREE = compile_documents({"f.yaml": RULES.encode()}).tree
-DELAYED = LimitState(-1, -1 - 100_000, 200_000)
-NORMAL = LimitState(0, 0, 0)
-ALLOWED = LimitState(4, 0, 60_000_000)
-DENIED = LimitState(0, 60_000_000, 60_000_000)
+DELAYED = Reading(-1, -1 - 100_000, 200_000)
+NORMAL = Reading(0, 0, 0)
+ALLOWED = Reading(4, 0, 60_000_000)
+DENIED = Reading(0, 60_000_000, 60_000_000)
 
 
-def _refunded_costs(descriptors: tuple[Descriptor, ...], *readings: LimitState) -> dict[int, int]:
+def _refunded_costs(descriptors: tuple[Descriptor, ...], *readings: Reading) -> dict[int, int]:
     """Return the refunded costs by the index of the key."""
     template = Planner(TREE, Policy()).plan(Request("d", descriptors)).template
-    refunded = refund(decide(template, StoreResult(False, 1_000, readings)))
+    refunded = refund(decision_of(template, StoreResult(False, 1_000, readings)))
     if refunded is None:
         return {}
     assert set(refunded.charged_at_us) == {1_000}
@@ -62,7 +62,7 @@ def test_looks_and_refunds_have_no_refund() -> None:
 def test_refund_has_time_of_each_charge() -> None:
     template = Planner(TREE, Policy()).plan(Request("d", _descriptors("queue"))).template
     answer = StoreResult(False, 1_000, (DELAYED, NORMAL), decided_at_us=(900, 1_000))
-    refunded = refund(decide(template, answer))
+    refunded = refund(decision_of(template, answer))
 
     assert refunded is not None
     assert refunded.charged_at_us == (900,)
@@ -72,7 +72,7 @@ def test_only_debt_keeps_max_delay() -> None:
     """Other charges may have been unused since, and are refunded conservatively."""
     template = Planner(TREE, Policy()).plan(Request("d", _descriptors("queue"))).template
     at_once, delayed = (
-        refund(decide(template, StoreResult(False, 0, (reading, NORMAL))))
+        refund(decision_of(template, StoreResult(False, 0, (reading, NORMAL))))
         for reading in (DELAYED._replace(retry_us=0), DELAYED)
     )
 

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import pytest
 from structlog.testing import capture_logs
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     DescriptorPlan,
     Limit,
-    LimitState,
     PlanTemplate,
+    Reading,
     Rule,
+    Step,
     StoreResult,
     Unit,
 )
@@ -30,11 +30,11 @@ from ratelimit_rls.telemetry.hot_keys import MAX_RATE, HotKeys
 from ratelimit_rls.telemetry.instruments import REFERENCE_REQUESTS, WORKERS
 from ratelimit_rls.telemetry.metrics import CallTimes, Metrics
 
-STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 OUTLINE = PlanTemplate(
     "edge", True, (STEP,), (DescriptorPlan(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),)
 )
-DENIED = decide(OUTLINE, StoreResult(True, 0, (LimitState(0, 5, 1),)))
+DENIED = decision_of(OUTLINE, StoreResult(True, 0, (Reading(0, 5, 1),)))
 TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
 REQUESTS = series(REFERENCE_REQUESTS, "ShouldRateLimit")
 WORKERS_THERE = series(WORKERS)

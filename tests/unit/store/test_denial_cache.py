@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Algorithm,
     Charge,
@@ -351,7 +351,7 @@ class TestSkippedOverLimitCharges:
         plan = call(step(limit=10, cost=4, charge=Charge.ALWAYS))
         await harness.denied(plan)  # two of its hits were within the limit
         metrics = Metrics()
-        decision = decide(plan.template, await harness.ask(plan))
+        decision = decision_of(plan.template, await harness.ask(plan))
         assert decision.remembered
         assert decision.code is Code.OVER_LIMIT
         metrics.record(decision, (metrics.limit("path"),))
@@ -422,7 +422,7 @@ class TestPenalties:
         await harness.denied(plan)
         again = await harness.ask(plan)
         assert again.remembered
-        assert decide(plan.template, again).statuses[0].state is WarningState.THROTTLED
+        assert decision_of(plan.template, again).statuses[0].state is WarningState.THROTTLED
 
 
 class TestRefunds:
@@ -438,7 +438,7 @@ class TestRefunds:
         plan = call(step(limit=1))
         admitted = await harness.ask(plan)
         await harness.denied(plan)
-        charged = refund(decide(plan.template, admitted))
+        charged = refund(decision_of(plan.template, admitted))
         assert charged is not None
         await harness.answered(harness.denials.refund_of(harness.denials.prepare(plan), charged))
         assert not (await harness.ask(plan)).denied
@@ -812,7 +812,7 @@ class Twins:
         return mine, true
 
     async def give_back(self, plan: Plan, answer: StoreResult) -> None:
-        charged = refund(decide(plan.template, answer))
+        charged = refund(decision_of(plan.template, answer))
         if charged is not None:
             for store in (self.harness.denials, self.plain):
                 await store.spend([store.refund_of(store.prepare(plan), charged)])

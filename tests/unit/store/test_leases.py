@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Algorithm,
     Charge,
-    CounterOp,
     DescriptorPlan,
     LeasePolicy,
     Limit,
@@ -27,6 +26,7 @@ from ratelimit_rls.core.model import (
     PlanTemplate,
     Purpose,
     Rule,
+    Step,
     StoreResult,
     Unit,
 )
@@ -107,11 +107,11 @@ async def sleep_us(us: int) -> None:
         await asyncio.sleep(us / 1e6)
 
 
-def step_of(limit: Limit, cost: int = 1) -> CounterOp:
-    return CounterOp(limit, cost, Charge.ADMITTED)
+def step_of(limit: Limit, cost: int = 1) -> Step:
+    return Step(limit, cost, Charge.ADMITTED)
 
 
-def template_of(*descriptors: Sequence[CounterOp], hot: Sequence[bool] = (), **more: Any) -> PlanTemplate:
+def template_of(*descriptors: Sequence[Step], hot: Sequence[bool] = (), **more: Any) -> PlanTemplate:
     descriptor_plans = []
     for number, steps in enumerate(descriptors):
         limits = tuple(step.limit for step in steps)
@@ -195,7 +195,7 @@ COLD = step_of(limit_of(100))
         "no hot rule": Plan(template_of([COLD]), (b"k",)),
         "the global shadow mode": Plan(template_of([COLD], hot=[True], shadow_mode=True), (b"k",)),
         "a quota that passes": Plan(template_of([COLD], hot=[True], quota_passes=True), (b"k",)),
-        "a quota": Plan(template_of([CounterOp(COLD.limit, 1, Charge.ADMITTED, quota_mode=True)], hot=[True]), (b"k",)),
+        "a quota": Plan(template_of([Step(COLD.limit, 1, Charge.ADMITTED, quota_mode=True)], hot=[True]), (b"k",)),
         "a look of Kuadrant's": Plan(template_of([COLD], hot=[True], purpose=Purpose.LOOK), (b"k",)),
         "a report": Plan(template_of([COLD], hot=[True], purpose=Purpose.REPORT), (b"k",)),
         "a look": Plan(template_of([step_of(limit_of(100), 0)], hot=[True]), (b"k",)),
@@ -377,7 +377,7 @@ async def test_a_refund_of_leased_hits_goes_to_the_store() -> None:
     admitted = await warm(world, leases, plan, times=20, pause_us=1_000)
     prepared = leases.prepare(plan)
     (answer,), more = await ask(world, leases, prepared)
-    charged = refund(decide(plan.template, answer))
+    charged = refund(decision_of(plan.template, answer))
     assert charged is not None
     await leases.spend([leases.refund_of(prepared, charged)])
     await leases.close()

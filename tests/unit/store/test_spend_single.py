@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from ratelimit_rls.core.model import Algorithm, Charge, CounterOp, Limit, Penalty, Plan, StoreResult, Unit, WarnAt
+from ratelimit_rls.core.model import Algorithm, Charge, Limit, Penalty, Plan, Step, StoreResult, Unit, WarnAt
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.store.lua_script import read_source
 from tests.support.stores import START_US, KeyedOp, MonitoredDescriptor, call, monitored_call, step
 
 TWICE = step("twice", 2)
-BY_CALENDAR = KeyedOp(b"month", CounterOp(Limit(3, Unit.DAY, timezone="Europe/Berlin"), 1, Charge.ADMITTED))
+BY_CALENDAR = KeyedOp(b"month", Step(Limit(3, Unit.DAY, timezone="Europe/Berlin"), 1, Charge.ADMITTED))
 PLANS = [
     *(call(step(algorithm.value, algorithm=algorithm)) for algorithm in Algorithm),
     call(step("a", 9, charge=Charge.ALWAYS), step("b", 4, unit=Unit.SECOND), step("c", 2, shadow=True)),

@@ -6,16 +6,16 @@ from collections import Counter
 
 import pytest
 
-from ratelimit_rls.core.decide import allow_without_store, decide, deny_without_store
+from ratelimit_rls.core.decision import allow_without_store, decision_of, deny_without_store
 from ratelimit_rls.core.model import (
     Descriptor,
     Entry,
     LimitOverride,
-    LimitState,
     OnStoreFailure,
     Plan,
     PlanTemplate,
     Purpose,
+    Reading,
     Request,
     StoreResult,
     Unit,
@@ -62,7 +62,7 @@ descriptors:
           - key: c
             rate_limit: {unit: minute, requests_per_unit: 10}
 """
-PASSES, DENIED = LimitState(9, 0, 1), LimitState(-1, 5, 1)
+PASSES, DENIED = Reading(9, 0, 1), Reading(-1, 5, 1)
 
 
 class Setup:
@@ -83,7 +83,7 @@ class Setup:
     def decide(
         self,
         *entries: dict[str, str],
-        reading: LimitState = PASSES,
+        reading: Reading = PASSES,
         domain: str = "my.edge",
         limit: LimitOverride | None = None,
         remembered: bool = False,
@@ -94,7 +94,7 @@ class Setup:
         if template.steps:
             denied = reading is DENIED and not all(step.shadow_mode for step in template.steps)
             answer = StoreResult(denied, 0, (reading,) * len(template.steps), remembered=remembered)
-        decision = decide(template, answer)
+        decision = decision_of(template, answer)
         if without_store:
             decision = decision._replace(without_store=OnStoreFailure.LOCAL)
         self.metrics.record(decision, self.metrics.counters(template))
@@ -158,7 +158,7 @@ def test_a_look_is_counted_as_a_decision_and_a_report_is_not() -> None:
     setup = Setup()
     for purpose in (Purpose.REPORT, Purpose.LOOK):
         template = setup.plan({"user": "a"}, purpose=purpose).template
-        decision = decide(template, StoreResult(True, 0, (DENIED,)))
+        decision = decision_of(template, StoreResult(True, 0, (DENIED,)))
         setup.metrics.record(decision, setup.metrics.counters(template))
     assert setup.decisions() == {("my.edge", "my.edge.user", "over_limit", "store"): 1}
 
@@ -171,7 +171,7 @@ def test_rules_and_domains_of_many_reloads_are_bounded(monkeypatch: pytest.Monke
         plan = Planner(compile_documents({"f.yaml": rules}).tree, Policy()).plan(
             Request(f"edge-{number}", (Descriptor((Entry("user", "a"),)),))
         )
-        counted.record(decide(plan.template, StoreResult(False, 0, (PASSES,))), counted.counters(plan.template))
+        counted.record(decision_of(plan.template, StoreResult(False, 0, (PASSES,))), counted.counters(plan.template))
     labels = {one.attributes[:2] for one in collect(counted) if one.instrument == instruments.DECISIONS.name}
     assert len(labels) == 6
     assert (OTHER, OTHER) in labels

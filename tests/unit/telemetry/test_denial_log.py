@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     DescriptorPlan,
     Limit,
-    LimitState,
     PlanTemplate,
     Position,
+    Reading,
     Rejection,
     Rule,
+    Step,
     StoreResult,
     Unit,
 )
 from ratelimit_rls.telemetry.denial_log import DenialLog
 from ratelimit_rls.telemetry.traces import TraceIds
 
-STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
 OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
-PASSED = decide(OUTLINE, StoreResult(False, 0, (LimitState(3, 0, 1),)))
-DENIED = decide(OUTLINE, StoreResult(True, 0, (LimitState(-1, 5_000_000, 1),)))
+PASSED = decision_of(OUTLINE, StoreResult(False, 0, (Reading(3, 0, 1),)))
+DENIED = decision_of(OUTLINE, StoreResult(True, 0, (Reading(-1, 5_000_000, 1),)))
 
 
 class Clock:
@@ -67,7 +67,7 @@ def test_an_overridden_limit_is_logged_without_request_values(clock: Clock) -> N
     log = DenialLog(5, clock)
     with structlog.testing.capture_logs() as lines:
         assert log.has_lines_left
-        log.record([(0, decide(own, StoreResult(True, 0, (LimitState(-1, 1, 1),))))], lambda _: None)
+        log.record([(0, decision_of(own, StoreResult(True, 0, (Reading(-1, 1, 1),))))], lambda _: None)
     assert [line["rule"] for line in lines] == ["_override"]
 
 
@@ -78,7 +78,7 @@ def test_a_rejected_caller_is_logged_with_the_reason_and_no_rule(clock: Clock) -
     log = DenialLog(5, clock)
     with structlog.testing.capture_logs() as lines:
         assert log.has_lines_left
-        log.record([(0, decide(away, None))], lambda _: None)
+        log.record([(0, decision_of(away, None))], lambda _: None)
     assert lines == [{"log_level": "info", "event": "call_denied", "domain": "edge", "reason": "unauthorized"}]
 
 

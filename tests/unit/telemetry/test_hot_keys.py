@@ -11,18 +11,18 @@ from typing import NamedTuple
 import pytest
 from structlog.testing import capture_logs
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     Decision,
     DescriptorPlan,
     LeasePolicy,
     Limit,
-    LimitState,
     PlanTemplate,
     Position,
+    Reading,
     Rule,
+    Step,
     StoreResult,
     Unit,
     WarnAt,
@@ -43,8 +43,8 @@ from ratelimit_rls.telemetry.hot_keys import (
     merge_reports,
 )
 
-STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
-OK, OVER = LimitState(3, 0, 1), LimitState(0, 5, 1)
+STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+OK, OVER = Reading(3, 0, 1), Reading(0, 5, 1)
 
 
 def template_of(*rules: Rule | None, limits: int = 1, harness: bool = False) -> PlanTemplate:
@@ -81,9 +81,9 @@ def call_of(*keys: bytes, template: PlanTemplate = ONE) -> Call:
 
 
 @cache
-def decided(template: PlanTemplate, *readings: LimitState, remembered: bool = False) -> Decision:
+def decided(template: PlanTemplate, *readings: Reading, remembered: bool = False) -> Decision:
     answer = StoreResult(any(not reading.allowed for reading in readings), 0, readings)
-    return decide(template, answer)._replace(remembered=remembered)
+    return decision_of(template, answer)._replace(remembered=remembered)
 
 
 @dataclass
@@ -97,9 +97,7 @@ class Harness:
     def __post_init__(self) -> None:
         self.hot_keys = HotKeys(self.warn_per_second, lambda: self.now_s, self.random.random)
 
-    def ask(
-        self, *names: str, reading: LimitState = OK, template: PlanTemplate = ONE, remembered: bool = False
-    ) -> None:
+    def ask(self, *names: str, reading: Reading = OK, template: PlanTemplate = ONE, remembered: bool = False) -> None:
         """Observe all calls in one batch."""
         calls = [call_of(key_of(name), template=template) for name in names]
         self.hot_keys.observe(calls, [decided(template, reading, remembered=remembered)] * len(calls))
@@ -210,8 +208,8 @@ def test_descriptors_count_once_by_first_key_and_only_denying_ones_as_denied() -
     template = template_of(PLAIN, None, PLAIN, limits=2, harness=True)
     keys = [b"a1", b"a2", b"aw", b"b1", b"b2", b"bw"]
     call = call_of(*keys, template=template)
-    harness.hot_keys.observe([call], [decided(template, OK, OK, LimitState(0, 0, 0), OK, OVER, LimitState(2, 0, 0))])
-    harness.hot_keys.observe([call_of(template=template_of(None))], [decide(template_of(None), None)])
+    harness.hot_keys.observe([call], [decided(template, OK, OK, Reading(0, 0, 0), OK, OVER, Reading(2, 0, 0))])
+    harness.hot_keys.observe([call_of(template=template_of(None))], [decision_of(template_of(None), None)])
     report = harness.hot_keys.report()
     assert report.calls_per_second == 2
     assert {row.key: (row.per_second, row.denied_per_second) for row in report.keys} == {"a1": (1, 0), "b1": (1, 1)}

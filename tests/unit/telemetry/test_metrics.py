@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     DescriptorPlan,
     Limit,
-    LimitState,
     PlanTemplate,
+    Reading,
+    Step,
     StoreResult,
     Unit,
     WarnAt,
@@ -25,13 +25,13 @@ LIMIT = 20  # near_limit is above 16
 def counted(after: int, hits: int, *, charge: Charge = Charge.ALWAYS, shadow: bool = False) -> LimitCounters:
     """Return the counters when `hits` bring the count to `after` (under `admitted`: would bring)."""
     metrics = Metrics()
-    step = CounterOp(Limit(LIMIT, Unit.MINUTE), hits, charge, shadow_mode=shadow)
+    step = Step(Limit(LIMIT, Unit.MINUTE), hits, charge, shadow_mode=shadow)
     template = PlanTemplate("d", True, (step,), (DescriptorPlan(None, (step,), hits, "d.k"),))
     over = after > LIMIT
     left = LIMIT - (after - hits if over and charge is Charge.ADMITTED else after)
-    answer = StoreResult(over and not shadow, 0, (LimitState(left, 1 if over else 0, 1),))
+    answer = StoreResult(over and not shadow, 0, (Reading(left, 1 if over else 0, 1),))
     counters = metrics.limit("d.k")
-    metrics.record(decide(template, answer), (counters,))
+    metrics.record(decision_of(template, answer), (counters,))
     return counters
 
 
@@ -81,14 +81,14 @@ def test_refunds_are_counted_separately() -> None:
 
 def test_warn_at_states_are_counted_and_exported_only_above_zero() -> None:
     metrics = Metrics()
-    step = CounterOp(Limit(LIMIT, Unit.MINUTE), 1, Charge.ADMITTED)
+    step = Step(Limit(LIMIT, Unit.MINUTE), 1, Charge.ADMITTED)
     template = PlanTemplate("d", True, (step,), (DescriptorPlan(None, (step,), 1, "d.k", watchers=(WarnAt(800),)),))
     counters = metrics.limit("d.k")
     metrics.limit("d.other")
     for state in (WarningState.NORMAL, WarningState.WARNING, WarningState.WARNING, WarningState.THROTTLED):
         denied = state is WarningState.THROTTLED
-        reading = LimitState(0, 1 if denied else 0, 1)
-        metrics.record(decide(template, StoreResult(denied, 0, (reading, LimitState(state, 0, 0)))), (counters,))
+        reading = Reading(0, 1 if denied else 0, 1)
+        metrics.record(decision_of(template, StoreResult(denied, 0, (reading, Reading(state, 0, 0)))), (counters,))
 
     states = {name: count for name, count in metrics.names().items() if ".state_" in name}
     prefix = "ratelimit.service.rate_limit.d.k"

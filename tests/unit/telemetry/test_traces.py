@@ -15,17 +15,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     DescriptorPlan,
     Limit,
-    LimitState,
     PlanTemplate,
     Position,
+    Reading,
     Rejection,
     Rule,
+    Step,
     StoreResult,
     Unit,
 )
@@ -38,7 +38,7 @@ W3C_NOT_SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-00"),)
 B3_SINGLE = (("b3", f"{TRACE}-{PARENT}-1"),)
 B3_MULTI = (("x-b3-traceid", TRACE), ("x-b3-spanid", PARENT), ("x-b3-sampled", "1"))
 
-STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
 OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
 
@@ -168,7 +168,7 @@ def test_a_denial_has_the_rule_and_is_not_an_error() -> None:
     setup = Setup()
     batch = setup.batch(W3C)
     batch.planned(0, OUTLINE)
-    batch.decided(0, decide(OUTLINE, StoreResult(True, 0, (LimitState(-1, 5, 1),))))
+    batch.decided(0, decision_of(OUTLINE, StoreResult(True, 0, (Reading(-1, 5, 1),))))
     batch.ended(0)
     (span,) = setup.spans()
     assert span.status.status_code is StatusCode.UNSET
@@ -185,7 +185,7 @@ def test_a_denial_has_the_rule_and_is_not_an_error() -> None:
 def test_a_rejected_caller_has_the_reason_and_no_rule() -> None:
     setup = Setup()
     batch = setup.batch(W3C)
-    batch.decided(0, decide(replace(OUTLINE, steps=(), rejection=Rejection("blocked", "no", 403)), None))
+    batch.decided(0, decision_of(replace(OUTLINE, steps=(), rejection=Rejection("blocked", "no", 403)), None))
     batch.ended(0)
     (span,) = setup.spans()
     found = attributes(span)

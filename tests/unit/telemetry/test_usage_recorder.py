@@ -6,21 +6,21 @@ from random import Random
 
 import pytest
 
-from ratelimit_rls.core.decide import allow_without_store, decide
+from ratelimit_rls.core.decision import allow_without_store, decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     Decision,
     Descriptor,
     DescriptorPlan,
     Entry,
     Limit,
-    LimitState,
     PlanTemplate,
     Position,
+    Reading,
     Rejection,
     Request,
     Rule,
+    Step,
     StoreResult,
     Unit,
 )
@@ -39,13 +39,13 @@ from ratelimit_rls.telemetry.usage_recorder import (
 )
 
 HERE = Position("rules.yaml", 1, 1)
-STEP = CounterOp(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
-QUOTA = CounterOp(Limit(5, Unit.DAY), 1, Charge.ALWAYS, quota_mode=True)
+STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
+QUOTA = Step(Limit(5, Unit.DAY), 1, Charge.ALWAYS, quota_mode=True)
 BY_USER = DescriptorPlan(Rule("edge.user", (STEP.limit,), position=HERE), (STEP,), 1)
 BY_PATH = DescriptorPlan(Rule("edge.path", (STEP.limit,), position=HERE, deny=DenyResponse(status=503)), (STEP,), 1)
 BY_QUOTA = DescriptorPlan(Rule("edge.quota", (QUOTA.limit,), position=HERE), (QUOTA,), 1)
 NONE = DescriptorPlan(None, (), 1)
-OK, OVER = LimitState(3, 0, 1), LimitState(-1, 5_000_000, 1)
+OK, OVER = Reading(3, 0, 1), Reading(-1, 5_000_000, 1)
 MINUTE_S = 1_700_000_040
 
 
@@ -68,8 +68,8 @@ def outline_of(
     return PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode, rejection=rejection)
 
 
-def decided(template: PlanTemplate, *readings: LimitState, denied: bool = False, remembered: bool = False) -> Decision:
-    return decide(template, StoreResult(denied, 0, readings, remembered=remembered) if readings else None)
+def decided(template: PlanTemplate, *readings: Reading, denied: bool = False, remembered: bool = False) -> Decision:
+    return decision_of(template, StoreResult(denied, 0, readings, remembered=remembered) if readings else None)
 
 
 def request_of(**entries: str) -> Request:
@@ -177,7 +177,7 @@ def test_blocked_callers_are_distinguished_from_limited_ones(clock: Clock) -> No
     recorder = new(clock)
     template = outline_of(NONE, BY_USER, rejection=Rejection("blocked", "no more", 403, descriptor_index=1))
     entry = recorder.usage_entry(request_of(user="alice"), template)
-    recorder.note([entry], [decide(template, None)], 0.001)
+    recorder.note([entry], [decision_of(template, None)], 0.001)
     recorder.record_denial(entry, "unauthorized", 401)
     blocked, unauthorized = recorder.take_decisions(9)
     assert (blocked.outcome, blocked.rule, blocked.status, blocked.reason) == (

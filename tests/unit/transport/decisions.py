@@ -1,4 +1,4 @@
-"""Decisions for tests of responses: rules and store results, passed through the real `decide`."""
+"""Decisions for tests of responses: rules and store results, passed through the real `decision_of`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from ratelimit_rls.core.decide import decide
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Charge,
-    CounterOp,
     Decision,
     DescriptorPlan,
     Limit,
-    LimitState,
     PlanTemplate,
     Position,
+    Reading,
     Rule,
+    Step,
     StoreResult,
     Unit,
     Watcher,
@@ -39,11 +39,11 @@ class Met(NamedTuple):
     """A descriptor that matched a rule, with the store's results for its limits, then for its watchers."""
 
     rule: Rule
-    readings: Sequence[LimitState]
+    readings: Sequence[Reading]
 
     def descriptor_plan(self) -> DescriptorPlan:
         modes = {"shadow_mode": self.rule.shadow_mode, "quota_mode": self.rule.quota_mode}
-        steps = tuple(CounterOp(limit, 1, Charge.ADMITTED, **modes) for limit in self.rule.limits)
+        steps = tuple(Step(limit, 1, Charge.ADMITTED, **modes) for limit in self.rule.limits)
         watchers: tuple[Watcher | None, ...] = (self.rule.penalty, self.rule.warn_at)
         return DescriptorPlan(
             self.rule, steps, 1, watchers=tuple(watcher for watcher in watchers if watcher is not None)
@@ -65,7 +65,7 @@ def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decis
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
     outline = PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode)
     readings = tuple(reading for one in met for reading in one.readings)
-    return decide(outline, StoreResult(_is_denied(met), now_us, readings) if steps else None)
+    return decision_of(outline, StoreResult(_is_denied(met), now_us, readings) if steps else None)
 
 
 def _is_denied(met: Sequence[Met]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_rls.api.responses import ResponseBuilder, ResponseOptions, ResponseParts
-from ratelimit_rls.core.model import LimitState
+from ratelimit_rls.core.model import Reading
 from ratelimit_rls.core.response_policy import BodyFormat, DenyResponse, HeaderFamily
 from tests.unit.transport.decisions import DAY_LIMIT, MINUTE_LIMIT, TO_DAY_US, TO_MINUTE_US, Met, decided, rule
 
@@ -17,12 +17,12 @@ PAGE = (Path(__file__).parents[3] / "docs" / "answers.md").read_text()
 EXAMPLES = re.findall(r"```http\n(HTTP/1.1 200 .*?)\n\n(HTTP/1.1 429 .*?)\n```", PAGE, re.DOTALL)
 BODIES = [json.loads(body) for body in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
 
-PASSING = LimitState(847, 0, TO_MINUTE_US), LimitState(95_234, 0, TO_DAY_US)
-DENIED = LimitState(0, TO_MINUTE_US, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
+PASSING = Reading(847, 0, TO_MINUTE_US), Reading(95_234, 0, TO_DAY_US)
+DENIED = Reading(0, TO_MINUTE_US, TO_MINUTE_US), Reading(98_766, 0, TO_DAY_US)
 
 
 def respond(
-    readings: tuple[LimitState, ...], headers: tuple[HeaderFamily, ...] = (), deny: DenyResponse | None = None
+    readings: tuple[Reading, ...], headers: tuple[HeaderFamily, ...] = (), deny: DenyResponse | None = None
 ) -> ResponseParts:
     said = rule(MINUTE_LIMIT, DAY_LIMIT, path="edge.tenant", headers=headers, deny=deny)
     return ResponseBuilder(ResponseOptions()).build(

@@ -15,19 +15,19 @@ from ratelimit_rls.api.rls.encode import RlsEncoder, varint
 from ratelimit_rls.core.model import (
     Charge,
     Code,
-    CounterOp,
     Decision,
     Descriptor,
     DescriptorPlan,
     Entry,
     Limit,
-    LimitState,
     Penalty,
     PlanTemplate,
     Position,
+    Reading,
     Request,
     Rule,
     Status,
+    Step,
     Unit,
     WarnAt,
     WarningState,
@@ -64,7 +64,7 @@ watchers = st.sampled_from([(), (Penalty(1, 1, (1,)),), (WarnAt(800),), (Penalty
 @st.composite
 def decisions(draw: st.DrawFn) -> Decision:
     """Decisions that `decide` can make, and many that it cannot."""
-    steps: list[CounterOp] = []
+    steps: list[Step] = []
     statuses: list[Status] = []
     for _ in range(draw(st.integers(0, 5))):
         said = draw(st.none() | metadata)
@@ -74,7 +74,7 @@ def decisions(draw: st.DrawFn) -> Decision:
             statuses.append(Status(Code.OK, None, draw(uint32), 0, descriptor_plan))
             continue
         limit, watched = draw(limits), draw(watchers)
-        step = CounterOp(limit, 1, Charge.ALWAYS, shadow_mode=False, quota_mode=draw(st.booleans()))
+        step = Step(limit, 1, Charge.ALWAYS, shadow_mode=False, quota_mode=draw(st.booleans()))
         rule = Rule(
             draw(names),
             (limit,),
@@ -86,7 +86,7 @@ def decisions(draw: st.DrawFn) -> Decision:
         )
         descriptor_plan = DescriptorPlan(rule, (step,), 1, watchers=watched)  # type: ignore[arg-type]
         steps.append(step)
-        reading = LimitState(draw(uint32), draw(st.integers(-1, 2**40)), draw(st.integers(0, 2**60)))
+        reading = Reading(draw(uint32), draw(st.integers(-1, 2**40)), draw(st.integers(0, 2**60)))
         status = Status(
             draw(codes), step, draw(uint32), draw(st.integers(0, 2**40)), descriptor_plan, reading, (reading,)
         )
@@ -139,7 +139,7 @@ def by_protobuf(decision: Decision, request: Request, options: ResponseOptions) 
 def test_denial_always_has_rule_metadata() -> None:
     limit = Limit(5, Unit.DAY, name="daily")
     for denied, enabled in itertools.product((False, True), repeat=2):
-        reading = LimitState(0, 1_500_000, 9_000_000) if denied else LimitState(4, 0, 9_000_000)
+        reading = Reading(0, 1_500_000, 9_000_000) if denied else Reading(4, 0, 9_000_000)
         decision = decided(Met(rule(limit), [reading]))
         encoder = RlsEncoder(ResponseOptions(dynamic_metadata=enabled))
         template = encoder.response_template(Request("edge", (Descriptor((Entry("user", "a"),)),)), decision.template)
@@ -151,7 +151,7 @@ def test_denial_always_has_rule_metadata() -> None:
 
 def test_watched_rules_report_their_state() -> None:
     watched = rule(penalty=Penalty(1, 1, (2,)), warn_at=WarnAt(800))
-    decision = decided(Met(watched, [LimitState(0, 2_000_000, 1), LimitState(3, 4_000_000, 1), LimitState(2, 0, 0)]))
+    decision = decided(Met(watched, [Reading(0, 2_000_000, 1), Reading(3, 4_000_000, 1), Reading(2, 0, 0)]))
     encoder = RlsEncoder(ResponseOptions())
     answer = encoder.encode(decision, encoder.response_template(Request("edge", ()), decision.template))
     message = RateLimitResponse.FromString(answer)

@@ -9,20 +9,20 @@ import http_sf
 import pytest
 
 from ratelimit_rls.api.responses import ResponseBuilder, ResponseOptions, ResponseParts
-from ratelimit_rls.core.model import Algorithm, Limit, LimitState, Penalty, Rule, Unit
+from ratelimit_rls.core.model import Algorithm, Limit, Penalty, Reading, Rule, Unit
 from ratelimit_rls.core.response_policy import BodyFormat, DenyResponse, HeaderFamily
 from ratelimit_rls.core.template import Placeholder, Template
 from tests.unit.transport.decisions import DAY_LIMIT, SECOND, TO_DAY_US, TO_MINUTE_US, Met, decided, rule
 
 BUCKET = Limit(1000, Unit.MINUTE, Algorithm.TOKEN_BUCKET, burst=1500)
-DENIED = LimitState(0, TO_MINUTE_US, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
-PASSING = LimitState(1, 0, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
+DENIED = Reading(0, TO_MINUTE_US, TO_MINUTE_US), Reading(98_766, 0, TO_DAY_US)
+PASSING = Reading(1, 0, TO_MINUTE_US), Reading(98_766, 0, TO_DAY_US)
 JSON, PROBLEM = DenyResponse(BodyFormat.JSON), DenyResponse(BodyFormat.PROBLEM)
-COOLDOWN = LimitState(2, 90 * SECOND, 3600 * SECOND)
+COOLDOWN = Reading(2, 90 * SECOND, 3600 * SECOND)
 PENALTY = Penalty(3600 * SECOND, 1, (2, 4))
 
 
-def build(said: Rule, *readings: LimitState, request_id: str = "") -> ResponseParts:
+def build(said: Rule, *readings: Reading, request_id: str = "") -> ResponseParts:
     return ResponseBuilder(ResponseOptions()).build(decided(Met(said, readings)), request_id)
 
 
@@ -85,7 +85,7 @@ def test_cooldown_has_its_own_problem_type() -> None:
     assert body["title"] == "Abnormal Usage Detected"
     assert body["detail"] == "Rate limit exceeded: too many violations. Retry in 90 seconds."
     assert body["violated-policies"] == ["edge.user:minute", "edge.user:day"]
-    below = json.loads(build(rule(BUCKET, DAY_LIMIT, deny=PROBLEM, penalty=PENALTY), *DENIED, LimitState(1, 0, 1)).body)
+    below = json.loads(build(rule(BUCKET, DAY_LIMIT, deny=PROBLEM, penalty=PENALTY), *DENIED, Reading(1, 0, 1)).body)
     assert below["title"] == "Quota Exceeded"
 
 
@@ -108,7 +108,7 @@ def test_denial_without_a_format_has_no_body() -> None:
 def test_template_supports_all_placeholders() -> None:
     holes = "|".join(f"${{{hole.value}}}" for hole in Placeholder)
     five = Limit(10, Unit.MINUTE, unit_multiplier=5)
-    later = rule(Limit(1, Unit.SECOND), path="edge.path"), [LimitState(0, 400_000, 400_000)]
+    later = rule(Limit(1, Unit.SECOND), path="edge.path"), [Reading(0, 400_000, 400_000)]
     said = rule(five, deny=text(f"{holes} grün"))
     response = ResponseBuilder(ResponseOptions()).build(decided(Met(*later), Met(said, DENIED[:1])))
     assert response.body.decode() == (
@@ -118,10 +118,10 @@ def test_template_supports_all_placeholders() -> None:
 
 
 def test_retry_after_is_per_call_and_reset_per_limit() -> None:
-    first = Met(rule(path="edge.path"), [LimitState(0, 60 * SECOND, 60 * SECOND)])
+    first = Met(rule(path="edge.path"), [Reading(0, 60 * SECOND, 60 * SECOND)])
     said = rule(deny=text("${retry_after} ${reset_after}"))
     response = ResponseBuilder(ResponseOptions()).build(
-        decided(first, Met(said, [LimitState(0, 5 * SECOND, 60 * SECOND)]))
+        decided(first, Met(said, [Reading(0, 5 * SECOND, 60 * SECOND)]))
     )
     assert response.body == b"60 5"
 
@@ -145,5 +145,5 @@ def test_content_type_cannot_inject_a_header() -> None:
 
 
 def test_timestamps_are_capped_at_year_9999() -> None:
-    body = json.loads(build(rule(deny=JSON), LimitState(-(2**40), 2**62, 2**62)).body)
+    body = json.loads(build(rule(deny=JSON), Reading(-(2**40), 2**62, 2**62)).body)
     assert body["error"]["details"]["reset_at"] == "9999-12-31T23:59:59Z"

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_rls.api.responses import ResponseBuilder, ResponseOptions
-from ratelimit_rls.core.decide import decide, deny_without_store
+from ratelimit_rls.core.decision import decision_of, deny_without_store
 from ratelimit_rls.core.model import (
     Algorithm,
     Code,
     Decision,
     DescriptorPlan,
     Limit,
-    LimitState,
     Penalty,
     PlanTemplate,
+    Reading,
     Rule,
     Unit,
     WarnAt,
@@ -41,8 +41,8 @@ from tests.unit.transport.decisions import (
     rule,
 )
 
-PASSING = LimitState(847, 0, TO_MINUTE_US), LimitState(95_234, 0, TO_DAY_US)
-DENIED = LimitState(0, TO_MINUTE_US, TO_MINUTE_US), LimitState(98_766, 0, TO_DAY_US)
+PASSING = Reading(847, 0, TO_MINUTE_US), Reading(95_234, 0, TO_DAY_US)
+DENIED = Reading(0, TO_MINUTE_US, TO_MINUTE_US), Reading(98_766, 0, TO_DAY_US)
 PENALTY = Penalty(3600 * SECOND, 1, (2, 4))
 
 
@@ -89,13 +89,13 @@ def test_legacy_epoch_reset_is_rounded_up() -> None:
     assert full_minute * SECOND == NOW_US + TO_MINUTE_US
     assert passed[2] == denied[2] == f"X-RateLimit-Reset: {full_minute}"
     later = rule(headers=[HeaderFamily.LEGACY_EPOCH])
-    assert lines(decided(Met(later, [LimitState(5, 0, 1)])))[2] == f"X-RateLimit-Reset: {NOW_US // SECOND + 1}"
+    assert lines(decided(Met(later, [Reading(5, 0, 1)])))[2] == f"X-RateLimit-Reset: {NOW_US // SECOND + 1}"
 
 
 def test_legacy_remaining_is_capped_at_the_limit() -> None:
     bucket = Limit(1000, Unit.MINUTE, Algorithm.TOKEN_BUCKET, burst=1500)
     said = rule(bucket, headers=[HeaderFamily.LEGACY, HeaderFamily.IETF])
-    sent = lines(decided(Met(said, [LimitState(1499, 0, 60_000)])))
+    sent = lines(decided(Met(said, [Reading(1499, 0, 60_000)])))
     assert sent[:2] == ["X-RateLimit-Limit: 1000", "X-RateLimit-Remaining: 1000"]
     assert sent[4] == 'RateLimit: "edge.user:minute";r=1499;t=1'
 
@@ -123,7 +123,7 @@ def test_each_window_has_its_own_headers() -> None:
 def test_window_remaining_is_capped_at_the_limit() -> None:
     bucket = Limit(1000, Unit.MINUTE, Algorithm.TOKEN_BUCKET, burst=1500)
     for left, sent in ((1499, 1000), (7, 7)):
-        passed = lines(decided(Met(rule(bucket, headers=[HeaderFamily.WINDOWS]), [LimitState(left, 0, 60_000)])))
+        passed = lines(decided(Met(rule(bucket, headers=[HeaderFamily.WINDOWS]), [Reading(left, 0, 60_000)])))
         assert passed[:2] == ["X-RateLimit-Limit-Minute: 1000", f"X-RateLimit-Remaining-Minute: {sent}"]
 
 
@@ -137,7 +137,7 @@ def test_ietf_lists_all_limits_and_for_denials_the_denying_ones() -> None:
 def test_ietf_omits_calendar_lengths_and_shadow_limits() -> None:
     month = Limit(5, Unit.MONTH, timezone="Europe/Berlin", name="monthly")
     said, shadow = rule(month, headers=[HeaderFamily.IETF]), rule(path="edge.path", shadow_mode=True)
-    sent = lines(decided(Met(shadow, [LimitState(900, 0, 1)]), Met(said, [LimitState(4, 0, 1)])))
+    sent = lines(decided(Met(shadow, [Reading(900, 0, 1)]), Met(said, [Reading(4, 0, 1)])))
     assert sent == ['RateLimit-Policy: "monthly";q=5', 'RateLimit: "monthly";r=4;t=1']
 
 
@@ -156,20 +156,20 @@ def test_retry_after_is_the_longest_wait_rounded_up() -> None:
     passed, denied = both(HeaderFamily.RETRY_AFTER)
     assert (passed, denied) == ([], ["Retry-After: 45"])
     first, last = rule(headers=[HeaderFamily.RETRY_AFTER]), rule(path="edge.path", headers=[HeaderFamily.RETRY_AFTER])
-    long, short = LimitState(0, 9_000_001, 9_000_001), LimitState(0, 1, 1)
+    long, short = Reading(0, 9_000_001, 9_000_001), Reading(0, 1, 1)
     assert lines(decided(Met(first, [long]), Met(last, [short]))) == ["Retry-After: 10"]
     assert lines(decided(Met(first, [short]))) == ["Retry-After: 1"]
 
 
 def test_call_that_can_never_pass_reports_full_recovery() -> None:
-    assert lines(decided(Met(rule(headers=[HeaderFamily.RETRY_AFTER]), [LimitState(3, -1, 7 * SECOND)]))) == [
+    assert lines(decided(Met(rule(headers=[HeaderFamily.RETRY_AFTER]), [Reading(3, -1, 7 * SECOND)]))) == [
         "Retry-After: 7"
     ]
 
 
 def test_retry_after_is_not_earlier_than_ietf_resets() -> None:
     said = rule(MINUTE_LIMIT, DAY_LIMIT, headers=[HeaderFamily.IETF, HeaderFamily.RETRY_AFTER])
-    assert lines(decided(Met(said, [LimitState(0, -1, 0), LimitState(0, 2 * SECOND, 2 * SECOND)])))[1:] == [
+    assert lines(decided(Met(said, [Reading(0, -1, 0), Reading(0, 2 * SECOND, 2 * SECOND)])))[1:] == [
         'RateLimit: "edge.user:minute";r=0;t=0, "edge.user:day";r=0;t=1',
         "Retry-After: 1",
     ]
@@ -213,13 +213,13 @@ def test_override_limit_is_reported_without_request_values() -> None:
 def test_rules_with_warn_at_always_send_their_state(state: WarningState) -> None:
     for headers, before in ((None, 0), ([HeaderFamily.LEGACY], 3)):
         warns = rule(headers=headers, warn_at=WarnAt(800))
-        sent = lines(decided(Met(warns, [PASSING[0], LimitState(int(state), 0, 0)])))
+        sent = lines(decided(Met(warns, [PASSING[0], Reading(int(state), 0, 0)])))
         assert sent[before:] == [f"X-RateLimit-State: {state.name.lower()}"]
 
 
 def test_cooldown_denies_all_limits_of_the_descriptor() -> None:
     said = rule(MINUTE_LIMIT, DAY_LIMIT, headers=[HeaderFamily.IETF, HeaderFamily.RETRY_AFTER], penalty=PENALTY)
-    cooldown = LimitState(2, 90 * SECOND, 3600 * SECOND)
+    cooldown = Reading(2, 90 * SECOND, 3600 * SECOND)
     assert lines(decided(Met(said, [*PASSING, cooldown])))[1:] == [
         'RateLimit: "edge.user:minute";r=0;t=90, "edge.user:day";r=0;t=90',
         "Retry-After: 90",
@@ -233,10 +233,10 @@ def test_cooldown_denies_all_limits_of_the_descriptor() -> None:
 
 def test_header_choice_is_that_of_the_reported_descriptor() -> None:
     short, plain = rule(headers=[HeaderFamily.RULE]), rule(path="edge.path")
-    assert lines(decided(Met(short, [LimitState(1, 0, 1)]), Met(plain, [LimitState(2, 0, 1)]))) == [
+    assert lines(decided(Met(short, [Reading(1, 0, 1)]), Met(plain, [Reading(2, 0, 1)]))) == [
         "X-RateLimit-Rule: edge.user"
     ]
-    assert lines(decided(Met(short, [LimitState(3, 0, 1)]), Met(plain, [LimitState(2, 0, 1)]))) == []
+    assert lines(decided(Met(short, [Reading(3, 0, 1)]), Met(plain, [Reading(2, 0, 1)]))) == []
 
 
 def test_global_shadow_mode_responses_are_allowed() -> None:
@@ -259,10 +259,10 @@ def test_global_shadow_mode_responses_are_allowed() -> None:
 def test_retry_after_is_the_first_quota_to_recover(quotas_s: list[int], limit_s: int, sent: str) -> None:
     families = [HeaderFamily.RETRY_AFTER, HeaderFamily.IETF, HeaderFamily.RULE]
     quotas = [
-        Met(rule(path=f"edge.{n}", headers=families, quota_mode=True), [LimitState(0, wait * SECOND, 60 * SECOND)])
+        Met(rule(path=f"edge.{n}", headers=families, quota_mode=True), [Reading(0, wait * SECOND, 60 * SECOND)])
         for n, wait in enumerate(quotas_s)
     ]
-    limit = Met(rule(path="edge.limit", headers=families), [LimitState(0, limit_s * SECOND, 60 * SECOND)])
+    limit = Met(rule(path="edge.limit", headers=families), [Reading(0, limit_s * SECOND, 60 * SECOND)])
     decision = decided(limit, *quotas)
     headers = dict(ResponseBuilder(ResponseOptions()).build(decision).headers)
     assert headers["Retry-After"] == sent
@@ -278,21 +278,21 @@ def test_retry_after_is_the_first_quota_to_recover(quotas_s: list[int], limit_s:
 
 @pytest.mark.parametrize(
     ("never_whole_s", "penalty"),
-    [(0, None), (7, None), (0, LimitState(2, 90 * SECOND, 3600 * SECOND))],
+    [(0, None), (7, None), (0, Reading(2, 90 * SECOND, 3600 * SECOND))],
     ids=["never used", "used", "in a cooldown"],
 )
-def test_quota_that_can_never_fit_the_call_is_not_waited_for(never_whole_s: int, penalty: LimitState | None) -> None:
+def test_quota_that_can_never_fit_the_call_is_not_waited_for(never_whole_s: int, penalty: Reading | None) -> None:
     """Ten hits never fit into five an hour; another quota has ten again in six minutes."""
     headers = [HeaderFamily.RETRY_AFTER, HeaderFamily.RULE]
     small = Limit(5, Unit.HOUR, Algorithm.GCRA)
     watched = {"penalty": PENALTY} if penalty else {}
     never = Met(
         rule(small, path="edge.a", headers=headers, quota_mode=True, **watched),
-        [LimitState(5, -1, never_whole_s * SECOND), *([penalty] if penalty else [])],
+        [Reading(5, -1, never_whole_s * SECOND), *([penalty] if penalty else [])],
     )
     back = Met(
         rule(Limit(100, Unit.HOUR), path="edge.b", headers=headers, quota_mode=True),
-        [LimitState(0, 360 * SECOND, 3600 * SECOND)],
+        [Reading(0, 360 * SECOND, 3600 * SECOND)],
     )
     for met in ((never, back), (back, never)):
         sent = dict(ResponseBuilder(ResponseOptions()).build(decided(*met)).headers)
@@ -301,9 +301,7 @@ def test_quota_that_can_never_fit_the_call_is_not_waited_for(never_whole_s: int,
 
 def test_if_no_quota_can_fit_the_first_full_recovery_is_reported() -> None:
     quotas = [
-        Met(
-            rule(path=f"edge.{s}", headers=[HeaderFamily.RETRY_AFTER], quota_mode=True), [LimitState(3, -1, s * SECOND)]
-        )
+        Met(rule(path=f"edge.{s}", headers=[HeaderFamily.RETRY_AFTER], quota_mode=True), [Reading(3, -1, s * SECOND)])
         for s in (50, 20)
     ]
     assert lines(decided(*quotas)) == ["Retry-After: 20"]
@@ -328,7 +326,7 @@ def test_call_without_a_limit_has_no_headers() -> None:
 
 def test_exempting_rule_is_reported_if_no_limit_applied() -> None:
     exempt = DescriptorPlan(Rule("edge.staff", (), position=WRITTEN), (), 1, unlimited=True)
-    decision = decide(PlanTemplate("edge", True, (), (DescriptorPlan(None, (), 1), exempt)), None)
+    decision = decision_of(PlanTemplate("edge", True, (), (DescriptorPlan(None, (), 1), exempt)), None)
     assert ResponseBuilder(ResponseOptions()).rule_metadata(decision) == {
         "rule": {"path": "edge.staff", "unlimited": True}
     }
@@ -345,7 +343,7 @@ limits = st.builds(
     timezone=st.sampled_from(["", "UTC", "Europe/Berlin", "Etc/GMT+1", "Etc/GMT-1"]),
 )
 readings = st.builds(
-    LimitState, st.integers(-(2**60), 2**60), st.integers(-1, 3) | st.integers(0, 2**70), st.integers(0, 2**70)
+    Reading, st.integers(-(2**60), 2**60), st.integers(-1, 3) | st.integers(0, 2**70), st.integers(0, 2**70)
 )
 
 EVERY = [

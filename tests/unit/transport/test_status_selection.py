@@ -14,7 +14,6 @@ from ratelimit_rls.api.responses.status_selection import headline_status
 from ratelimit_rls.core.model import (
     Charge,
     Code,
-    CounterOp,
     Decision,
     Descriptor,
     DescriptorPlan,
@@ -25,6 +24,7 @@ from ratelimit_rls.core.model import (
     Request,
     Rule,
     Status,
+    Step,
     Unit,
 )
 
@@ -33,14 +33,14 @@ LIMIT = Limit(10, Unit.MINUTE)
 
 def decision(*statuses: tuple[Code, int | None, bool], metadata: tuple[dict[str, Any], ...] = ()) -> Decision:
     """Return a decision from statuses (code, remaining or None for no limit, is a quota)."""
-    steps: list[CounterOp] = []
+    steps: list[Step] = []
     built: list[Status] = []
     for index, (code, remaining, quota) in enumerate(statuses):
         rule = Rule("a.b", (LIMIT,), metadata=metadata[index] if metadata else None)
         if remaining is None:
             built.append(Status(code, None, 0, 0, DescriptorPlan(rule, (), 1)))
             continue
-        steps.append(CounterOp(LIMIT, 1, Charge.ALWAYS, False, quota))
+        steps.append(Step(LIMIT, 1, Charge.ALWAYS, False, quota))
         built.append(Status(code, steps[-1], remaining, 0, DescriptorPlan(rule, (steps[-1],), 1)))
     template = PlanTemplate("a", True, tuple(steps), tuple(status.descriptor_plan for status in built))
     return Decision(Code.OK, tuple(built), template)

@@ -18,7 +18,7 @@ from ratelimit_rls.admin.http.schemas.fields import (
 )
 from ratelimit_rls.admin.http.schemas.resources import Block, Page
 from ratelimit_rls.core import model
-from ratelimit_rls.core.model import Code, CounterOp, Descriptor, LimitState, Status
+from ratelimit_rls.core.model import Code, Descriptor, Reading, Status, Step
 from ratelimit_rls.identity.accounts import limit_fields
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class LimitStatus(ResponseBody):
     reset_after_s: float = Field(description="Seconds until the limit is entirely unused.")
 
     @classmethod
-    def build(cls, step: CounterOp, reading: LimitState) -> Self:
+    def build(cls, step: Step, reading: Reading) -> Self:
         retry_us = reading.retry_us
         return cls(
             limit=limit_fields(step.limit),

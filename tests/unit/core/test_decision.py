@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from ratelimit_rls.core.decide import UNLIMITED_REMAINING, allow_without_store, decide, deny_without_store
+from ratelimit_rls.core.decision import UNLIMITED_REMAINING, allow_without_store, decision_of, deny_without_store
 from ratelimit_rls.core.model import (
     Code,
     Decision,
     Descriptor,
     Entry,
-    LimitState,
     OnStoreFailure,
     Purpose,
+    Reading,
     Request,
     StoreResult,
     WarningState,
@@ -33,14 +33,14 @@ descriptors:
   - key: exempt
 """
 TREE = compile_documents({"f.yaml": RULES.encode()}).tree
-ALLOWED = LimitState(left=3, retry_us=0, reset_us=41_000_001)
-DENIED = LimitState(left=0, retry_us=12_000_000, reset_us=41_000_000)
+ALLOWED = Reading(left=3, retry_us=0, reset_us=41_000_001)
+DENIED = Reading(left=0, retry_us=12_000_000, reset_us=41_000_000)
 
 
-def _decide(keys: list[str], *readings: LimitState, denied: bool = False, policy: Policy | None = None) -> Decision:
+def _decide(keys: list[str], *readings: Reading, denied: bool = False, policy: Policy | None = None) -> Decision:
     request = Request("d", tuple(Descriptor((Entry(key, "v"),)) for key in keys))
     answer = StoreResult(denied, 1_000, tuple(readings)) if readings else None
-    return decide(Planner(TREE, policy or Policy()).plan(request).template, answer)
+    return decision_of(Planner(TREE, policy or Policy()).plan(request).template, answer)
 
 
 def test_descriptor_without_counters_is_ok() -> None:
@@ -122,24 +122,22 @@ descriptors:
 WATCHED_TREE = compile_documents({"f.yaml": WATCHED.encode()}).tree
 
 
-def _decide_watched(
-    key: str, *readings: LimitState, denied: bool = False, purpose: Purpose = Purpose.DECIDE
-) -> Decision:
+def _decide_watched(key: str, *readings: Reading, denied: bool = False, purpose: Purpose = Purpose.DECIDE) -> Decision:
     request = Request("d", (Descriptor((Entry(key, "v"),)),), purpose=purpose)
-    return decide(Planner(WATCHED_TREE, Policy()).plan(request).template, StoreResult(denied, 1_000, readings))
+    return decision_of(Planner(WATCHED_TREE, Policy()).plan(request).template, StoreResult(denied, 1_000, readings))
 
 
 def test_watcher_states_are_in_the_status() -> None:
-    decision = _decide_watched("client", LimitState(1, 0, 500_000), LimitState(2, 0, 9_000_000), LimitState(1, 0, 0))
+    decision = _decide_watched("client", Reading(1, 0, 500_000), Reading(2, 0, 9_000_000), Reading(1, 0, 0))
     (status,) = decision.statuses
     assert (status.code, status.remaining, status.violations, status.state) == (Code.OK, 1, 2, WarningState.WARNING)
-    assert status.readings == (LimitState(1, 0, 500_000),)
+    assert status.readings == (Reading(1, 0, 500_000),)
     assert status.cooldown is None
 
 
 def test_cooldown_denies_until_it_ends() -> None:
     decision = _decide_watched(
-        "client", LimitState(2, 0, 0), LimitState(2, 2_500_000, 9_000_000), LimitState(2, 0, 0), denied=True
+        "client", Reading(2, 0, 0), Reading(2, 2_500_000, 9_000_000), Reading(2, 0, 0), denied=True
     )
     (status,) = decision.statuses
     assert decision.code is Code.OVER_LIMIT
@@ -150,26 +148,24 @@ def test_cooldown_denies_until_it_ends() -> None:
         WarningState.THROTTLED,
     )
     assert status.step is decision.template.steps[0]
-    assert status.reading == status.cooldown == LimitState(0, 2_500_000, 9_000_000)
+    assert status.reading == status.cooldown == Reading(0, 2_500_000, 9_000_000)
 
 
 def test_call_is_delayed_until_its_last_slot() -> None:
-    decision = _decide_watched(
-        "queue", LimitState(-1, -1 - 100_000, 200_000), LimitState(-1, -1 - 6_000_000, 12_000_000)
-    )
+    decision = _decide_watched("queue", Reading(-1, -1 - 100_000, 200_000), Reading(-1, -1 - 6_000_000, 12_000_000))
     assert (decision.code, decision.wait_us, decision.delayed_by) == (Code.OK, 6_000_000, 1)
     assert [(status.code, status.remaining) for status in decision.statuses] == [(Code.OK, 0)]
 
 
 def test_denied_or_immediate_call_is_not_delayed() -> None:
-    free = LimitState(0, 0, 100_000)
+    free = Reading(0, 0, 100_000)
     assert _decide_watched("queue", free, free).delayed_by == -1
-    assert _decide_watched("queue", LimitState(0, 5, 5), free, denied=True).wait_us == 0
+    assert _decide_watched("queue", Reading(0, 5, 5), free, denied=True).wait_us == 0
 
 
 def test_report_is_never_denied() -> None:
-    over = LimitState(-3, 1_000_000, 2_000_000)
-    decision = _decide_watched("client", over, LimitState(2, 0, 0), denied=True, purpose=Purpose.REPORT)
+    over = Reading(-3, 1_000_000, 2_000_000)
+    decision = _decide_watched("client", over, Reading(2, 0, 0), denied=True, purpose=Purpose.REPORT)
     assert decision.code is Code.OK
     assert decision.statuses[0].code is Code.OVER_LIMIT
 
@@ -240,5 +236,5 @@ def test_refund_is_never_denied() -> None:
 def test_cached_denial_is_marked() -> None:
     template = _decide(["user"], DENIED).template
 
-    assert decide(template, StoreResult(True, 1_000, (DENIED,), remembered=True)).remembered
-    assert not decide(template, StoreResult(True, 1_000, (DENIED,))).remembered
+    assert decision_of(template, StoreResult(True, 1_000, (DENIED,), remembered=True)).remembered
+    assert not decision_of(template, StoreResult(True, 1_000, (DENIED,))).remembered

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 from ratelimit_rls.core.model import (
     Code,
-    CounterOp,
     Decision,
     DescriptorPlan,
-    LimitState,
     OnStoreFailure,
     PlanTemplate,
     Purpose,
+    Reading,
     Rejection,
     Status,
+    Step,
     StoreResult,
     WarnAt,
     WarningState,
@@ -36,15 +36,15 @@ STORE_RETRY_US = SECOND_US
 """Retry-after for calls denied because the store did not reply: about how long a store takes to come back."""
 
 
-def decide(template: PlanTemplate, answer: StoreResult | None) -> Decision:
-    """Return the decision of a call. `answer` is None exactly when the template has no steps."""
-    if answer is None:
+def decision_of(template: PlanTemplate, result: StoreResult | None) -> Decision:
+    """Return the decision of a call. `result` is None exactly when the template has no steps."""
+    if result is None:
         if template.rejection is not None:
             return _decide_rejected(template, template.rejection)
         return Decision(Code.OK, tuple([_unlimited_status(one) for one in template.descriptor_plans]), template)
     statuses = []
     at = 0
-    readings = answer.readings
+    readings = result.readings
     for descriptor_plan in template.descriptor_plans:
         first, at = at, at + len(descriptor_plan.steps)
         if first == at:
@@ -54,7 +54,7 @@ def decide(template: PlanTemplate, answer: StoreResult | None) -> Decision:
         else:
             limits, at = at, at + len(descriptor_plan.watchers)
             statuses.append(_watched_status(descriptor_plan, readings[first:limits], readings[limits:at]))
-    denied, now_us, _, _, remembered, replayed, decided_at_us = answer
+    denied, now_us, _, _, remembered, replayed, decided_at_us = result
     over = denied and template.purpose is not _REPORT  # what has already happened cannot be denied
     shadowed = over and template.shadow_mode
     code = _OVER_LIMIT if over and not shadowed else _OK
@@ -97,7 +97,7 @@ def _can_deny(descriptor_plan: DescriptorPlan) -> bool:
 
 
 def _denied_status(descriptor_plan: DescriptorPlan) -> Status:
-    reading = LimitState(0, STORE_RETRY_US, STORE_RETRY_US)
+    reading = Reading(0, STORE_RETRY_US, STORE_RETRY_US)
     readings = (reading,) * len(descriptor_plan.steps)
     return Status(
         Code.OVER_LIMIT, descriptor_plan.steps[0], 0, _ceil_seconds(STORE_RETRY_US), descriptor_plan, reading, readings
@@ -113,7 +113,7 @@ def _is_over_limit(template: PlanTemplate, statuses: Sequence[Status]) -> bool:
     return bool(denying) and len(denying) == quotas
 
 
-def _with_delay(decision: Decision, readings: Sequence[LimitState]) -> Decision:
+def _with_delay(decision: Decision, readings: Sequence[Reading]) -> Decision:
     """Delay the decision until the latest slot of all limits."""
     wait_us, number = max((reading.wait_us, -number) for number, reading in enumerate(readings))
     return decision._replace(wait_us=wait_us, delayed_by=-number) if wait_us else decision
@@ -123,7 +123,7 @@ def _unlimited_status(descriptor_plan: DescriptorPlan) -> Status:
     return Status(Code.OK, None, UNLIMITED_REMAINING if descriptor_plan.unlimited else 0, 0, descriptor_plan)
 
 
-def _limit_status(descriptor_plan: DescriptorPlan, readings: tuple[LimitState, ...]) -> Status:
+def _limit_status(descriptor_plan: DescriptorPlan, readings: tuple[Reading, ...]) -> Status:
     step, reading = descriptor_plan.steps[0], readings[0]
     if len(readings) > 1:
         step, reading = _select_limit(descriptor_plan, readings)
@@ -143,7 +143,7 @@ def _limit_status(descriptor_plan: DescriptorPlan, readings: tuple[LimitState, .
 
 
 def _watched_status(
-    descriptor_plan: DescriptorPlan, readings: tuple[LimitState, ...], watched: Sequence[LimitState]
+    descriptor_plan: DescriptorPlan, readings: tuple[Reading, ...], watched: Sequence[Reading]
 ) -> Status:
     status = _limit_status(descriptor_plan, readings)
     for watcher, (number, retry_us, reset_us) in zip(descriptor_plan.watchers, watched, strict=True):
@@ -152,14 +152,14 @@ def _watched_status(
             continue
         status = status._replace(violations=number)
         if retry_us > 0:  # never shorter than the wait of the limits
-            cooldown = LimitState(0, retry_us, reset_us)
+            cooldown = Reading(0, retry_us, reset_us)
             status = status._replace(
                 code=Code.OVER_LIMIT, remaining=0, reset_s=_ceil_seconds(retry_us), reading=cooldown, cooldown=cooldown
             )
     return status
 
 
-def _select_limit(descriptor_plan: DescriptorPlan, readings: Sequence[LimitState]) -> tuple[CounterOp, LimitState]:
+def _select_limit(descriptor_plan: DescriptorPlan, readings: Sequence[Reading]) -> tuple[Step, Reading]:
     """Return the limit to report: the one that denies (for the longest time), else the one with least left."""
     pairs = list(zip(descriptor_plan.steps, readings, strict=True))
     denying = [pair for pair in pairs if not pair[1].allowed]
