@@ -12,7 +12,7 @@ from ratelimit_rls.core.attributes import CallerSource, ClientIpSource, FixedSou
 from ratelimit_rls.core.duration import format_duration_us
 from ratelimit_rls.core.model import Algorithm, Charge, LeasePolicy, Limit, OnStoreFailure, Penalty, Rule
 from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
-from ratelimit_rls.core.storage_keys import ShardBy
+from ratelimit_rls.core.storage_keys import Location, ShardBy, ShardByKey, Sharding
 from ratelimit_rls.core.tree import Node
 from ratelimit_rls.rules.grammar import NEW_LIMIT_KEYS
 from ratelimit_rls.yaml.nodes import YamlList, YamlNode, YamlScalar, is_null
@@ -63,7 +63,7 @@ class _Canonicalizer:
     def domain(self, root: Node) -> dict[str, Any]:
         fields: dict[str, Any] = {"domain": root.key}
         if root.shard_by is not ShardBy.DESCRIPTOR:
-            fields["shard_by"] = root.shard_by.value
+            fields["shard_by"] = shard_by_fields(root.shard_by)
         if root.on_store_failure is not None:
             fields["on_store_failure"] = root.on_store_failure.value
         if root.response_policy != DEFAULT_RESPONSE_POLICY:
@@ -169,6 +169,14 @@ def _limit(limit: Limit) -> dict[str, Any]:
     if limit.name:
         values["name"] = limit.name
     return values
+
+
+def shard_by_fields(shard_by: Sharding) -> str | dict[str, str]:
+    return {"key": shard_by.key} if isinstance(shard_by, ShardByKey) else shard_by.value
+
+
+def location_fields(location: Location) -> dict[str, Any]:
+    return {"slot": location.slot, "node": location.node or None}
 
 
 def penalty_fields(penalty: Penalty) -> dict[str, Any]:

@@ -10,12 +10,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ratelimit_rls.cli.canonical_yaml import deny_fields, lease_fields, penalty_fields, response_policy_fields
+from ratelimit_rls.cli.canonical_yaml import (
+    deny_fields,
+    lease_fields,
+    location_fields,
+    penalty_fields,
+    response_policy_fields,
+)
 from ratelimit_rls.cli.credential_options import format_timestamp
 from ratelimit_rls.cli.database_options import all_accounts, with_repository
 from ratelimit_rls.cli.descriptor_options import descriptor_options, format_descriptor, parse_descriptors
 from ratelimit_rls.cli.exit_codes import ExitCode
-from ratelimit_rls.cli.formatting import escape_unprintable, format_deny, format_response_policy, format_rule
+from ratelimit_rls.cli.formatting import (
+    escape_unprintable,
+    format_deny,
+    format_location,
+    format_response_policy,
+    format_rule,
+)
+from ratelimit_rls.cli.redis_options import (
+    OptionValue,
+    redis_connection_options,
+    settings_from_options,
+    with_redis,
+)
 from ratelimit_rls.cli.rules_arguments import compile_sources, sources_arguments
 from ratelimit_rls.core.duration import format_duration_us
 from ratelimit_rls.core.entitlements import Entitlement
@@ -23,9 +41,11 @@ from ratelimit_rls.core.explain import Attempt, AttemptOutcome, Explanation
 from ratelimit_rls.core.explain import explain as walk
 from ratelimit_rls.core.model import DescriptorPlan, Limit, Penalty, Plan, Request, Subject, Watcher
 from ratelimit_rls.core.plan import Planner, Policy
+from ratelimit_rls.core.storage_keys import Location, key_slot
 
 if TYPE_CHECKING:
     from ratelimit_rls.database.configuration import Configuration
+    from ratelimit_rls.store.redis.factory import AnyRedisStore
 
 _EXAMPLES = """\b
 Examples:
@@ -40,9 +60,7 @@ _OUTCOME_WIDTH = max(len(outcome.value) for outcome in AttemptOutcome)
 @click.command(epilog=_EXAMPLES)
 @sources_arguments
 @descriptor_options
-@click.option(
-    "--cache-key-prefix", default="", metavar="TEXT", help="Prefix of the keys in Redis: the server's CACHE_KEY_PREFIX."
-)
+@redis_connection_options
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def explain(
     paths: tuple[Path, ...],
@@ -51,21 +69,23 @@ def explain(
     domain: str,
     descriptors: tuple[str, ...],
     entries: tuple[str, ...],
-    cache_key_prefix: str,
     form: str,
+    **where: OptionValue,
 ) -> ExitCode:
     """Show which rule a descriptor matches, and why the others do not match.
 
     PATHS are rules files, or directories of rules files. With --database, the stored rules take precedence over them,
     and users, tiers, overrides and blocks are taken into account. Several descriptors form one request, in which one
-    may replace the limit of another.
+    may replace the limit of another. Each counter is shown with its hash slot on a Redis Cluster and, if --redis-url is
+    given, with the node that has it.
     """
     accounts = with_repository(database, all_accounts) if database else None
     tree = compile_sources(paths, merge_domains, accounts.rules if accounts else None).tree
     entitlements = _RecordingEntitlements(accounts) if accounts else None
     request = Request(domain, parse_descriptors(descriptors, entries))
-    plan = Planner(tree, Policy(key_prefix=cache_key_prefix), entitlements).plan(request)
-    planned = _planned_descriptors(plan, entitlements.looked_up if entitlements else [])
+    plan = Planner(tree, Policy(key_prefix=str(where["cache_key_prefix"] or "")), entitlements).plan(request)
+    locations = _locations(plan, where)
+    planned = _planned_descriptors(plan, locations, entitlements.looked_up if entitlements else [])
     explained = [walk(tree, domain, descriptor) for descriptor in request.descriptors]
     pairs = zip(explained, planned, strict=True)
     if form == "json":
@@ -75,6 +95,17 @@ def explain(
     else:
         click.echo("\n\n".join("\n".join(_text(explanation, descriptor)) for explanation, descriptor in pairs))
     return ExitCode.DONE
+
+
+def _locations(plan: Plan, where: dict[str, OptionValue]) -> list[Location]:
+    """Return the slot of each counter, with its node if the options name a Redis."""
+    if where["redis_url"] is None:
+        return [Location(key_slot(key)) for key in plan.keys]
+
+    async def locate(store: AnyRedisStore) -> list[Location]:
+        return store.locations(plan)
+
+    return with_redis(settings_from_options(where), locate)
 
 
 class _RecordingEntitlements:
@@ -93,28 +124,39 @@ class _RecordingEntitlements:
 
 
 class _PlannedDescriptor(NamedTuple):
-    """One descriptor of the plan, with the keys of its counters in the store."""
+    """One descriptor of the plan, with its counters in the store."""
 
     descriptor_plan: DescriptorPlan
     entitlement: Entitlement | None  # of the descriptor's subject; None without limits_of or a database
     is_rejected: bool  # the whole request is rejected, whatever the limits are, and nothing is counted
-    counters: list[str]
-    watchers: list[tuple[Watcher, str]]
+    counters: list[_Counter]
+    watchers: list[tuple[Watcher, _Counter]]
 
 
-def _planned_descriptors(plan: Plan, entitlements: Sequence[Entitlement]) -> list[_PlannedDescriptor]:
-    """Pair each descriptor with its keys.
+class _Counter(NamedTuple):
+    key: str
+    location: Location
+
+    def __str__(self) -> str:
+        return "  ".join(filter(None, (escape_unprintable(self.key), format_location(self.location))))
+
+
+def _planned_descriptors(
+    plan: Plan, locations: Sequence[Location], entitlements: Sequence[Entitlement]
+) -> list[_PlannedDescriptor]:
+    """Pair each descriptor with its counters.
 
     The entitlements are in the order of the descriptors; none without a database.
     """
-    keys, looked_up = iter(plan.keys), iter(entitlements)
+    counters = (_Counter(key.decode(), location) for key, location in zip(plan.keys, locations, strict=True))
+    looked_up = iter(entitlements)
     return [
         _PlannedDescriptor(
             descriptor_plan,
             next(looked_up, None) if descriptor_plan.rule and descriptor_plan.rule.limits_of else None,
             plan.template.rejection is not None,
-            [next(keys).decode() for _ in descriptor_plan.steps],
-            [(watcher, next(keys).decode()) for watcher in descriptor_plan.watchers],
+            [next(counters) for _ in descriptor_plan.steps],
+            [(watcher, next(counters)) for watcher in descriptor_plan.watchers],
         )
         for descriptor_plan in plan.template.descriptor_plans
     ]
@@ -160,10 +202,10 @@ def _text(explanation: Explanation, planned: _PlannedDescriptor) -> Iterator[str
             yield f"answer {response}"
     for name in _replaced(planned):
         yield escape_unprintable(f"not counted: another descriptor of this request replaces '{name}'")
-    for key in planned.counters:
-        yield escape_unprintable(f"counter {key}")
-    for watcher, key in planned.watchers:
-        yield escape_unprintable(f"{'penalty' if isinstance(watcher, Penalty) else 'warning'} {key}")
+    for counter in planned.counters:
+        yield f"counter {counter}"
+    for watcher, counter in planned.watchers:
+        yield f"{'penalty' if isinstance(watcher, Penalty) else 'warning'} {counter}"
 
 
 def _format_entitlement(entitlement: Entitlement) -> str:
@@ -204,8 +246,12 @@ def _json(explanation: Explanation, planned: _PlannedDescriptor) -> dict[str, An
         "answer": response_policy_fields(rule.response_policy) if rule else None,
         "deny": deny_fields(rule.deny) if rule and rule.deny else None,
         "replaced": _replaced(planned),
-        "storage_keys": planned.counters,
-        "watcher_keys": [key for _, key in planned.watchers],
+        "storage_keys": [counter.key for counter in planned.counters],
+        "watcher_keys": [counter.key for _, counter in planned.watchers],
+        "locations": {
+            counter.key: location_fields(counter.location)
+            for counter in (*planned.counters, *(counter for _, counter in planned.watchers))
+        },
         "levels": [
             {"entry": list(level.entry), "attempts": [_attempt(attempt) for attempt in level.attempts]}
             for level in explanation.levels

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ratelimit_rls.core.duration import format_duration_us
 from ratelimit_rls.core.model import Limit, Penalty, Rule
 from ratelimit_rls.core.response_policy import BodyFormat, DenyResponse, ResponsePolicy
-from ratelimit_rls.core.storage_keys import ShardBy
+from ratelimit_rls.core.storage_keys import Location, ShardBy, ShardByKey
 from ratelimit_rls.core.tree import Node
 
 
@@ -73,8 +73,21 @@ def format_domain(root: Node) -> str:
     if root.on_store_failure:
         parts.append(f"on store failure {root.on_store_failure.value}")
     if root.shard_by is not ShardBy.DESCRIPTOR:
-        parts.append(f"shard by {root.shard_by.value}")
+        parts.append(_format_shard_by(root))
     return ", ".join(filter(None, parts))
+
+
+def _format_shard_by(root: Node) -> str:
+    """Format e.g. `shard by domain` or `shard by key org`."""
+    if isinstance(root.shard_by, ShardByKey):
+        return f"shard by key {escape_unprintable(root.shard_by.key)}"
+    return f"shard by {root.shard_by.value}"
+
+
+def format_location(location: Location) -> str:
+    """Format e.g. `slot 8106 on 10.0.0.7:6379`; without a slot, if the server is not part of a cluster."""
+    slot = "" if location.slot is None else f"slot {location.slot}"
+    return " on ".join(filter(None, (slot, location.node)))
 
 
 def format_response_policy(response_policy: ResponsePolicy) -> str:

@@ -34,7 +34,7 @@ from ratelimit_rls.core.model import (
     Watcher,
     construct,
 )
-from ratelimit_rls.core.storage_keys import TagEncoder, key_start, key_suffix
+from ratelimit_rls.core.storage_keys import TagEncoder, key_start, key_suffix, tag_encoder
 from ratelimit_rls.core.subject_limits import AppliedLimits, SubjectLimits
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest
@@ -153,7 +153,7 @@ class Planner:
         return subject_limits.apply(request, matches, config.blocked_status if config else BLOCKED_STATUS)
 
     def _key_parts(self, template: PlanTemplate) -> KeyParts:
-        tags = TagEncoder(self._key_start, template.domain, self._tree.domains[template.domain].shard_by)
+        tags = tag_encoder(self._key_start, template.domain, self._tree.domains[template.domain].shard_by)
         states = [(*(step.limit for step in one.steps), *one.watchers) for one in template.descriptor_plans]
         parts = tags, tuple(tuple(b":" + key_suffix(state) for state in own) for own in states)
         template.derived[_KEY_PARTS] = parts

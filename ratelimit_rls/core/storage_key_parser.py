@@ -38,11 +38,17 @@ def parse_key(key: str, prefix: str | None = None) -> ParsedKey | None:
     found = _KEY.fullmatch(key, len(prefix))
     if found is None:
         return None
-    braced, behind, state = found.groups(default="")
-    tag = braced + behind  # the same for both forms: with the domain or the whole tag in braces
-    uncut = _DIGEST.sub("", tag)
-    domain, *texts = uncut.split("/")
-    return ParsedKey(percent_decode(domain), tuple(map(_entry, texts)), uncut != tag, state)
+    braced, after, state = found.groups(default="")
+    domain, *texts = _DIGEST.sub("", braced).split("/")
+    rest = _DIGEST.sub("", after)
+    is_cut = _DIGEST.search(braced) is not None or rest != after
+    if after:
+        shared, texts = texts, rest.split("/")[1:]
+        if "" in texts:
+            # It stands for the entry in the braces. At the end of what was cut, it may be the beginning of any entry.
+            at = texts.index("")
+            texts[at : at + 1] = [] if rest != after and at == len(texts) - 1 else shared
+    return ParsedKey(percent_decode(domain), tuple(map(_entry, texts)), is_cut, state)
 
 
 def _entry(text: str) -> Entry:

@@ -10,26 +10,38 @@ default it is the whole tag, so that all limits of one descriptor are on one slo
 
     rl:{edge}/plan=free/user=alice:gcra:60
 
-The two forms cannot collide: the brace is followed by a colon in the first and by a slash in the second. Limits and
-bursts are not in the key, so they can be changed without losing what was counted. The algorithm is, so that no
-algorithm reads the state of another.
+With `shard_by: {key: org}` it is the domain and the first entry with that key, so that all counters of a tenant are on
+one slot. Among the entries after the braces, an empty one takes the place of this entry:
+
+    rl:{edge/org=acme}/plan=free//user=alice:gcra:60
+
+A descriptor without such an entry has the default form. So the key of a counter depends on its own descriptor only, not
+on the others of a call. The forms cannot collide: the brace is followed by a colon in the first and by a slash in the
+others, and only the third has a slash inside. Limits and bursts are not in the key, so they can be changed without
+losing what was counted. The algorithm is, so that no algorithm reads the state of another.
 """
 
 from __future__ import annotations
 
 import re
+from binascii import crc_hqx
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
+from typing import NamedTuple
 
 from ratelimit_rls.core.model import Entry, Limit, Penalty, Watcher
 
 MAX_TAG_BYTES = 512
 """Maximum length of a tag. A longer one keeps its beginning, for readability, and ends in a digest of the whole.
 
-If the domain is alone in the braces, it is kept up to this length by itself, since it must be the same for all of its
-descriptors.
+If only a part of the tag is in the braces, this part is kept up to this length by itself, since it must be the same for
+all descriptors that share it.
 """
+
+SLOTS = 16384
+"""Number of hash slots of a Redis Cluster."""
 
 _KEPT_BYTES = 128
 
@@ -40,15 +52,25 @@ _UNSAFE_BYTES = bytes(byte for byte in range(128) if _UNSAFE.match(chr(byte)))
 
 
 class ShardBy(Enum):
-    """Counters that share a cluster slot and are decided there in one step."""
+    """Counters that share a cluster slot and are decided there atomically."""
 
     DESCRIPTOR = "descriptor"
     DOMAIN = "domain"
 
 
-def encode_tag(domain: str, entries: Sequence[Entry], shard_by: ShardBy = ShardBy.DESCRIPTOR) -> bytes:
+@dataclass(frozen=True, slots=True)
+class ShardByKey:
+    """All descriptors whose first entry with this key has the same value share a cluster slot."""
+
+    key: str
+
+
+Sharding = ShardBy | ShardByKey
+
+
+def encode_tag(domain: str, entries: Sequence[Entry], shard_by: Sharding = ShardBy.DESCRIPTOR) -> bytes:
     """Return the tag of a descriptor, with its braces. The first colon after them ends the tag unambiguously."""
-    return TagEncoder(b"", domain, shard_by).of(entries)
+    return tag_encoder(b"", domain, shard_by).of(entries)
 
 
 def key_start(prefix: bytes) -> bytes:
@@ -56,8 +78,21 @@ def key_start(prefix: bytes) -> bytes:
     return prefix + b"rl:"
 
 
+def hash_tag(domain: str, entry: Entry | None, shard_by: Sharding) -> bytes:
+    """Return the hash tag, with its braces, of all descriptors of a domain, or of those that share this entry."""
+    tag = encode_tag(domain, (entry or Entry("", ""),), shard_by)
+    return tag[: tag.index(b"}") + 1]
+
+
+def tag_encoder(start: bytes, domain: str, shard_by: Sharding) -> TagEncoder:
+    """Return the encoder of the tags of one domain, each prefixed with `start`."""
+    if isinstance(shard_by, ShardByKey):
+        return _KeyShardedTagEncoder(start, domain, shard_by.key)
+    return TagEncoder(start, domain, shard_by)
+
+
 class TagEncoder:
-    """Encoder of the tags of one domain, each prefixed with `start`. Common parts are computed once."""
+    """Encoder of the tags of one domain. Their common parts are computed once."""
 
     __slots__ = ("_after", "_before", "_domain", "_room_bytes", "_shard_by", "_start", "_unsafe")
 
@@ -88,6 +123,36 @@ class TagEncoder:
         return b"{%s}" % (whole if len(whole) <= MAX_TAG_BYTES else _shorten(whole, whole))
 
 
+class _KeyShardedTagEncoder(TagEncoder):
+    """Encoder of tags with the first entry of one key in the braces; those without such an entry have none."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, start: bytes, domain: str, key: str) -> None:
+        super().__init__(start, domain, ShardBy.DESCRIPTOR)
+        self._key = key
+
+    def of(self, entries: Sequence[Entry]) -> bytes:
+        key = self._key
+        for at, entry in enumerate(entries):
+            if entry.key == key:
+                return self._start + self._key_sharded_tag(at, entries)
+        return super().of(entries)
+
+    def _key_sharded_tag(self, at: int, entries: Sequence[Entry]) -> bytes:
+        texts = [b"%s=%s" % (_escape(key), _escape(value)) for key, value in entries]
+        whole = b"/".join([self._domain, *texts])
+        shared = b"%s/%s" % (self._domain, texts[at])
+        texts[at] = b""
+        others = b"/".join(texts)
+        if len(whole) > MAX_TAG_BYTES:
+            if len(others) > _KEPT_BYTES:
+                others = _shorten(others, whole)
+            if len(shared) > MAX_TAG_BYTES:
+                shared = _shorten(shared, shared)
+        return b"{%s}/%s" % (shared, others.replace(b":", b"%3A"))
+
+
 def _domain_sharded_tag(domain: bytes, whole: bytes) -> bytes:
     entries = whole[len(domain) + 1 :]
     if len(whole) > MAX_TAG_BYTES:
@@ -105,6 +170,23 @@ def _shorten(text: bytes, whole: bytes) -> bytes:
     """
     beginning = text[:_KEPT_BYTES].decode(errors="ignore")  # drop an incomplete character
     return f"{beginning}~{blake2b(whole, digest_size=20).hexdigest()}".encode()
+
+
+class Location(NamedTuple):
+    """Place of a counter in Redis."""
+
+    slot: int | None  # None: the server is not part of a cluster
+    node: str = ""  # host:port; empty: not known
+
+
+def key_slot(key: bytes) -> int:
+    """Return the hash slot of a key on a cluster: that of the text in the first braces, or of the whole key."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
 
 
 def storage_key(prefix: bytes, tag: bytes, ending: bytes) -> bytes:

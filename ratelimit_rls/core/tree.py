@@ -29,7 +29,7 @@ from ratelimit_rls.core.identity import IdentityConfig
 from ratelimit_rls.core.model import Entry, OnStoreFailure, Position, Rule
 from ratelimit_rls.core.pattern import Pattern, parse_address
 from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
-from ratelimit_rls.core.storage_keys import ShardBy
+from ratelimit_rls.core.storage_keys import ShardBy, Sharding
 
 WILDCARD = "*"
 
@@ -82,7 +82,7 @@ class Node(NamedTuple):
     response_policy: ResponsePolicy = DEFAULT_RESPONSE_POLICY
     deny: DenyResponse | None = None
     on_store_failure: OnStoreFailure | None = None
-    shard_by: ShardBy = ShardBy.DESCRIPTOR  # roots only
+    shard_by: Sharding = ShardBy.DESCRIPTOR  # roots only
     exact: Mapping[tuple[str, str], Node] = _NO_CHILDREN
     wildcards: tuple[Wildcard, ...] = ()  # in file order
     patterns: Mapping[str, tuple[Node, ...]] = _NO_CHILDREN  # by key, in the order they are tried

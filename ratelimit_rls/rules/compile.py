@@ -12,12 +12,13 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from ratelimit_rls.core.attributes import AttributeMapping
 from ratelimit_rls.core.identity import IdentityConfig
 from ratelimit_rls.core.model import Charge, OnStoreFailure, Position
 from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
-from ratelimit_rls.core.storage_keys import ShardBy
+from ratelimit_rls.core.storage_keys import ShardBy, ShardByKey, Sharding
 from ratelimit_rls.core.tree import Node, Tree
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import diagnostics, lint
@@ -30,6 +31,7 @@ from ratelimit_rls.rules.implicit_mapping import MAX_SHAPES, DescriptorShape, co
 from ratelimit_rls.rules.positioned_fields import EnumT, Positioned, read_enum
 from ratelimit_rls.rules.responses import compile_deny, compile_response_policy
 from ratelimit_rls.rules.rule import Inherited
+from ratelimit_rls.rules.shard_by import compile_shard_by, has_key
 from ratelimit_rls.rules.source_document import SourceDocument, load, second_document
 from ratelimit_rls.rules.targeting import apply_targeting, is_targeted
 from ratelimit_rls.yaml.findings import Findings
@@ -181,11 +183,12 @@ class _Domain:
     parts: list[_ParsedSource] = field(default_factory=list)
     # The first value of each domain setting, with the rank of its source: enumerations (`charge`, …) and blocks
     # (`answer`, …)
-    settings: dict[str, tuple[Positioned[str], int]] = field(default_factory=dict)
+    settings: dict[str, tuple[Positioned[Any], int]] = field(default_factory=dict)
     blocks: dict[str, tuple[Positioned[YamlNode], int]] = field(default_factory=dict)
     charge: Charge | None = None
     on_store_failure: OnStoreFailure | None = None
-    shard_by: ShardBy | None = None
+    shard_by: Sharding | None = None
+    shard_by_part: _ParsedSource | None = None  # the source that `shard_by` is from
     response_policy: ResponsePolicy = DEFAULT_RESPONSE_POLICY
     deny: DenyResponse | None = None
     mapping: AttributeMapping | None = None
@@ -199,7 +202,11 @@ class _Domain:
         self.on_store_failure = self._setting(
             "on_store_failure", document.on_store_failure, OnStoreFailure, part, self.on_store_failure
         )
-        self.shard_by = self._setting("shard_by", document.shard_by, ShardBy, part, self.shard_by)
+        shard_by = compile_shard_by(document.shard_by, found)
+        if shard_by is not None:
+            self._check_conflict("shard_by", shard_by, part)
+            if self.shard_by is None:
+                self.shard_by, self.shard_by_part = shard_by.value, part
         response_policy, deny = compile_response_policy(document.answer, found), compile_deny(document.deny, found)
         mapping = compile_mapping(document.ext_authz.value, found) if document.ext_authz else None
         identity = compile_identity(document.identity.value, found) if document.identity else None
@@ -241,16 +248,20 @@ class _Domain:
     ) -> EnumT | None:
         """Read an enumeration setting. Sources may repeat it; within one rank, they must not differ."""
         if written is not None:
-            first, rank = self.settings.setdefault(key, (written, part.origin.rank))
-            if first.value != written.value:
-                if rank == part.origin.rank:
-                    of_rules = key in DESCRIPTOR_KEYS
-                    message = diagnostics.conflicting_setting(key, self.name, first.position, of_rules=of_rules)
-                    part.found.error(written.position, message)
-                else:
-                    self._warn(key, written.position, first.position, part)
+            self._check_conflict(key, written, part)
         read = read_enum(key, written, enum, part.found)
         return known or read
+
+    def _check_conflict(self, key: str, written: Positioned[Any], part: _ParsedSource) -> None:
+        """Report a setting that differs from that of an earlier source."""
+        first, rank = self.settings.setdefault(key, (written, part.origin.rank))
+        if first.value != written.value:
+            if rank == part.origin.rank:
+                of_rules = key in DESCRIPTOR_KEYS
+                message = diagnostics.conflicting_setting(key, self.name, first.position, of_rules=of_rules)
+                part.found.error(written.position, message)
+            else:
+                self._warn(key, written.position, first.position, part)
 
     def _is_first(self, key: str, written: Positioned[YamlNode] | None, part: _ParsedSource) -> bool:
         if written is None:
@@ -308,4 +319,9 @@ def _build(domain: _Domain, default: Charge) -> Node:
         on_store_failure=domain.on_store_failure,
         shard_by=domain.shard_by or ShardBy.DESCRIPTOR,
     )
-    return level.attach_to(root)
+    complete = level.attach_to(root)
+    if isinstance(domain.shard_by, ShardByKey) and domain.shard_by_part and not has_key(complete, domain.shard_by.key):
+        position = domain.settings["shard_by"][0].position
+        message = diagnostics.unused_shard_by_key(domain.shard_by.key, domain.name)
+        domain.shard_by_part.found.warn(position, "unused-shard-key", message)
+    return complete

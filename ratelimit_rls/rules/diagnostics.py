@@ -299,6 +299,19 @@ def unknown_choice(key: str, value: str, known: Iterable[str]) -> str:
     return f"{key} '{cut(value)}' is not one of {', '.join(known)}{did_you_mean(value.lower(), known)}"
 
 
+def unknown_shard_by(text: str, known: Iterable[str]) -> str:
+    choices = f"{', '.join(known)} or {{key: …}}, e.g. {{key: org}}"
+    return f"shard_by '{text}' is not one of {choices}{did_you_mean(text.lower(), known)}"
+
+
+def bad_shard_by_key(text: str, example: str) -> str:
+    return f"shard_by: key '{text}' is not the key of a descriptor's entry; write e.g. {{{example}}}"
+
+
+def unused_shard_by_key(key: str, domain: str) -> str:
+    return f"shard_by: no rule of domain '{cut(domain)}' has the key '{cut(key)}', so it has no effect"
+
+
 # -- throttle, penalty, warn_at --------------------------------------------------------------------------------------
 
 

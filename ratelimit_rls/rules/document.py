@@ -114,7 +114,7 @@ class Document:
     descriptors: tuple[DescriptorDocument | RepeatedDescriptor, ...] = ()
     charge: Positioned[str] | None = None
     on_store_failure: Positioned[str] | None = None
-    shard_by: Positioned[str] | None = None
+    shard_by: Positioned[YamlNode] | None = None
     answer: Positioned[YamlNode] | None = None
     deny: Positioned[YamlNode] | None = None
     ext_authz: Positioned[YamlNode] | None = None
@@ -138,7 +138,7 @@ def read_document(root: YamlNode | None, found: Findings) -> Document:
         descriptors=_read_descriptors(fields, "descriptors"),
         charge=fields.text("charge"),
         on_store_failure=fields.text("on_store_failure"),
-        shard_by=fields.text("shard_by"),
+        shard_by=fields.node("shard_by"),
         answer=fields.node("answer"),
         deny=fields.node("deny"),
         ext_authz=fields.node("ext_authz"),

@@ -23,7 +23,7 @@ FILE_KEYS: Mapping[str, str] = {
     "descriptors": "descriptor",
     "charge": LEAF,
     "on_store_failure": LEAF,
-    "shard_by": LEAF,
+    "shard_by": STRICT,
     "answer": STRICT,
     "deny": STRICT,
     "ext_authz": STRICT,

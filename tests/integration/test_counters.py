@@ -184,7 +184,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("shard_by", ["descriptor", "domain"])
+@pytest.mark.parametrize("shard_by", ["descriptor", "domain", "{key: user}", "{key: path}"])
 @pytest.mark.parametrize("domain", ["edge", "e*d[g]?e/", "a:b%7D"])
 def test_reset_deletes_exactly_the_matching_counters(
     reset: Reset, redis_server: RedisServer, domain: str, shard_by: str

@@ -105,8 +105,10 @@ def meaning(tree: Tree) -> list[object]:
 
 @pytest.mark.slow
 @patiently
-@given(words, st.sampled_from(["descriptor", "domain"]), levels())
-def test_inherited_settings_round_trip(word: str | None, shard_by: str, level: list[dict[str, Any]]) -> None:
+@given(words, st.sampled_from(["descriptor", "domain", {"key": "a"}]), levels())
+def test_inherited_settings_round_trip(
+    word: str | None, shard_by: str | dict[str, str], level: list[dict[str, Any]]
+) -> None:
     of_domain = {"domain": "d", "shard_by": shard_by, **({"on_store_failure": word} if word else {})}
     before = compile_documents({"f": yaml_text([{**of_domain, "descriptors": level}]).encode()})
 

@@ -11,7 +11,6 @@ until another node has its slots.
 from __future__ import annotations
 
 import asyncio
-from binascii import crc_hqx
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,10 +20,10 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from ratelimit_rls.common.timers import wait_for_event
+from ratelimit_rls.core.storage_keys import SLOTS, Location, key_slot
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.cluster_slots import (
-    SLOTS,
     HostPort,
     SlotMap,
     fetch_from_address,
@@ -58,16 +57,6 @@ RETRY_PAUSE_S = 0.01
 
 IMPORTING_NODE_S = 60.0
 """Time for which a node without slots is kept after an ASK redirect to it: it is about to receive its first slot."""
-
-
-def key_slot(key: bytes) -> int:
-    """Return the slot of a key: the hash of the text in the first braces, or of the whole key."""
-    start = key.find(b"{")
-    if start >= 0:
-        end = key.find(b"}", start)
-        if end > start + 1:
-            key = key[start + 1 : end]
-    return crc_hqx(key, 0) % SLOTS
 
 
 class Cluster:
@@ -200,6 +189,11 @@ class Cluster:
 
     def shard(self, key: bytes) -> int:
         return key_slot(key)
+
+    def location(self, key: bytes) -> Location:
+        slot = key_slot(key)
+        owner = self._map[slot]
+        return Location(slot, owner.connection.name if owner else "")
 
     async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
         """Run the script once on each node, with all of its slots; once for each slot where a node rejects that."""

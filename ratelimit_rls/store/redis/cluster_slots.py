@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
+from ratelimit_rls.core.storage_keys import SLOTS
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.redis.connection import ReplyError, connect
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import ScriptNode
-
-SLOTS = 16_384
 
 _CLUSTER_COMMANDS = command(b"CLUSTER", b"INFO"), command(b"CLUSTER", b"SLOTS")
 

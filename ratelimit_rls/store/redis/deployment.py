@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from ratelimit_rls.core.storage_keys import Location
 from ratelimit_rls.errors import StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
@@ -64,6 +65,10 @@ class Deployment(Protocol):
 
     def shard(self, key: bytes) -> int:
         """Return the shard of a key. Keys of one shard can be decided in one run."""
+        ...
+
+    def location(self, key: bytes) -> Location:
+        """Return the slot and the node of a key, as known now."""
         ...
 
     async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
@@ -155,6 +160,10 @@ class SingleNode:
 
     def shard(self, key: bytes) -> int:
         return 0
+
+    def location(self, key: bytes) -> Location:
+        nodes = self.nodes()
+        return Location(None, str(nodes[0]) if nodes else "")
 
     async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
         try:

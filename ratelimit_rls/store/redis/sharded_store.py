@@ -21,6 +21,7 @@ from ratelimit_rls.core.call_split import is_denied, key_ranges, select_descript
 from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import Charge, DescriptorPlan, Plan, PlanTemplate, Reading, StoreResult, Unit
 from ratelimit_rls.core.refund import Refund, refund
+from ratelimit_rls.core.storage_keys import Location
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.redis.deployment import Deployment, ShardRun
@@ -96,7 +97,7 @@ class ShardedStore(RedisKeyspace):
     def __init__(self, main: Deployment, per_second: Deployment | None = None) -> None:
         super().__init__(main, *([per_second] if per_second else []))
 
-    def prepare(self, plan: Plan) -> PreparedPlan:
+    def prepare(self, plan: Plan) -> ShardedPlan:
         descriptor_plans = plan.template.descriptor_plans
         ranges = key_ranges(descriptor_plans)
         shards = {
@@ -119,6 +120,11 @@ class ShardedStore(RedisKeyspace):
             own = EncodedPlan(tuple(keys[number] for number in numbers), layout(template))
             parts.append(ShardPart(shard, numbers, template, own, comes_last))
         return ShardedPlan(keys, whole, tuple(parts))
+
+    def locations(self, plan: Plan) -> list[Location]:
+        """Return the place of each counter of a plan."""
+        realms = {number: part.shard_id.realm for part in self.prepare(plan).parts for number in part.numbers}
+        return [self.realms[realms[number]].location(key) for number, key in enumerate(plan.keys)]
 
     def _shard_of(self, descriptor_plan: DescriptorPlan, key: bytes) -> Shard:
         """Return the shard of a descriptor. Only one with per-second limits alone goes to the second Redis, since all

@@ -14,6 +14,7 @@ from typing import Any, cast
 from ratelimit_rls.core.model import Plan, PlanTemplate, StoreResult, construct
 from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.core.refund import Refund
+from ratelimit_rls.core.storage_keys import Location
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.redis.deployment import Deployment, ShardRun
@@ -28,6 +29,10 @@ class RedisStore(RedisKeyspace):
     def __init__(self, server: Deployment) -> None:
         super().__init__(server)
         self._server = server
+
+    def locations(self, plan: Plan) -> list[Location]:
+        """Return the place of each counter of a plan."""
+        return [self.realms[0].location(key) for key in plan.keys]
 
     def prepare(self, plan: Plan) -> PreparedPlan:
         # `construct` takes half the time of calling the class, which matters when every request is new.

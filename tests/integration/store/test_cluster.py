@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from ratelimit_rls.core.model import Algorithm, Charge, Plan, StoreResult
+from ratelimit_rls.cli import main
+from ratelimit_rls.core.model import Algorithm, Charge, Descriptor, Entry, Plan, Request, StoreResult
+from ratelimit_rls.core.plan import Planner, Policy
+from ratelimit_rls.core.storage_keys import Location, key_slot
 from ratelimit_rls.errors import StoreError, StoreUnavailable
+from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.cluster import Cluster, key_slot
+from ratelimit_rls.store.redis.cluster import Cluster
 from ratelimit_rls.store.redis.deployment import SingleNode
 from ratelimit_rls.store.redis.script_node import RedisOptions
 from ratelimit_rls.store.redis.sharded_store import ShardedStore
@@ -112,6 +118,78 @@ async def test_a_denial_on_one_of_three_nodes_leaves_all_counters_unchanged(
     assert all(now >= then for then, now in zip(before, after, strict=True))
     assert all(now <= then + 1 for then, now in zip(before, after, strict=True))
     assert [reading.left for reading in denied.readings][:2] == before[:2]
+
+
+TENANTS = b"""
+domain: edge
+shard_by: {key: org}
+charge: admitted
+descriptors:
+  - key: org
+    rate_limit: {unit: day, requests_per_unit: 3}
+    descriptors:
+      - key: user
+        rate_limit: {unit: day, requests_per_unit: 10}
+  - key: plan
+    descriptors:
+      - key: org
+        rate_limit: {unit: day, requests_per_unit: 10}
+"""
+
+
+def script_runs(cluster: RedisCluster) -> int:
+    """Return how often the script ran on all nodes."""
+    stats = [node.cli("INFO", "commandstats") for node in cluster.running]
+    return sum(one.get(f"cmdstat_{name}", {}).get("calls", 0) for one in stats for name in ("fcall", "evalsha", "eval"))
+
+
+@pytest.mark.parametrize("org", ["acme", "initech", "a:b{c}", "x" * 600])
+async def test_a_call_sharded_by_tenant_is_one_run_without_refunds(cluster: RedisCluster, org: str) -> None:
+    planner = Planner(compile_documents({"rules.yaml": TENANTS}).tree, Policy())
+    shared, plan, user = Entry("org", org), Entry("plan", "free"), Entry("user", "alice")
+    descriptors = [(shared,), (shared, user), (plan, shared)]
+    tenant = planner.plan(Request("edge", tuple(map(Descriptor, descriptors))))
+    async with connected(cluster) as store:
+        for node in cluster.running:
+            node.cli("CONFIG", "RESETSTAT")
+        results = [(await spend(store, tenant))[0] for _ in range(4)]
+        runs = script_runs(cluster)
+        alone = [planner.plan(Request("edge", (Descriptor(entries),))) for entries in descriptors]
+        places = {location for one in alone for location in store.locations(one)}
+
+    assert [result.denied for result in results] == [False, False, False, True]
+    assert runs == 4
+    assert [reading.left for reading in results[-1].readings] == [0, 7, 7]
+    (place,) = places
+    assert place == Location(key_slot(tenant.keys[0]), cluster.node_of(tenant.keys[0]).address)
+
+
+def test_commands_show_slot_and_node(
+    cluster: RedisCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REDIS_URL", "REDIS_TYPE", "CACHE_KEY_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    rules = tmp_path / "rules.yaml"
+    rules.write_bytes(TENANTS.replace(b"    rate_limit: {unit: day, requests_per_unit: 3}", b"    value: acme", 1))
+    tag = b"p:rl:{edge/org=acme}"
+    place = f"slot {key_slot(tag)} on {cluster.node_of(tag).address}"
+    redis = ["--redis-url", cluster.url, "--redis-type", "CLUSTER", "--cache-key-prefix", "p:"]
+    descriptor = ["--domain", "edge", "--descriptor", "org=acme,user=a"]
+
+    def run(*arguments: str) -> str:
+        assert main([arguments[0], str(rules), *arguments[1:]]) == 0
+        return capsys.readouterr().out
+
+    assert f"counter p:rl:{{edge/org=acme}}//user=a:fixed_window:86400  {place}\n" in run(
+        "explain", *descriptor, *redis
+    )
+    assert f"  {place}\n" in run("peek", *descriptor, *redis)
+    assert run("show", *redis).splitlines()[1].endswith(f"org=acme  {place}")
+    location = {"slot": key_slot(tag), "node": cluster.node_of(tag).address}
+    (peeked,) = json.loads(run("peek", *descriptor, *redis, "--format", "json"))
+    assert peeked.items() >= location.items()
+    (explained,) = json.loads(run("explain", *descriptor, *redis, "--format", "json"))["descriptors"]
+    assert list(explained["locations"].values()) == [location]
 
 
 async def test_concurrent_calls_use_a_limit_exactly(cluster: RedisCluster) -> None:

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ratelimit_rls.core.model import StoreResult
+from ratelimit_rls.core.storage_keys import key_slot
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
-from ratelimit_rls.store.redis.cluster import Cluster, key_slot
+from ratelimit_rls.store.redis.cluster import Cluster
 from ratelimit_rls.store.redis.script_node import RedisOptions
 from ratelimit_rls.store.redis.sharded_store import ShardedStore
 from tests.support.redis_servers import RedisCluster

@@ -25,7 +25,7 @@ def test_explain_prints_match_attempts_limit_and_counter(run: Run, rules: Path) 
         "                key only 'user'  matched        api.yaml:6:9\n"
         "rule edge.plan_free.user\n"
         "limit 10/minute gcra, burst 5, charge admitted\n"
-        "counter rl:{edge/plan=free/user=alice}:gcra:60\n"
+        "counter rl:{edge/plan=free/user=alice}:gcra:60  slot 3497\n"
     )
 
 
@@ -51,9 +51,9 @@ def test_explain_prints_penalty_warning_and_response_policy(run: Run, rules: Pat
         "limit 10/minute leaky_bucket, burst 1, charge admitted, throttle up to 1s, penalty x1 x5 after 2 within 1h, "
         "warn at 90 %",
         "answer headers rule, deny 429 json",
-        "counter rl:{edge/user=alice}:leaky_bucket:60",
-        "penalty rl:{edge/user=alice}:penalty",
-        "warning rl:{edge/user=alice}:warning",
+        "counter rl:{edge/user=alice}:leaky_bucket:60  slot 12790",
+        "penalty rl:{edge/user=alice}:penalty  slot 12790",
+        "warning rl:{edge/user=alice}:warning  slot 12790",
     ]
 
     result = json.loads(run("explain", rules, "--domain", "edge", "--descriptor", "user=a", "--format", "json").out)
@@ -84,7 +84,7 @@ def test_explain_prints_leases_store_failure_policy_and_sharding(run: Run, rules
     requested = ("explain", rules, "--domain", "edge", "--entry", "user=a", "--entry", "key=b")
     assert run(*requested).out.splitlines()[-2:] == [
         "limit 10/minute fixed_window, charge admitted, leases of 100ms, on store failure deny",
-        "counter rl:{edge}/user=a/key=b:fixed_window:60",
+        "counter rl:{edge}/user=a/key=b:fixed_window:60  slot 3202",
     ]
 
     (result,) = json.loads(run(*requested, "--format", "json").out)["descriptors"]
@@ -105,7 +105,7 @@ def test_explain_escapes_control_characters(run: Run, rules: Path) -> None:
     lines = ended.out.splitlines()
     assert lines[1].split("  ")[:3] == ["", r"path=/v1/\n\x1b[31m", r"exact '/v1/\n\x1b[31m'"]
     assert ended.out.replace("\n", "").isprintable()
-    assert "counter rl:{edge/path=%2Fv1%2F%0A%1B[31m}:fixed_window:1" in lines
+    assert "counter rl:{edge/path=%2Fv1%2F%0A%1B[31m}:fixed_window:1  slot 9448" in lines
 
 
 def test_descriptors_of_one_request_can_replace_each_other(run: Run, rules: Path) -> None:
@@ -113,7 +113,7 @@ def test_descriptors_of_one_request_can_replace_each_other(run: Run, rules: Path
     first, second = ended.out.split("\n\n")
     assert "not counted: another descriptor of this request replaces 'five'" in first
     assert "counter" not in first
-    assert "counter rl:{edge/plan=gold}:fixed_window:60" in second
+    assert "counter rl:{edge/plan=gold}:fixed_window:60  slot 8791" in second
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_entry_values_can_contain_commas_and_equals_signs(run: Run, rules: Path)
 
 def test_counter_key_has_the_cache_key_prefix(run: Run, rules: Path) -> None:
     ended = run("explain", rules, "--domain", "edge", "--descriptor", "plan=x", "--cache-key-prefix", "eu-")
-    assert "counter eu-rl:{edge/plan=x}:fixed_window:60\n" in ended.out
+    assert "counter eu-rl:{edge/plan=x}:fixed_window:60  slot 7461\n" in ended.out
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_non_default_options_are_shown_once_per_rule_or_domain(run: Run, rules: 
     assert result[0].split(maxsplit=1) == [
         "rich",
         "headers ietf retry-after, jitter 5s, deny 503 text/html, 1 header, on store failure local, shard by domain, "
-        "ext_authz",
+        "slot 6448, ext_authz",
     ]
     assert result[1].endswith(
         "● 30/minute leaky_bucket, burst 1, charge admitted, throttle up to 250ms, on store failure local, "

@@ -493,6 +493,41 @@ def test_shard_by_domain_puts_all_keys_on_one_slot() -> None:
     )
 
 
+def test_shard_by_key_puts_all_keys_of_a_tenant_on_one_slot() -> None:
+    """The entry may have any position. A descriptor without it keeps its own slot."""
+    rules = b"""
+domain: d
+shard_by: {key: org}
+descriptors:
+  - key: org
+    rate_limit: {unit: minute, requests_per_unit: 5}
+  - key: plan
+    descriptors:
+      - key: org
+        rate_limit: {unit: minute, requests_per_unit: 5}
+        descriptors:
+          - key: user
+            rate_limit: {unit: minute, requests_per_unit: 5}
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 5}
+"""
+    tree = compile_documents({"f.yaml": rules}).tree
+    org, plan, user = Entry("org", "acme"), Entry("plan", "free"), Entry("user", "a")
+    descriptors = [(org,), (plan, org), (plan, org, user), (user,)]
+
+    request = Request("d", tuple(map(Descriptor, descriptors)))
+    keys = Planner(tree, Policy(key_prefix="p:")).plan(request).keys
+
+    assert keys == (
+        b"p:rl:{d/org=acme}/:fixed_window:60",
+        b"p:rl:{d/org=acme}/plan=free/:fixed_window:60",
+        b"p:rl:{d/org=acme}/plan=free//user=a:fixed_window:60",
+        b"p:rl:{d/user=a}:fixed_window:60",
+    )
+    for alone, key in zip(descriptors, keys, strict=True):
+        assert Planner(tree, Policy(key_prefix="p:")).plan(Request("d", (Descriptor(alone),))).keys == (key,)
+
+
 def test_override_is_sharded_as_its_domain() -> None:
     tree = compile_documents({"f.yaml": b"shard_by: domain" + RULES.encode()}).tree
     request = _request(_descriptor("any", limit=LimitOverride(5, Unit.HOUR)))

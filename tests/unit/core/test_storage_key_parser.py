@@ -6,7 +6,7 @@ import pytest
 
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt
 from ratelimit_rls.core.storage_key_parser import parse_key
-from ratelimit_rls.core.storage_keys import ShardBy, encode_tag, key_suffix, storage_key
+from ratelimit_rls.core.storage_keys import ShardBy, ShardByKey, Sharding, encode_tag, key_suffix, storage_key
 
 GCRA = Limit(10, Unit.MINUTE, Algorithm.GCRA, burst=5)
 BERLIN = Limit(10, Unit.MONTH, timezone="Europe/Berlin")
@@ -20,10 +20,10 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize("shard_by", ShardBy)
+@pytest.mark.parametrize("shard_by", [*ShardBy, *map(ShardByKey, ["plan", "user", "a=b/c", "none"])])
 @pytest.mark.parametrize("entries", ENTRIES)
 @pytest.mark.parametrize("domain", ["edge", "e:d/g}e*"])
-def test_parsed_key_has_domain_and_entries(domain: str, entries: tuple[Entry, ...], shard_by: ShardBy) -> None:
+def test_parsed_key_has_domain_and_entries(domain: str, entries: tuple[Entry, ...], shard_by: Sharding) -> None:
     tag = encode_tag(domain, entries, shard_by)
     states = {
         "gcra:60": storage_key(b"p:", tag, key_suffix(GCRA)),
@@ -37,8 +37,8 @@ def test_parsed_key_has_domain_and_entries(domain: str, entries: tuple[Entry, ..
         assert parse_key(key.decode(), "q:") is None
 
 
-@pytest.mark.parametrize("shard_by", ShardBy)
-def test_truncated_key_keeps_its_beginning(shard_by: ShardBy) -> None:
+@pytest.mark.parametrize("shard_by", [*ShardBy, ShardByKey("plan"), ShardByKey("user")])
+def test_truncated_key_keeps_its_beginning(shard_by: Sharding) -> None:
     tag = encode_tag("edge", [Entry("plan", "free"), Entry("user", "x" * 600)], shard_by)
     text = parse_key(storage_key(b"", tag, key_suffix(GCRA)).decode(), "")
     assert text is not None
@@ -48,6 +48,18 @@ def test_truncated_key_keeps_its_beginning(shard_by: ShardBy) -> None:
     assert ("x" * 600).startswith(text.entries[1].value)
     assert text.descriptor.startswith("plan=free,user=xxx")
     assert text.descriptor.endswith("x…")
+
+
+@pytest.mark.parametrize("length", [123, 124, 125, 126])
+def test_entry_in_braces_is_omitted_if_its_place_was_cut_off(length: int) -> None:
+    entries = [Entry("a", "x" * length), Entry("b", "y" * 400), Entry("org", "acme")]
+    tag = encode_tag("edge", entries, ShardByKey("org"))
+
+    parsed = parse_key(storage_key(b"", tag, b"penalty").decode())
+
+    assert parsed is not None
+    assert parsed.is_cut
+    assert [entry.key for entry in parsed.entries if entry.key] == (["a", "b"] if length <= 124 else ["a"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,15 @@ from hashlib import blake2b
 import pytest
 
 from ratelimit_rls.core.model import Algorithm, Entry, Limit, Penalty, Unit, WarnAt
-from ratelimit_rls.core.storage_keys import MAX_TAG_BYTES, ShardBy, encode_tag, key_suffix, storage_key
+from ratelimit_rls.core.storage_keys import (
+    MAX_TAG_BYTES,
+    ShardBy,
+    ShardByKey,
+    Sharding,
+    encode_tag,
+    key_suffix,
+    storage_key,
+)
 
 # Domain, entries, and the tag in both forms.
 TAGS = {
@@ -75,11 +83,17 @@ def test_digest_of_long_tag_is_stable() -> None:
     assert long == b"{" + escaped[:128] + b"~" + digest + b"}"
     by_domain = encode_tag("edge", [Entry("k=", "=/%aö\0\x7f" * 100)], ShardBy.DOMAIN)
     assert by_domain == b"{edge}/" + escaped[5:133] + b"~" + digest
+    by_key = encode_tag("edge", [Entry("k=", "=/%aö\0\x7f" * 100), Entry("org", "acme")], ShardByKey("org"))
+    digest = blake2b(escaped + b"/org=acme", digest_size=20).hexdigest().encode()
+    assert by_key == b"{edge/org=acme}/" + escaped[5:133] + b"~" + digest
+    by_key = encode_tag("edge", [Entry("k=", "=/%aö\0\x7f" * 100), Entry("org", "acme")], ShardByKey("k="))
+    digest = blake2b(escaped, digest_size=20).hexdigest().encode()
+    assert by_key == b"{" + escaped[:128] + b"~" + digest + b"}//org=acme"
 
 
-@pytest.mark.parametrize("shard_by", ShardBy)
+@pytest.mark.parametrize("shard_by", [*ShardBy, ShardByKey("k")])
 @pytest.mark.parametrize("unit", ["=", "=a", "ö=", ":", "/={}~% \n\0"])
-def test_encoding_takes_linear_time(unit: str, shard_by: ShardBy) -> None:
+def test_encoding_takes_linear_time(unit: str, shard_by: Sharding) -> None:
     events: list[str] = []
     sys.setprofile(lambda _frame, event, _argument: events.append(event))
     try:
