@@ -37,13 +37,13 @@ Examples:
 _OUTCOME_WIDTH = max(len(outcome.value) for outcome in AttemptOutcome)
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Show which rule a descriptor matches, and why.")
 @sources_arguments
 @descriptor_options
+@click.option("--cache-key-prefix", default="", metavar="TEXT", help="Prefix that the server puts before every key.")
 @click.option(
-    "--cache-key-prefix", default="", metavar="TEXT", help="Prefix of the keys in Redis: the server's CACHE_KEY_PREFIX."
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def explain(
     paths: tuple[Path, ...],
     merge_domains: bool,
