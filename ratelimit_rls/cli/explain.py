@@ -177,7 +177,7 @@ def _format_entitlement(entitlement: Entitlement) -> str:
 
 
 def _format_attempt(attempt: Attempt) -> str:
-    return escape_unprintable(f"{attempt.way.value} '{attempt.pattern}'" if attempt.pattern else attempt.way.value)
+    return escape_unprintable(f"{attempt.kind.value} '{attempt.pattern}'" if attempt.pattern else attempt.kind.value)
 
 
 def _outcome(attempt: Attempt) -> str:
@@ -238,7 +238,7 @@ def _limit(limit: Limit) -> dict[str, Any]:
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
-        "way": attempt.way.value,
+        "kind": attempt.kind.value,
         "pattern": attempt.pattern,
         "outcome": attempt.outcome.value,
         "position": str(attempt.position) if attempt.position else None,

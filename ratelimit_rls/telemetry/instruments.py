@@ -95,7 +95,7 @@ STATES = Instrument(
     "ratelimit.warning_states",
     InstrumentKind.COUNTER,
     "{decision}",
-    "Decisions in a state of warn_at: warning, throttled.",
+    "Decisions in a state of warn_at: warning, or throttled (denied by the limit).",
     (DOMAIN, RULE, STATE),
 )
 UNKNOWN_DOMAINS = Instrument(
