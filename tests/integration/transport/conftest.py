@@ -145,7 +145,7 @@ def new_service(options: GrpcOptions, answers: ResponseOptions) -> Service:
     fallback.warm_up()
     limiter = RateLimiter(rules, store, metrics, Policy(), fallback)
     queue = ThrottleQueue(MAX_HELD, MARGIN_S)
-    metrics.watch(queue.gauges)
+    metrics.export_values(queue.gauges)
     codecs = {
         SHOULD_RATE_LIMIT: RlsCodec(limiter, answers),
         KUADRANT_CHECK: RlsCodec(limiter, answers, purpose=Purpose.LOOK),
