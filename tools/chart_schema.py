@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from ratelimit_rls.core.duration import PATTERN as DURATION
 from ratelimit_rls.identity.issuers import ALGORITHMS
 from ratelimit_rls.settings.catalogue import GROUPS, VARIABLES, Variable
 from ratelimit_rls.settings.validation import LOG_LEVELS
@@ -148,7 +149,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "bool": {"type": ["boolean", "string"], "pattern": "^(1|t|T|TRUE|true|True|0|f|F|FALSE|false|False)$"},
     "whole": {"type": ["integer", "string"], "pattern": _WHOLE},
     "number": {"type": ["number", "string"], "pattern": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"},
-    "duration": {"type": "string", "pattern": r"^\+?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$"},
+    "duration": {"type": "string", "pattern": rf"^\+?0$|{DURATION}"},
     "list": {"type": ["array", "string"], "items": {"type": "string"}},
 }
 

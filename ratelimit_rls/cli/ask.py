@@ -36,7 +36,7 @@ class _Tls:
     key: Path | None
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Send a rate limit request to a running server.")
 @click.option(
     "--server",
     default="localhost:8081",
@@ -46,17 +46,23 @@ class _Tls:
 )
 @descriptor_options
 @click.option(
-    "--hits", type=click.IntRange(0, MAX_HITS), metavar="N", help="Hits to spend on every descriptor; 0 spends nothing."
+    "--hits",
+    type=click.IntRange(0, MAX_HITS),
+    metavar="N",
+    help="Hits to spend on each descriptor; 0 spends nothing. [default: 1]",
 )
 @click.option("--refund", is_flag=True, help="Refund the hits instead of spending them.")
-@click.option("--times", type=click.IntRange(min=1), default=1, metavar="N", help="Send the request N times.")
+@click.option(
+    "--times", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Send the request N times."
+)
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0, min_open=True),
-    default=5.0,
+    default=5,
+    show_default=True,
     metavar="SECONDS",
-    help="Per-call deadline.",
+    help="Deadline of each request, in seconds.",
 )
 @click.option("--fail-over-limit", is_flag=True, help="Exit with 1 if any response is OVER_LIMIT.")
 @click.option("--fail-no-limit", is_flag=True, help="Exit with 1 if no limit applies to some descriptor.")
@@ -69,6 +75,7 @@ class _Tls:
     "form",
     type=click.Choice(["text", "json"]),
     default="text",
+    show_default=True,
     help="Output format; json prints one line per response.",
 )
 def ask(

@@ -24,7 +24,9 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @rules_arguments
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def check(paths: tuple[Path, ...], merge_domains: bool, strict: bool, form: str) -> ExitCode:
     """Check rules and report every problem.
 

@@ -33,7 +33,7 @@ def db() -> None:
     """
 
 
-@db.command(epilog=_UPGRADE_EXAMPLES)
+@db.command(epilog=_UPGRADE_EXAMPLES, short_help="Upgrade the schema to this version's revision.")
 @database_option
 def upgrade(database: str) -> ExitCode:
     """Upgrade the schema to this version's revision, keeping all data.
@@ -57,7 +57,9 @@ def upgrade(database: str) -> ExitCode:
 
 @db.command(epilog=_STATUS_EXAMPLES)
 @database_option
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def status(database: str, form: str) -> ExitCode:
     """Print the revision of the schema. Exits with 1 unless it is the one this version needs."""
 

@@ -10,9 +10,7 @@ import click
 from ratelimit_rls.cli.formatting import escape_unprintable
 from ratelimit_rls.core.model import Descriptor, Entry
 
-_ENTRY_HELP = (
-    "An entry of one additional descriptor, for values with a comma. Repeat for each entry of that descriptor."
-)
+_ENTRY_HELP = "One key=value entry of a further descriptor, whose value may contain commas; repeat it for each entry."
 
 
 def descriptor_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ Examples:
       --format istio --server ratelimit-rls.limits.svc.cluster.local:8081 | kubectl apply -f -"""
 
 
-@click.command("envoy-config", epilog=_EXAMPLES)
+@click.command("envoy-config", epilog=_EXAMPLES, short_help="Generate the Envoy configuration for rules.")
 @rules_arguments
 @click.option("--domain", "domains", multiple=True, help="Only this domain; may be repeated.  [default: all domains]")
 @click.option(
@@ -72,7 +72,9 @@ Examples:
 @click.option("--key", help="Path on Envoy's host of the private key of --cert.")
 @click.option("--server-name", help="Name expected in the service's certificate. [default: the host of --server]")
 @click.option(
-    "--health-check", is_flag=True, help="Configure gRPC health checks, so that Envoy leaves draining replicas."
+    "--health-check",
+    is_flag=True,
+    help="Configure gRPC health checks, so that Envoy stops sending calls to draining replicas.",
 )
 @click.option(
     "--timeout",
@@ -91,7 +93,9 @@ Examples:
 )
 @click.option("--name", help="With istio, envoy-gateway: name of the resource. [default: ratelimit-rls]")
 @click.option(
-    "--namespace", help="With istio, envoy-gateway: namespace of the resource. [default: istio-system; default]"
+    "--namespace",
+    help="With istio, envoy-gateway: namespace of the resource. [default: istio-system with istio, "
+    "default with envoy-gateway]",
 )
 @click.option(
     "--workload",

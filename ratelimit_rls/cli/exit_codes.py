@@ -15,6 +15,6 @@ class ExitCode(IntEnum):
 
 
 LEGEND = (
-    "Exit codes: 0 success, 1 check failed or invalid input, 2 usage error, 3 warnings only (with --strict), "
-    "4 a dependency could not be reached, 130 interrupted."
+    "Exit codes: 0 success, 1 check failed, over limit (with --fail-over-limit) or invalid input, 2 usage error, "
+    "3 warnings only (with --strict), 4 a dependency could not be reached, 130 interrupted."
 )

@@ -57,11 +57,13 @@ Examples:
 _OUTCOME_WIDTH = max(len(outcome.value) for outcome in AttemptOutcome)
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Show which rule a descriptor matches, and why.")
 @sources_arguments
 @descriptor_options
 @redis_connection_options
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def explain(
     paths: tuple[Path, ...],
     merge_domains: bool,
@@ -219,7 +221,7 @@ def _format_entitlement(entitlement: Entitlement) -> str:
 
 
 def _format_attempt(attempt: Attempt) -> str:
-    return escape_unprintable(f"{attempt.way.value} '{attempt.pattern}'" if attempt.pattern else attempt.way.value)
+    return escape_unprintable(f"{attempt.kind.value} '{attempt.pattern}'" if attempt.pattern else attempt.kind.value)
 
 
 def _outcome(attempt: Attempt) -> str:
@@ -284,7 +286,7 @@ def _limit(limit: Limit) -> dict[str, Any]:
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
-        "way": attempt.way.value,
+        "kind": attempt.kind.value,
         "pattern": attempt.pattern,
         "outcome": attempt.outcome.value,
         "position": str(attempt.position) if attempt.position else None,

@@ -35,7 +35,8 @@ Examples:
 def keys() -> None:
     """Create, list and revoke API keys.
 
-    The changes are written to the database and take effect on all servers within a second.
+    The changes are written to the database and take effect on all servers within a second, or within
+    RLS_DATABASE_POLL (30s) if a notification is lost.
     """
 
 
@@ -75,7 +76,9 @@ def create(database: str, user_id: str, tier: str, expires_s: float | None, name
 @keys.command("list")
 @database_option
 @click.option("--user", "user_id", metavar="ID", help="Only the keys of this user.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def list_keys(database: str, user_id: str | None, form: str) -> ExitCode:
     """List keys, without their secrets."""
 
@@ -106,7 +109,7 @@ def list_keys(database: str, user_id: str | None, form: str) -> ExitCode:
     return ExitCode.DONE
 
 
-@keys.command()
+@keys.command(short_help="Revoke keys permanently.")
 @database_option
 @click.argument("key_ids", nargs=-1, required=True, metavar="KEY…")
 def revoke(database: str, key_ids: tuple[str, ...]) -> ExitCode:

@@ -37,11 +37,13 @@ Examples:
   $ ratelimit-rls peek descriptors/ --redis-url localhost:6379 --domain edge --descriptor user=alice"""
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Show the current state of a descriptor in Redis.")
 @rules_arguments
 @descriptor_options
 @redis_connection_options
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def peek(
     paths: Paths,
     merge_domains: bool,

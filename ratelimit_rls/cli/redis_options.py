@@ -25,7 +25,7 @@ OptionValue = str | bool | None
 
 _FLAGS = (
     ("--redis-url", "URL", "Address of Redis: host:port, node,node,… (cluster) or name,sentinel,… (sentinel)."),
-    ("--redis-type", "TYPE", "SINGLE, CLUSTER or SENTINEL, if the URL is ambiguous."),
+    ("--redis-type", "TYPE", "SINGLE, CLUSTER or SENTINEL; needed only if it cannot be derived from the URL."),
     ("--redis-auth-file", "FILE", "File that contains password or user:password."),
     ("--redis-tls-cacert", "FILE", "CA of the certificate of Redis (PEM)."),
     ("--redis-tls-client-cert", "FILE", "Client certificate for Redis (PEM)."),

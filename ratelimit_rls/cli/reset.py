@@ -48,7 +48,7 @@ Examples:
 _MATCH_HELP = "Instead of PATHS and --descriptor: all descriptors in Redis that match this pattern, e.g. 'user=*'."
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Reset the counters of a descriptor in Redis.")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--merge-domains", is_flag=True, help="Allow several files to define one domain, as with MERGE_DOMAIN_CONFIG=true."

@@ -22,7 +22,7 @@ Examples:
   $ ratelimit-rls db retain --archive s3://bucket/records --dry-run"""
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Archive and delete records past their retention.")
 @database_option
 @click.option(
     "--archive",
@@ -32,7 +32,9 @@ Examples:
     help="Archive: a directory or an fsspec URL. Required. [RLS_ARCHIVE]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be archived, and change nothing.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def retain(database: str, archive: str, dry_run: bool, form: str) -> ExitCode:
     """Archive whole months of decisions and usage past their retention, and delete them from the database.
 

@@ -42,7 +42,7 @@ Examples:
 _PATHS = click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 
 
-@click.group()
+@click.group(short_help="Import, export and compare stored rules.")
 def rules() -> None:
     """Import, export and compare rules between files and the database.
 
@@ -78,7 +78,7 @@ def import_(paths: tuple[Path, ...], prune: bool, dry_run: bool, database: str) 
     return ExitCode.DONE
 
 
-@rules.command(epilog=_EXPORT_EXAMPLES)
+@rules.command(epilog=_EXPORT_EXAMPLES, short_help="Export the stored rules as files.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -108,7 +108,7 @@ def export(output: Path | None, database: str) -> ExitCode:
     return ExitCode.DONE
 
 
-@rules.command(epilog=_DIFF_EXAMPLES)
+@rules.command(epilog=_DIFF_EXAMPLES, short_help="Compare files with the stored rules.")
 @_PATHS
 @database_option
 def diff(paths: tuple[Path, ...], database: str) -> ExitCode:

@@ -36,7 +36,8 @@ class _SettingOption(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         variable = self.variable
-        source = f"{variable.name}, {variable.default}" if variable.default else variable.name
+        default = variable.effective_default
+        source = f"{variable.name}; default: {default}" if default else variable.name
         flag = f"--[no-]{variable.flag[2:]}" if variable.kind == "bool" else f"{variable.flag} {self.metavar}"
         return flag, f"{variable.description} [{source}]"
 
@@ -73,7 +74,8 @@ def serve(**flags: str | bool | None) -> int:
     """Run the server.
 
     Every setting is an environment variable and an option; brackets show the variable and its default. An option
-    overrides its variable. Pass passwords as variables: options are visible in the process list.
+    overrides its variable. Pass passwords as variables: options are visible in the process list. A DURATION is a
+    number with a unit, e.g. 250ms, 90s, 1h30m or 90d.
     """
     settings = settings_from_flags(flags)
     from ratelimit_rls.server import run  # after the settings, so that their errors are reported at once

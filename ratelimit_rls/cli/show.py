@@ -46,6 +46,7 @@ Examples:
     "form",
     type=click.Choice(["tree", "yaml", "json"]),
     default="tree",
+    show_default=True,
     help="Output format: a tree, canonical YAML with the same meaning, or JSON with positions.",
 )
 def show(paths: tuple[Path, ...], merge_domains: bool, database: str, form: str, **where: OptionValue) -> ExitCode:

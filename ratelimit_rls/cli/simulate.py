@@ -68,12 +68,17 @@ class _SvgPath(click.Path):
     help="Generate N requests per s, m, h or d instead of --traffic. Repeat with --for for further phases.",
 )
 @click.option(
-    "--for", "lengths", multiple=True, type=DurationType(), help="Duration of the phase of the corresponding --rate."
+    "--for",
+    "lengths",
+    multiple=True,
+    type=DurationType(),
+    help="Duration of the phase of the corresponding --rate, e.g. 90s or 1h30m.",
 )
 @click.option(
     "--callers",
     type=click.IntRange(1),
     default=1,
+    show_default=True,
     metavar="N",
     help="With --rate: number of callers; %caller% goes from 0 to N-1.",
 )
@@ -98,11 +103,19 @@ class _SvgPath(click.Path):
     help="Field with the time of the request.  [default: start_time; CSV: time]",
 )
 @click.option("--strict", is_flag=True, help="Fail at the first invalid line of the traffic.")
-@click.option("--bucket", "bucket_us", type=DurationType(), help="Minimum bucket width of the counts over time.")
+@click.option(
+    "--bucket",
+    "bucket_us",
+    type=DurationType(),
+    help="Minimum width of the buckets of the counts over time.  "
+    "[default: 100ms; wider if there would be more than 240]",
+)
 @click.option(
     "--picture", type=_SvgPath(dir_okay=False, path_type=Path), help="Draw the counts over time to this SVG file."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def simulate(paths: tuple[Path, ...], merge_domains: bool, against: Path | None, form: str, **options: Any) -> ExitCode:
     """Replay traffic against rules, on a virtual clock.
 

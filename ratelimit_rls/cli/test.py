@@ -44,7 +44,9 @@ Examples:
 @click.option(
     "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results to this file as JUnit XML."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def test(
     paths: tuple[Path, ...],
     pattern: str | None,

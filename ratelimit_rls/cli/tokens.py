@@ -70,7 +70,9 @@ def create(database: str, role: str, name: str, expires_s: float | None) -> Exit
 
 @tokens.command("list")
 @database_option
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def list_tokens(database: str, form: str) -> ExitCode:
     """List tokens, without their secrets."""
 
@@ -101,7 +103,7 @@ def list_tokens(database: str, form: str) -> ExitCode:
     return ExitCode.DONE
 
 
-@tokens.command()
+@tokens.command(short_help="Revoke tokens permanently.")
 @database_option
 @click.argument("token_ids", nargs=-1, required=True, metavar="TOKEN…")
 def revoke(database: str, token_ids: tuple[str, ...]) -> ExitCode:

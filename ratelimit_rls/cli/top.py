@@ -1,4 +1,4 @@
-"""`top`: show the most requested and the most limited counters of a running server."""
+"""`top`: show the most requested counters of a running server, and those with the most denials."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _ServerUnavailable(Exception):
     """The server cannot be reached, or its response is unusable; the message says why."""
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Show the hottest counters, or what fills Redis.")
 @click.option(
     "--server",
     default="http://localhost:6070",
@@ -68,9 +68,12 @@ class _ServerUnavailable(Exception):
     "form",
     type=click.Choice(["text", "json"]),
     default="text",
+    show_default=True,
     help="Output format; json prints one line per refresh.",
 )
-@click.option("--memory", is_flag=True, help="Instead: show what fills Redis, by domain and rule.")
+@click.option(
+    "--memory", is_flag=True, help="Show what fills Redis, by domain and rule, instead of the hottest counters."
+)
 @click.option(
     "--rules",
     multiple=True,
@@ -98,7 +101,7 @@ def top(
     rate: int,
     **where: OptionValue,
 ) -> ExitCode:
-    """Show the nodes of Redis, and the most requested and the most limited counters of the last ten seconds.
+    """Show the nodes of Redis, and the most requested counters and those with the most denials in the last ten seconds.
 
     Rates are those of one server with all of its workers. Descriptor values are shown as digests (#1a2b3c4d) unless the
     server has RLS_HOT_KEY_VALUES=true. Exit with Ctrl-C.

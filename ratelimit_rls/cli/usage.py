@@ -1,4 +1,4 @@
-"""`usage`: show the heaviest users, rules or endpoints, from the usage in the database."""
+"""`usage`: show the users, rules or endpoints with the most calls, from the usage in the database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 Examples:
-  # the users with most calls in the last day, and how many of their calls were denied
+  # the users with the most calls in the last day, and how many of their calls were denied
   $ ratelimit-rls usage
   # the rules of one domain in the last 30 days, also drawn as SVG
   $ ratelimit-rls usage --by rule --domain edge --since 30d --picture rules.svg"""
@@ -36,7 +36,7 @@ _FIGURES = "{:>14}  {:>14}  {:>7}  {:>10}"
 _MAX_NAME_WIDTH = 60
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(epilog=_EXAMPLES, short_help="Show users, rules or endpoints with the most calls.")
 @database_option
 @click.option("--by", type=click.Choice(_GROUPINGS), default="user", show_default=True, help="Group calls by this.")
 @click.option(
@@ -49,18 +49,25 @@ _MAX_NAME_WIDTH = 60
 )
 @click.option("--domain", metavar="TEXT", help="Only calls of this domain.")
 @click.option(
-    "--top", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N", help="Show the N heaviest."
+    "--top",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Show the N with the most calls.",
 )
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also draw the result, and all calls over time, to this SVG file.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 def usage(
     database: str, by: By, since_us: int, domain: str | None, top: int, picture: Path | None, form: str
 ) -> ExitCode:
-    """Show the heaviest users, rules or endpoints: calls, denied calls and decision latency.
+    """Show the users, rules or endpoints with the most calls: calls, denied calls and decision latency.
 
     Servers record usage every ten seconds, or every minute if they have many callers. P95 is the 95th percentile of the
     time of a decision, accurate to 10 %.

@@ -33,15 +33,16 @@ Examples:
   $ ratelimit-rls users export --output before.jsonl"""
 
 
-@click.group()
+@click.group(short_help="Import, export and list users in bulk.")
 def users() -> None:
-    """Import, export and list users, even hundreds of thousands.
+    """Import, export and list users in bulk: an import may have hundreds of thousands.
 
-    The changes are written to the database and take effect on all servers within seconds.
+    The changes are written to the database and take effect on all servers within a second, or within
+    RLS_DATABASE_POLL (30s) if a notification is lost.
     """
 
 
-@users.command("import", epilog=_IMPORT_EXAMPLES)
+@users.command("import", epilog=_IMPORT_EXAMPLES, short_help="Create or replace users from files.")
 @click.argument(
     "files",
     nargs=-1,
@@ -91,7 +92,7 @@ def import_(files: tuple[Path, ...], form: Form | None, dry_run: bool, database:
     return ExitCode.DONE
 
 
-@users.command(epilog=_EXPORT_EXAMPLES)
+@users.command(epilog=_EXPORT_EXAMPLES, short_help="Export all users as JSON Lines.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -123,7 +124,7 @@ def export(output: Path | None, database: str) -> ExitCode:
     return ExitCode.DONE
 
 
-@users.command("list")
+@users.command("list", short_help="List users by id.")
 @click.option("--tier", metavar="NAME", help="Only users of this tier; '' for users without a tier.")
 @click.option("--blocked", is_flag=True, help="Only users that are currently blocked.")
 @click.option(
@@ -134,7 +135,9 @@ def export(output: Path | None, database: str) -> ExitCode:
     metavar="N",
     help="Maximum number of users to list.",
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 @database_option
 def list_users(tier: str | None, blocked: bool, limit: int, form: str, database: str) -> ExitCode:
     """List users by id, with their tier, org, custom limits and state."""

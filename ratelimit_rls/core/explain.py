@@ -36,7 +36,7 @@ class AttemptOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    way: MatchKind
+    kind: MatchKind
     pattern: str  # as written in the rules; "" if there is none
     outcome: AttemptOutcome
     position: Position | None = None

@@ -215,7 +215,7 @@ class WarningState(IntEnum):
 
     NORMAL = 0
     WARNING = 1
-    THROTTLED = 2
+    THROTTLED = 2  # the limit denies calls; not `action: throttle`
 
 
 class Rule(NamedTuple):

@@ -13,7 +13,7 @@ from ratelimit_rls.core.model import Limit
 from ratelimit_rls.database.administration import AdminToken, AuditRow, Role
 from ratelimit_rls.database.tables import admin_audit_log, admin_tokens, api_keys, rate_limit_rules, tiers, user_quotas
 from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User, limit_fields, limit_from_fields
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 
 Fields = dict[str, Any]
 AnyRow = Row[*tuple[Any, ...]]
@@ -146,7 +146,7 @@ def rule_from_row(row: AnyRow) -> StoredRule:
     if not isinstance(priority, int) or not isinstance(document, str):
         raise ValueError("a rule must have a number as priority and text as document")
     texts = _strings(tiers_), _strings(endpoints), _strings(methods), _strings(cidrs)
-    targeting = Targeting(*texts, Scope(scope) if scope else None)
+    targeting = Targeting(*texts, CounterScope(scope) if scope else None)
     return StoredRule(rule_id, name, document, priority, enabled, targeting, *rest)
 
 

@@ -24,7 +24,7 @@ from ratelimit_rls.database.configuration import Configuration
 from ratelimit_rls.database.row_mapping import read_limits, write_limits
 from ratelimit_rls.errors import DatabaseError
 from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 
 FORMAT = 1
 
@@ -226,7 +226,7 @@ def _key(fields: dict[str, Any]) -> ApiKey:
 
 def _rule(fields: dict[str, Any]) -> StoredRule:
     tiers, endpoints, methods, cidrs = (tuple(some) for some in fields["targeting"])
-    targeting = Targeting(tiers, endpoints, methods, cidrs, Scope(fields["scope"]) if fields["scope"] else None)
+    targeting = Targeting(tiers, endpoints, methods, cidrs, CounterScope(fields["scope"]) if fields["scope"] else None)
     about = (fields["document"], fields["priority"], fields["enabled"], targeting)
     return StoredRule(fields["id"], fields["name"], *about, *fields["rest"])
 

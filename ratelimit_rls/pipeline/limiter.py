@@ -33,7 +33,7 @@ from ratelimit_rls.rules.active_rules import ActiveRules, RulesVersion
 from ratelimit_rls.store.base import PreparedPlan, Store
 from ratelimit_rls.telemetry.decision_recorder import DecisionRecorder
 from ratelimit_rls.telemetry.hot_keys import HotKeys
-from ratelimit_rls.telemetry.metrics import Counters, Metrics
+from ratelimit_rls.telemetry.metrics import MetricCounters, Metrics
 from ratelimit_rls.telemetry.usage_recorder import UsageEntry, UsageRecorder
 
 MAX_IN_FLIGHT = 10_000
@@ -42,11 +42,11 @@ MAX_IN_FLIGHT = 10_000
 class PlannedCall(NamedTuple):
     """A request with everything that can be computed before it is decided.
 
-    `template` and `counters` are shared by all calls of the same kind, so that caching many calls is cheap.
+    `template` and `metric_counters` are shared by all calls of the same kind, so that caching many calls is cheap.
     """
 
     template: PlanTemplate
-    counters: Counters
+    metric_counters: MetricCounters
     prepared: PreparedPlan | None  # None: the store is not needed
     valid: Validity | None = None  # None: for as long as the rules are in force
     usage_entry: UsageEntry | None = None  # where its usage is recorded, if usage is recorded
@@ -88,7 +88,7 @@ class RateLimiter:
         self.recorder = DecisionRecorder(metrics, hot_keys, usage_recorder)
         self._planned: RulesVersion | None = None  # the rules of `_planner`
         self._planner: Planner
-        self._counters_of = per_template(metrics.counters)
+        self._metric_counters_of = per_template(metrics.metric_counters)
 
     @property
     def rules(self) -> RulesVersion | None:
@@ -146,7 +146,7 @@ class RateLimiter:
     ) -> PlannedCall:
         usage_entry = self._usage_recorder.usage_entry(request, template) if self._usage_recorder is not None else None
         # `construct` takes half the time of calling the class, which matters for requests that are not cached.
-        return construct(PlannedCall, (template, self._counters_of(template), prepared, valid, usage_entry))
+        return construct(PlannedCall, (template, self._metric_counters_of(template), prepared, valid, usage_entry))
 
     async def spend(self, plans: Sequence[PreparedPlan]) -> Sequence[StoreResult | StoreError]:
         """Ask the store about a batch of plans. Return the result of each, in order, or its error."""

@@ -129,15 +129,15 @@ class Pipeline(Generic[T]):
             self._counters.service_error += 1
             return message_too_large(self._codec.max_message_bytes)
         try:
-            cached = self._codec.decode(message)
+            request = self._codec.decode(message)
         except Exception as error:
             return self._to_error(error)
-        call = cached.call
+        call = request.call
         if call.template.can_wait:
             self._codec.may_throttle = True
         if call.prepared is None:
             self._codec.may_skip_store = True
-        return cached
+        return request
 
     # ── admit ──
 
@@ -149,10 +149,10 @@ class Pipeline(Generic[T]):
         due_s = min(batch.deadlines_s, default=inf) - self._throttle_queue.margin_s
         if traced is not None:
             for number in traced.spans:
-                cached = requests[number]
-                if isinstance(cached, PreparedRequest):
-                    traced.planned(number, cached.call.template)
-        calls = [cached.call for cached in requests if isinstance(cached, PreparedRequest)]
+                request = requests[number]
+                if isinstance(request, PreparedRequest):
+                    traced.planned(number, request.call.template)
+        calls = [request.call for request in requests if isinstance(request, PreparedRequest)]
         if (
             len(calls) == len(requests) <= self._limiter.remaining_capacity
             and due_s > begun_s
@@ -178,24 +178,24 @@ class Pipeline(Generic[T]):
         ids: list[bytes | None] = []
         errors: list[tuple[int, Response]] = []
         without: list[tuple[int, PreparedRequest[T], StoreError]] = []
-        for number, (cached, sent_id) in enumerate(zip(requests, sent_ids, strict=True)):
-            if isinstance(cached, RpcError):
-                errors.append((number, cached))
+        for number, (request, sent_id) in enumerate(zip(requests, sent_ids, strict=True)):
+            if isinstance(request, RpcError):
+                errors.append((number, request))
             elif (id_error := self._check_id(sent_id)) is not None:
                 errors.append((number, id_error))
-            elif cached.call.prepared is None:
-                without.append((number, cached, _STORE_NOT_NEEDED))
+            elif request.call.prepared is None:
+                without.append((number, request, _STORE_NOT_NEEDED))
             elif (reason := self._skip_reason(batch.deadlines_s[number], begun_s, capacity)) is not None:
-                without.append((number, cached, reason))
+                without.append((number, request, reason))
             else:
-                admitted.append(cached)
+                admitted.append(request)
                 numbers.append(number)
-                ids.append(cached.request_id or sent_id)
+                ids.append(request.request_id or sent_id)
                 capacity -= 1
         self._respond_early(batch, [*errors, *self._decide_without_store(without, traced)], traced)
         deadlines_s = [batch.deadlines_s[number] for number in numbers]
         due_s = min(deadlines_s, default=inf) - self._throttle_queue.margin_s
-        calls = [cached.call for cached in admitted]
+        calls = [request.call for request in admitted]
         return PendingBatch(batch, admitted, calls, begun_s, due_s, traced, numbers, ids)
 
     def _check_id(self, sent_id: bytes | None) -> RpcError | None:
@@ -220,17 +220,17 @@ class Pipeline(Generic[T]):
         """Return the responses of calls that cannot wait for the store. None is delayed: there is no time for it."""
         if not without:
             return []
-        calls = [cached.call for _, cached, _ in without]
+        calls = [request.call for _, request, _ in without]
         numbers = [number for number, _, _ in without]
         try:
-            decisions = self._limiter.decide_without_store([(cached.call, error) for _, cached, error in without])
+            decisions = self._limiter.decide_without_store([(request.call, error) for _, request, error in without])
             self._observer.decided_without_store(traced, numbers, calls, decisions)
         except Exception as error:
             failed = self._to_error(error)
             return [(number, failed) for number in numbers]
         return [
-            (number, self._encode_one(cached, decision))
-            for (number, cached, _), decision in zip(without, decisions, strict=True)
+            (number, self._encode_one(request, decision))
+            for (number, request, _), decision in zip(without, decisions, strict=True)
         ]
 
     def _respond_late(self, pending: PendingBatch[T], now_s: float) -> None:
@@ -247,9 +247,9 @@ class Pipeline(Generic[T]):
         """Set how long each call can be delayed. Return the number of reserved places in the throttle queue."""
         waits_us: list[int | None] = []
         places = 0
-        for number, cached in zip(pending.numbers, pending.requests, strict=True):
+        for number, request in zip(pending.numbers, pending.requests, strict=True):
             wait_us = None
-            if cached.call.template.can_wait:
+            if request.call.template.can_wait:
                 deadline_s = pending.batch.deadlines_s[number]
                 wait_us = self._throttle_queue.reserve(None if deadline_s == inf else deadline_s - pending.begun_s)
                 places += wait_us != 0
@@ -262,7 +262,7 @@ class Pipeline(Generic[T]):
     def _encode(self, pending: PendingBatch[T], decisions: Sequence[Decision | StoreError]) -> list[Response]:
         encode = self._encode_one
         responses: list[Response] = [
-            encode(cached, decision) for cached, decision in zip(pending.requests, decisions, strict=True)
+            encode(request, decision) for request, decision in zip(pending.requests, decisions, strict=True)
         ]
         if pending.waits_us is not None:
             for index, decision in enumerate(decisions):
@@ -270,11 +270,11 @@ class Pipeline(Generic[T]):
                     responses[index] = self._delay(pending, index, decision, responses[index])
         return responses
 
-    def _encode_one(self, cached: PreparedRequest[T], decision: Decision | StoreError) -> bytes | RpcError:
+    def _encode_one(self, request: PreparedRequest[T], decision: Decision | StoreError) -> bytes | RpcError:
         if isinstance(decision, StoreError):
             return self._to_error(decision)
         try:
-            return self._codec.encode(decision, cached.response_template)
+            return self._codec.encode(decision, request.response_template)
         except Exception as error:
             return self._to_error(error)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Scope(Enum):
-    """Scope of the counters of a targeted rule: the kind of the innermost entry of its descriptor."""
+class CounterScope(Enum):
+    """CounterScope of the counters of a targeted rule: the kind of the innermost entry of its descriptor."""
 
     GLOBAL = "global"
     TENANT = "tenant"
@@ -25,7 +25,7 @@ class Targeting:
     endpoints: tuple[str, ...] = ()  # paths, `*` for anything
     methods: tuple[str, ...] = ()
     cidrs: tuple[str, ...] = ()
-    scope: Scope | None = None
+    scope: CounterScope | None = None
 
     def __bool__(self) -> bool:
         return bool(self.tiers or self.endpoints or self.methods or self.cidrs or self.scope)

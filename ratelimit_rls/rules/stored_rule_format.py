@@ -22,7 +22,7 @@ from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.errors import Problem, RulesError
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.source_document import LAST_RANK
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 from ratelimit_rls.yaml.messages import unknown_key
 from ratelimit_rls.yaml.multi_document import LINE_BREAKS, split_documents
 
@@ -176,7 +176,7 @@ def _targeting(fields: object, at: _Location, column: int) -> Targeting:
             _reject(at, column, f"'targeting.{key}' is a list of texts")
         lists[key] = tuple(texts)
     scope = fields.get("scope")
-    known = {one.value: one for one in Scope}
+    known = {one.value: one for one in CounterScope}
     if scope is not None and str(scope) not in known:
         _reject(at, column, f"targeting: {diagnostics.unknown_choice('scope', str(scope), known)}")
     return Targeting(**lists, scope=None if scope is None else known[str(scope)])

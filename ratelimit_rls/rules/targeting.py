@@ -28,7 +28,7 @@ from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, FILE_KEYS
 from ratelimit_rls.rules.responses import TOKEN_CHARACTERS
-from ratelimit_rls.rules.stored_rule import Scope, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, Targeting
 from ratelimit_rls.yaml.findings import Findings
 from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
 from ratelimit_rls.yaml.scalars import ScalarKind, resolve
@@ -45,11 +45,11 @@ GLOBAL_ENTRY = ("scope", "global")
 """Entry of a rule with neither targeting nor a scope."""
 
 _SCOPE_KEYS = {
-    Scope.USER: "user",
-    Scope.API_KEY: "api_key",
-    Scope.TENANT: "org",
-    Scope.IP: "ip",
-    Scope.ENDPOINT: "path",
+    CounterScope.USER: "user",
+    CounterScope.API_KEY: "api_key",
+    CounterScope.TENANT: "org",
+    CounterScope.IP: "ip",
+    CounterScope.ENDPOINT: "path",
 }
 _BODY_KEYS = DESCRIPTOR_KEYS.keys() - FILE_KEYS.keys()
 _FILE_ONLY_KEYS = FILE_KEYS.keys() - DESCRIPTOR_KEYS.keys()
@@ -122,7 +122,7 @@ class _Levels:
 
     def of(self, targeting: Targeting) -> list[list[_Alternative]]:
         scope = targeting.scope
-        by_path, by_ip = scope is Scope.ENDPOINT, scope is Scope.IP
+        by_path, by_ip = scope is CounterScope.ENDPOINT, scope is CounterScope.IP
         tiers = [_Alternative("tier", tier) for tier in self._checked("tiers", targeting.tiers, _tier)]
         paths = [
             _Alternative("path", path, is_shared=WILDCARD in path and not by_path)

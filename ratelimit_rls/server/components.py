@@ -56,8 +56,9 @@ from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.traces import Traces
 from ratelimit_rls.tls.certificates import TlsFiles
 from ratelimit_rls.transport.call_budget import CallBudget
+from ratelimit_rls.transport.grpc.options import GrpcOptions
 from ratelimit_rls.transport.grpc.reset_limit import ResetLimit
-from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.grpc.server import GrpcServer
 from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.http.debug import debug_app
@@ -103,7 +104,7 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
     """Construct all components. `shared_directory` is shared by the workers of one port; None for a single process."""
     metrics = Metrics(settings.near_limit_ratio)
     abuse = AbuseLog()
-    metrics.measure(abuse.measured)
+    metrics.export_series(abuse.measured)
     call_budget = CallBudget(settings.rls_max_calls_per_second, settings.rls_max_calls_per_second_per_peer)
     rules = ActiveRules()
     health = _build_health(settings, rules)
@@ -113,7 +114,7 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
         settings.rls_hot_key_rate if settings.redis else 0,  # leases make sense only for remote counters
         decode_key=stores.store.decode_key,
     )
-    metrics.watch(hot_keys.gauges)
+    metrics.export_values(hot_keys.gauges)
     fallback = Fallback(metrics, settings.rls_replicas * settings.rls_workers)
     if settings.redis:
         fallback.warm_up()
@@ -137,9 +138,9 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
         entitlements=database_services.directory if database_services else None,
         usage_recorder=database_services.usage_recorder if database_services else None,
     )
-    metrics.watch(limiter.gauges)
+    metrics.export_values(limiter.gauges)
     throttle_queue = ThrottleQueue(settings.rls_max_held_calls, settings.rls_deadline_margin.total_seconds())
-    metrics.watch(throttle_queue.gauges)
+    metrics.export_values(throttle_queue.gauges)
     deadlines = Deadlines()
     traces = new_traces(settings) if settings.tracing_enabled else None
     codecs = _build_codecs(settings, limiter, metrics, verifier)
@@ -156,8 +157,8 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
         _build_administration(settings, database_services, stores) if database_services else None,
     )
     grpc = GrpcServer(_grpc_options(settings, call_budget), pipelines.by_method, throttle_queue, health, abuse, [reset])
-    metrics.measure(rules.measured)
-    metrics.measure(grpc.measured)
+    metrics.export_series(rules.measured)
+    metrics.export_series(grpc.measured)
     admin_app = (
         _build_admin_app(settings, database_services, rules, limiter, stores, rules_components, verifier, abuse)
         if database_services
@@ -287,7 +288,7 @@ def _build_codecs(
     check_rate_limit = CheckRateLimitCodec(
         limiter, default_domain=limiter_domain, verifier=verifier, budget=budget, bounds=bounds
     )
-    metrics.watch(check_rate_limit.gauges)
+    metrics.export_values(check_rate_limit.gauges)
     return {
         SHOULD_RATE_LIMIT: new_rls_codec(),
         CHECK: ExtAuthzCodec(

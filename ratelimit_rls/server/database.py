@@ -83,9 +83,9 @@ class DatabaseServices:
         self._rules: dict[str, StoredRule] = {}
         self._pubsub = _listener(settings, redis, self.follower.wake) if redis is not None else None
         self._publishing: set[asyncio.Task[None]] = set()
-        metrics.watch(self.usage_recorder.gauges)
-        metrics.watch(self.usage_writer.gauges)
-        metrics.measure(self.measured)
+        metrics.export_values(self.usage_recorder.gauges)
+        metrics.export_values(self.usage_writer.gauges)
+        metrics.export_series(self.measured)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start all services and register their cleanup on `stack`.

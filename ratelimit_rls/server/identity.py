@@ -32,7 +32,7 @@ def new_credential_verifier(
 
         tokens = JwtVerifier(read_issuers(Path(settings.rls_jwt_issuers)))
     verifier = CredentialVerifier(api_keys, tokens, directory)
-    metrics.measure(lambda: _measured(verifier))
+    metrics.export_series(lambda: _measured(verifier))
     return verifier
 
 

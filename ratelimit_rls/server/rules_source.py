@@ -38,7 +38,7 @@ def new_rules_components(
     """Construct source and reloader. `stored` are the rules of the database; None without one."""
     over_xds = _xds_source(settings, rules) if settings.config_type == XDS else None
     if over_xds is not None:
-        metrics.measure(over_xds.measured)
+        metrics.export_series(over_xds.measured)
     others: RulesSource = over_xds or _file_source(settings)
     source, check = others, None
     if stored is not None:

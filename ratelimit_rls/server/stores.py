@@ -50,8 +50,8 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
     if settings.redis is None:
         once_s = settings.request_id_s
         embedded = EmbeddedStore(settings.rls_embedded_memory_bytes, idempotency_s=once_s)
-        metrics.watch(embedded.gauges)
-        metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), 1)])
+        metrics.export_values(embedded.gauges)
+        metrics.export_series(lambda: [(Series(STORE_AVAILABLE.name, ()), 1)])
         return Stores(embedded, InstrumentedStore(embedded, "embedded", metrics, has_traces=settings.tracing_enabled))
     invalidation_listener: InvalidationListener | None = None
 
@@ -61,16 +61,16 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
             invalidation_listener.on_store_connection(up)
 
     counters = new_redis_store(settings, connection)
-    metrics.measure(lambda: [(Series(STORE_AVAILABLE.name, ()), int(counters.connected))])
+    metrics.export_series(lambda: [(Series(STORE_AVAILABLE.name, ()), int(counters.connected))])
     store: Store = InstrumentedStore(counters, "redis", metrics, has_traces=settings.tracing_enabled)
     denials = None
     if max_bytes := settings.local_cache_size_in_bytes or settings.rls_denial_cache_bytes:
         store = denials = DenialCache(store, max_bytes, skip_over_limit_charges=settings.local_cache_size_in_bytes > 0)
-        metrics.watch(denials.gauges)
+        metrics.export_values(denials.gauges)
         main = counters.realms[0]
         invalidation_listener = InvalidationListener(str(settings.redis), main.pubsub_connect(), main.channel, denials)
     leases = LeasingStore(store)
-    metrics.watch(leases.gauges)
+    metrics.export_values(leases.gauges)
     server_sampler = ServerSampler(counters.realms, settings.rls_redis_info_interval.total_seconds())
-    metrics.measure(server_sampler.measured)
+    metrics.export_series(server_sampler.measured)
     return Stores(counters, leases, denials, invalidation_listener, server_sampler)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from ratelimit_rls.settings import database, groups, telemetry, unsupported, xds
-from ratelimit_rls.settings.parse import format_duration
+from ratelimit_rls.settings.parse import UNSET, format_duration
 
 GROUPS: tuple[type[BaseModel], ...] = (
     groups.RulesSettings,
@@ -52,6 +52,7 @@ class Variable:
     group: str
     kind: str  # bool, number, duration, text, secret, list, map, or the choices joined by |
     default: str  # as text, as in the variable
+    effective_default: str  # what applies if the variable is not set, for readers
     description: str
 
     @property
@@ -64,11 +65,15 @@ class Variable:
 
 
 def _variable(group: type[BaseModel], field: str, about: FieldInfo) -> Variable:
+    default = _text(about.default)
+    extra = about.json_schema_extra
+    unset = extra.get(UNSET) if isinstance(extra, dict) else None
     return Variable(
         field=field,
         group=group.__doc__ or "",
         kind=_kind(about),
-        default=_text(about.default),
+        default=default,
+        effective_default=str(unset) if unset else default + _binary_unit(field, about.default),
         description=about.description or "",
     )
 
@@ -78,6 +83,13 @@ def _kind(about: FieldInfo) -> str:
     if origin is Literal:
         return "|".join(filter(None, get_args(about.annotation)))
     return _KINDS[origin]
+
+
+def _binary_unit(field: str, default: object) -> str:
+    """Return a number of bytes in KiB or MiB, to be appended to its digits, or nothing."""
+    if "bytes" not in field or not isinstance(default, int) or not default or default % (1 << 10):
+        return ""
+    return f" = {default >> 20}MiB" if not default % (1 << 20) else f" = {default >> 10}KiB"
 
 
 def _text(default: object) -> str:

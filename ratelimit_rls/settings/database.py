@@ -31,7 +31,8 @@ class DatabaseSettings(BaseModel):
     )
     rls_audit_refusals_per_minute: Count = Field(
         1000,
-        description="Denials recorded per minute and process; beyond that, a sample. 0: no bound.",
+        description="Maximum denials recorded per minute and process, long ones counting more; the others are only "
+        "counted. 0: no bound.",
     )
     rls_usage_lines: Count = Field(
         10_000, gt=0, description="Maximum distinct callers, rules and endpoints in the usage per minute and process."

@@ -11,9 +11,23 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, SecretStr
 
-from ratelimit_rls.settings.parse import Bool, Count, Duration, FileMode, Float, Int, Port, Positive, TextList
+from ratelimit_rls.settings.parse import (
+    Bool,
+    Count,
+    Duration,
+    FileMode,
+    Float,
+    Int,
+    Port,
+    Positive,
+    TextList,
+    applies_unset,
+)
 
 _TOKEN = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"  # noqa: S105 - "token" in RFC 9110: a header name
+
+_FROM_URL = applies_unset("derived from REDIS_URL")
+_FROM_SECOND_URL = applies_unset("derived from REDIS_PERSECOND_URL")
 
 MIN_EMBEDDED_MEMORY_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 4 << 20
@@ -32,7 +46,7 @@ class RulesSettings(BaseModel):
     runtime_appdirectory: str = Field("config", description="Directory of the rules files, below RUNTIME_SUBDIRECTORY.")
     runtime_ignoredotfiles: Bool = Field(False, description="Skip files and directories whose name starts with a dot.")
     runtime_watch_root: Bool = Field(
-        True, description="Also load sibling files whose name starts with RUNTIME_APPDIRECTORY."
+        True, description="Also load sibling files whose name starts with RUNTIME_APPDIRECTORY and a dot."
     )
     config_type: str = Field("FILE", description="Source of the rules: FILE, or GRPC_XDS_SOTW (one stream per worker).")
     merge_domain_config: Bool = Field(False, description="Merge files that define the same domain.")
@@ -76,7 +90,8 @@ class GrpcSettings(BaseModel):
     )
     rls_grpc_max_streams: Positive = Field(
         65_536,
-        description="Open calls of a process; beyond it, unfinished calls are reset, then shares shrink.",
+        description="Maximum open calls of a process; above it, calls that wait for their client are reset, then the "
+        "limit of each connection is lowered.",
     )
     rls_grpc_max_unfinished_bytes: Positive = Field(
         32 << 20,
@@ -123,7 +138,8 @@ class HttpSettings(BaseModel):
     debug_port: Port = Field(6070, description="Port of /rlconfig and /stats; 0 takes a free one.")
     rls_http_json: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Serve /json; auto: not if gRPC requires client certificates and HTTP nothing.",
+        description="Serve /json; auto: unless gRPC requires client certificates and the HTTP port requires neither a "
+        "token nor a certificate and is not a Unix socket.",
     )
     rls_http_allowed_hosts: TextList = Field(
         (),
@@ -138,7 +154,8 @@ class HttpSettings(BaseModel):
     )
     rls_http_client_cert: Bool = Field(
         False,
-        description="Require a client certificate as on gRPC, or the token; not for health.",
+        description="Require a client certificate (as gRPC does) or RLS_HTTP_TOKEN on HTTP ports, except for health "
+        "checks.",
     )
     rls_http_uds: str = Field("", description="Unix socket of /json and /healthcheck; replaces HOST and PORT.")
     rls_debug_uds: str = Field("", description="Unix socket of the debug port; replaces DEBUG_HOST and DEBUG_PORT.")
@@ -189,13 +206,15 @@ class StoreSettings(BaseModel):
     rls_embedded_memory_bytes: Int = Field(
         256 << 20, ge=MIN_EMBEDDED_MEMORY_BYTES, description="Memory for the counters of the embedded store."
     )
-    backend_type: str = Field("redis", description="redis; without REDIS_URL the embedded store is used.")
+    backend_type: str = Field(
+        "redis", description="Only redis is supported; without REDIS_URL the embedded store is used."
+    )
     cache_key_prefix: str = Field("", description="Prefix of all keys in Redis.")
     expiration_jitter_max_seconds: Count = Field(
         300, le=32_768, description="Maximum random addition to the TTL of keys in Redis; 0: none."
     )
     stop_cache_key_increment_when_overlimit: Bool = Field(
-        False, description="Denied calls charge nothing: `charge: admitted` is the default of all rules."
+        False, description="Make `charge: admitted` the default of all rules: denied calls charge nothing."
     )
     rls_denial_cache_bytes: Count = Field(
         16 << 20, description="Memory for the cache of denials, which saves calls to Redis; 0: no cache."
@@ -204,10 +223,10 @@ class StoreSettings(BaseModel):
         0, description="If > 0, replaces RLS_DENIAL_CACHE_BYTES and also caches `charge: always`."
     )
     rls_request_id_entry: str = Field(
-        "", description="Key of a descriptor entry with a request id; retries are counted once."
+        "", description="Key of a descriptor entry with a request id; a retry with the same id is not counted again."
     )
     rls_request_id_metadata: str = Field(
-        "", description="Name of gRPC metadata with a request id; retries are counted once."
+        "", description="Name of gRPC metadata with a request id; a retry with the same id is not counted again."
     )
     rls_request_id_ttl: Duration = Field(
         timedelta(minutes=5),
@@ -226,21 +245,23 @@ class RedisSettings(BaseModel):
     redis_url: SecretStr = Field(
         SecretStr(""), description="Address; node,node,… (cluster); name,sentinel,…; empty: the embedded store."
     )
-    redis_type: str = Field("SINGLE", description="SINGLE, CLUSTER or SENTINEL; if not set, derived from REDIS_URL.")
-    redis_socket_type: str = Field("unix", description="tcp or unix; if not set, derived from REDIS_URL.")
+    redis_type: str = Field("SINGLE", description="SINGLE, CLUSTER or SENTINEL.", json_schema_extra=_FROM_URL)
+    redis_socket_type: str = Field("unix", description="tcp or unix.", json_schema_extra=_FROM_URL)
     redis_auth: SecretStr = Field(SecretStr(""), description="password or user:password; replaces that in REDIS_URL.")
-    redis_auth_file: str = Field("", description="File with the value of REDIS_AUTH; read at every connection.")
+    redis_auth_file: str = Field("", description="File with the value of REDIS_AUTH; read for each new connection.")
     redis_sentinel_auth: SecretStr = Field(
         SecretStr(""), description="password or user:password for the sentinels; replaces that in REDIS_URL."
     )
     redis_tls: Bool = Field(False, description="Use TLS to Redis and its sentinels, as with rediss://.")
     redis_tls_cacert: str = Field(
-        "", description="File with an additional CA (PEM) to trust; read at every connection."
+        "", description="File with an additional CA (PEM) to trust; read for each new connection."
     )
     redis_tls_client_cert: str = Field(
-        "", description="File with the client certificate (PEM); read at every connection."
+        "", description="File with the client certificate (PEM); read for each new connection."
     )
-    redis_tls_client_key: str = Field("", description="File with the client's key (PEM); read at every connection.")
+    redis_tls_client_key: str = Field(
+        "", description="File with the client's private key (PEM); read for each new connection."
+    )
     redis_tls_skip_hostname_verification: Bool = Field(False, description="Accept any name in Redis's certificate.")
     redis_timeout: Duration = Field(
         timedelta(seconds=10), gt=timedelta(), description="Timeout for connecting to Redis."
@@ -252,11 +273,12 @@ class RedisSettings(BaseModel):
         timedelta(seconds=30), description="Longest wait between attempts to connect at start."
     )
     redis_startup_max_elapsed_time: Duration = Field(
-        timedelta(), description="Give up the start if Redis is unavailable for this long; 0: never."
+        timedelta(), description="Stop trying to start if Redis is unavailable for this long; 0s: never."
     )
     redis_health_check_active_connection: Bool = Field(False, description="Unhealthy while not connected to Redis.")
     rls_redis_info_interval: Duration = Field(
-        timedelta(seconds=15), description="Interval of INFO, for the metrics of the nodes of Redis; 0s: never."
+        timedelta(seconds=15),
+        description="Interval at which INFO is read from each Redis node, for its metrics; 0s: never.",
     )
 
 
@@ -265,8 +287,10 @@ class PerSecondSettings(BaseModel):
 
     redis_persecond: Bool = Field(False, description="Count limits per second on a second Redis.")
     redis_persecond_url: SecretStr = Field(SecretStr(""), description="As REDIS_URL.")
-    redis_persecond_type: str = Field("SINGLE", description="As REDIS_TYPE.")
-    redis_persecond_socket_type: str = Field("unix", description="As REDIS_SOCKET_TYPE.")
+    redis_persecond_type: str = Field("SINGLE", description="As REDIS_TYPE.", json_schema_extra=_FROM_SECOND_URL)
+    redis_persecond_socket_type: str = Field(
+        "unix", description="As REDIS_SOCKET_TYPE.", json_schema_extra=_FROM_SECOND_URL
+    )
     redis_persecond_auth: SecretStr = Field(SecretStr(""), description="As REDIS_AUTH.")
     redis_persecond_auth_file: str = Field("", description="As REDIS_AUTH_FILE.")
     redis_persecond_sentinel_auth: SecretStr = Field(SecretStr(""), description="As REDIS_SENTINEL_AUTH.")
@@ -293,7 +317,9 @@ class ResponseSettings(BaseModel):
     """Responses"""
 
     shadow_mode: Bool = Field(False, description="Count everything, deny nothing.")
-    quota_mode: Bool = Field(False, description="Treat every limit as a quota.")
+    quota_mode: Bool = Field(
+        False, description="Treat every limit as a quota: a call is denied only when all its quotas are exhausted."
+    )
     near_limit_ratio: Float = Field(0.8, description="Fraction of a limit above which hits count as near_limit.")
     response_dynamic_metadata: Bool = Field(False, description="Send dynamic metadata with every response.")
     limit_response_headers_enabled: Bool = Field(False, description="Send the headers named by LIMIT_*_HEADER.")

@@ -12,9 +12,14 @@ import re
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, JsonValue
 
 from ratelimit_rls.core.duration import format_duration_us, parse_duration_us
+
+UNSET = "unset"
+"""Key of `json_schema_extra` for what applies if a setting is not set (`applies_unset`)."""
+
+_DAY = timedelta(days=1)
 
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -84,8 +89,15 @@ def parse_map(text: object) -> object:
 
 
 def format_duration(value: timedelta) -> str:
-    """Return the shortest exact text that parses back to the same duration, in one unit."""
-    return format_duration_us(value // timedelta(microseconds=1)) if value else "0"
+    """Return the shortest exact text that parses back to the same duration, in one unit; two days and more in days."""
+    if value > _DAY and not value % _DAY:
+        return f"{value // _DAY}d"
+    return format_duration_us(value // timedelta(microseconds=1))
+
+
+def applies_unset(meaning: str) -> dict[str, JsonValue]:
+    """Return the `json_schema_extra` of a setting that, if it is not set, has another effect than with its default."""
+    return {UNSET: meaning}
 
 
 FileMode = Annotated[str, BeforeValidator(parse_file_mode)]

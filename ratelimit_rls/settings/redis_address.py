@@ -23,7 +23,7 @@ _PARAMETERS = ("db", "username", "password")
 
 @dataclass(frozen=True, slots=True)
 class RedisTls:
-    """TLS options for Redis. The files are read at every connection."""
+    """TLS options for Redis. The files are read for each new connection."""
 
     ca_file: str = ""  # trusted in addition to the system's CAs
     certificate_file: str = ""
@@ -41,7 +41,7 @@ class RedisAddress:
     database: int = 0
     username: str = ""
     password: SecretStr = field(default=SecretStr(""))
-    auth_file: str = ""  # `password` or `user:password`, read at every connection; replaces the two above
+    auth_file: str = ""  # `password` or `user:password`, read for each new connection; replaces the two above
     tls: RedisTls | None = None
 
     @property

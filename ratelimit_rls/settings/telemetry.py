@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from ratelimit_rls.settings.parse import Bool, Duration, Float, Port, TextList, TextMap
+from ratelimit_rls.settings.parse import Bool, Duration, Float, Port, TextList, TextMap, applies_unset
 
 Sink = Literal["", "statsd", "dogstatsd", "prometheus"]
 
@@ -33,7 +33,7 @@ class StatsSettings(BaseModel):
     prometheus_response_time_as_milliseconds: Bool = Field(
         False, description="Report ratelimit_service_response_time_seconds in milliseconds."
     )
-    use_statsd: Bool = Field(True, description="Send metrics to statsd; only if set explicitly.")
+    use_statsd: Bool = Field(True, description="Send metrics to statsd.", json_schema_extra=applies_unset("off"))
     statsd_host: str = Field("localhost", description="Host of statsd or DogStatsD.")
     statsd_port: Port = Field(8125, description="Port of statsd or DogStatsD.")
     statsd_protocol: str = Field("tcp", description="tcp or udp; DogStatsD always uses udp.")

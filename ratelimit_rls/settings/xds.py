@@ -46,7 +46,7 @@ class XdsSettings(BaseModel):
     )
     xds_client_backoff_max_interval: Duration = Field(60 * _SECONDS, description="Maximum wait after a stream failed.")
     xds_client_backoff_random_factor: Float = Field(
-        0.5, ge=0, description="Factor by which the wait grows; 1 or less: it doubles."
+        0.5, ge=0, description="Factor by which the wait grows after each failure; values up to 1 mean 2."
     )
     xds_client_backoff_jitter: Bool = Field(True, description="Shorten each wait at random, by up to a half.")
     xds_client_max_msg_size_in_bytes: Count = Field(

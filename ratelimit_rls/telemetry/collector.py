@@ -51,7 +51,7 @@ class MetricsSnapshot(NamedTuple):
 
 
 def read_external(metrics: Metrics) -> ExternalValues:
-    return ExternalValues(metrics.external_values(), [one for measured in metrics.measured for one in measured()])
+    return ExternalValues(metrics.external_values(), metrics.external_series())
 
 
 def snapshot(metrics: Metrics, external_values: ExternalValues) -> MetricsSnapshot:

@@ -9,7 +9,7 @@ from typing import Protocol
 from ratelimit_rls.core.model import Decision
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.telemetry.hot_keys import HotKeys, ObservedCall
-from ratelimit_rls.telemetry.metrics import Counters, Metrics
+from ratelimit_rls.telemetry.metrics import MetricCounters, Metrics
 from ratelimit_rls.telemetry.usage_recorder import UsageEntry, UsageRecorder
 
 
@@ -17,7 +17,7 @@ class RecordedCall(ObservedCall, Protocol):
     """A call with the counters of its template, and where its usage is recorded."""
 
     @property
-    def counters(self) -> Counters: ...
+    def metric_counters(self) -> MetricCounters: ...
     @property
     def usage_entry(self) -> UsageEntry | None: ...
 
@@ -45,11 +45,11 @@ class DecisionRecorder:
         if answered:
             for index, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
                 if decision.__class__ is Decision and index not in answered:
-                    record(decision, call.counters)
+                    record(decision, call.metric_counters)
         else:
             for call, decision in zip(calls, decisions, strict=True):
                 if decision.__class__ is Decision:
-                    record(decision, call.counters)
+                    record(decision, call.metric_counters)
         if self._hot_keys is not None:
             self._hot_keys.observe(calls, decisions)
         if self._usage_recorder is not None:
@@ -60,6 +60,6 @@ class DecisionRecorder:
         """Record calls that did not wait for the store. Hot keys are those of the store, so these do not count."""
         for call, decision in zip(calls, decisions, strict=True):
             if isinstance(decision, Decision):
-                self._metrics.record(decision, call.counters)
+                self._metrics.record(decision, call.metric_counters)
         if self._usage_recorder is not None:
             self._usage_recorder.note([call.usage_entry for call in calls], decisions, 0.0)

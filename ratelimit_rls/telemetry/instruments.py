@@ -95,7 +95,7 @@ STATES = Instrument(
     "ratelimit.warning_states",
     InstrumentKind.COUNTER,
     "{decision}",
-    "Decisions in a state of warn_at: warning, throttled.",
+    "Decisions in a state of warn_at: warning, or throttled (denied by the limit).",
     (DOMAIN, RULE, STATE),
 )
 UNKNOWN_DOMAINS = Instrument(
@@ -418,7 +418,7 @@ EXTERNAL_INSTRUMENTS: dict[str, Instrument] = {
         merge_rule=MergeRule.MAX,
     ),
 }
-"""Values that other components keep and report (Metrics.watch), by their name in /stats and statsd."""
+"""Values that other components keep and report (Metrics.export_values), by their name in /stats and statsd."""
 
 _NODE = ("server.address", "server.port")
 

@@ -41,7 +41,7 @@ MAX_PATH_LENGTH = 512
 
 OTHER = "_other"
 
-GaugeSource = Callable[[], Iterable[tuple[str, int]]]
+ValueSource = Callable[[], Iterable[tuple[str, int]]]
 """Returns values that another component keeps, by the names of instruments.EXTERNAL_INSTRUMENTS."""
 
 SeriesSource = Callable[[], Iterable[tuple[Series, Value]]]
@@ -84,8 +84,8 @@ class PassCounter:
     count: int = 0
 
 
-Counters = tuple[LimitCounters | PassCounter, ...]
-"""Counters of a call: one element per descriptor."""
+MetricCounters = tuple[LimitCounters | PassCounter, ...]
+"""The metrics that a call counts in: one element per descriptor."""
 
 _LIMIT_NAMES = tuple(each.name for each in fields(LimitCounters) if each.compare)
 _STATE_NAMES = ("state_warning", "state_throttled")  # exported only above 0: few rules use them
@@ -171,21 +171,21 @@ class Metrics:
         self.domains_not_found: dict[str, int] = {}
         self.calls: dict[str, CallTimes] = {}  # by the full name of a method
         self.store_times: dict[tuple[str, str], Durations] = {}  # by store and type of error, "" for none
-        self.gauges: list[GaugeSource] = []
-        self.measured: list[SeriesSource] = []
+        self._value_sources: list[ValueSource] = []
+        self._series_sources: list[SeriesSource] = []
         self._near_limit_ratio = near_limit_ratio
         self._paths: set[str] = set()
         self._labels: set[str] = set()
 
-    def watch(self, gauges: GaugeSource) -> None:
-        """Export the values of this source, too."""
-        self.gauges.append(gauges)
+    def export_values(self, source: ValueSource) -> None:
+        """Export the values of this source, too, everywhere."""
+        self._value_sources.append(source)
 
-    def measure(self, measured: SeriesSource) -> None:
-        """Export the series of this source, too, except in /stats and statsd, which have names only."""
-        self.measured.append(measured)
+    def export_series(self, source: SeriesSource) -> None:
+        """Export the series of this source, too, in Prometheus and OTLP; names in /stats and statsd have no labels."""
+        self._series_sources.append(source)
 
-    def counters(self, template: PlanTemplate) -> Counters:
+    def metric_counters(self, template: PlanTemplate) -> MetricCounters:
         """Return the counters for calls of this template. Keep them: looking them up is the expensive part."""
         return tuple(self._descriptor_counters(template, one) for one in template.descriptor_plans)
 
@@ -226,7 +226,7 @@ class Metrics:
             domain = OTHER
         self.domains_not_found[domain] = self.domains_not_found.get(domain, 0) + descriptors
 
-    def record(self, decision: Decision, counters: Counters) -> None:
+    def record(self, decision: Decision, counters: MetricCounters) -> None:
         """Count one finished decision; `counters` are those of its template.
 
         A replayed decision was counted before. A local one counts against this process's share of the limits.
@@ -262,7 +262,7 @@ class Metrics:
                     counted.state_warning += state is WarningState.WARNING
                     counted.state_throttled += state is WarningState.THROTTLED
 
-    def _record_policy(self, decision: Decision, counters: Counters) -> None:
+    def _record_policy(self, decision: Decision, counters: MetricCounters) -> None:
         """Count a decision for which no counter moved, since the store did not answer."""
         for status, counted in zip(decision.statuses, counters, strict=True):
             if isinstance(counted, PassCounter):
@@ -318,7 +318,11 @@ class Metrics:
 
     def external_values(self) -> list[tuple[str, int]]:
         """Return the values that other components keep, by name."""
-        return [named for gauges in self.gauges for named in gauges()]
+        return [named for source in self._value_sources for named in source()]
+
+    def external_series(self) -> list[tuple[Series, Value]]:
+        """Return the series that other components keep."""
+        return [one for source in self._series_sources for one in source()]
 
     def _names(self) -> Iterator[tuple[str, int]]:
         for (path, _, _), counters in list(self.limits.items()):

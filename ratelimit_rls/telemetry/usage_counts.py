@@ -15,7 +15,7 @@ class DecisionOutcome(Enum):
     """The outcome of a call. The value is stored in the database."""
 
     ALLOWED = "allowed"
-    THROTTLED = "throttled"
+    THROTTLED = "throttled"  # denied by a limit; not `action: throttle`
     BLOCKED = "blocked"  # because of the caller, not of a limit
     UNDECIDED = "undecided"  # by neither store nor rules; counted, but not recorded as a decision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -116,13 +117,36 @@ def test_every_documented_value_exists() -> None:
             found = found[name]
 
 
-@pytest.mark.slow
-def test_notes_end_with_a_command(tmp_path: Path) -> None:
-    # Helm prints notes only with a cluster; a template that includes them renders them here.
+@pytest.fixture
+def chart(tmp_path: Path) -> Path:
+    """A chart that renders its notes as a manifest. Helm prints notes only with a cluster."""
     chart = shutil.copytree(helm.CHART, tmp_path / "ratelimit-rls")
     (chart / "templates" / "notes.yaml").write_text(
         'kind: Notes\nmetadata: {name: notes}\ntext: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}\n'
     )
+    return chart
+
+
+@pytest.mark.slow
+def test_notes_list_what_the_network_policy_allows(chart: Path) -> None:
+    def notes(**values: object) -> str:
+        given = {"networkPolicy": {"enabled": True}, **values}
+        shown = helm.template(*(f"--set-json={name}={json.dumps(value)}" for name, value in given.items()), chart=chart)
+        text: str = helm.one(helm.parsed(shown), "Notes")["text"]
+        return text
+
+    assert "admin requests" not in notes()
+    assert notes().count("and nothing else.") == 1
+    database = {"database": {"existingSecret": {"name": "s"}}, "admin": {"enabled": True}}
+    assert "admin requests from networkPolicy.adminFrom (by default this namespace), and nothing else." in notes(
+        **database
+    )
+    extra = {"enabled": True, "extraIngress": [{"ports": [{"port": 1}]}]}
+    assert "and what networkPolicy.extraIngress adds." in notes(networkPolicy=extra)
+
+
+@pytest.mark.slow
+def test_notes_end_with_a_command(chart: Path) -> None:
     for case in helm.cases():
         shown = helm.template("-f", helm.CHART / "ci" / f"{case}-values.yaml", chart=chart)
         notes = helm.one(helm.parsed(shown), "Notes")["text"]

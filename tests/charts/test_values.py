@@ -117,7 +117,7 @@ def test_default_of_every_setting_is_accepted() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"RLS_STORE_TIMEOUT": "1h30m"},
+        {"RLS_STORE_TIMEOUT": "1h30m", "RLS_AUDIT_RETENTION": "90d", "RLS_USAGE_RETENTION": "4w"},
         {"REDIS_STARTUP_MAX_ELAPSED_TIME": "0"},
         {"LOG_LEVEL": "Info", "REDIS_TYPE": "sentinel"},
         {"RLS_WORKERS": "0x10", "NEAR_LIMIT_RATIO": 1, "SHADOW_MODE": "T"},

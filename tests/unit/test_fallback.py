@@ -79,7 +79,7 @@ class Setup:
         self, *keys: str, error: StoreError = AWAY, value: str = "v", hits: int = 0, wait_us: int | None = None
     ) -> Decision | StoreError:
         plan = self.plan(*keys, value=value, hits=hits)
-        counters = self.metrics.counters(plan.template)
+        counters = self.metrics.metric_counters(plan.template)
         (decision,) = self.fallback.apply([UndecidedCall(plan.template, plan.keys, error, wait_us)])
         if isinstance(decision, Decision):
             self.metrics.record(decision, counters)

@@ -58,9 +58,9 @@ OURS = {
     "RLS_AUDIT_REFUSALS_PER_MINUTE": "1000",
     "RLS_USAGE_LINES": "10000",
     "RLS_REGION": "",
-    "RLS_AUDIT_RETENTION": "2160h",
-    "RLS_USAGE_RETENTION": "720h",
-    "RLS_USAGE_TOTAL_RETENTION": "8760h",
+    "RLS_AUDIT_RETENTION": "90d",
+    "RLS_USAGE_RETENTION": "30d",
+    "RLS_USAGE_TOTAL_RETENTION": "365d",
     "RLS_ARCHIVE": "",
     "RLS_KEY_SECRET": "",
     "RLS_JWT_ISSUERS": "",
@@ -163,11 +163,32 @@ def test_defaults_of_ratelimit_settings(name: str, default: str) -> None:
     assert next(variable.default for variable in VARIABLES if variable.name == name) == default
 
 
+@pytest.mark.parametrize(
+    ("name", "effective"),
+    [
+        ("REDIS_TYPE", "derived from REDIS_URL"),
+        ("REDIS_SOCKET_TYPE", "derived from REDIS_URL"),
+        ("REDIS_PERSECOND_TYPE", "derived from REDIS_PERSECOND_URL"),
+        ("REDIS_PERSECOND_SOCKET_TYPE", "derived from REDIS_PERSECOND_URL"),
+        ("USE_STATSD", "off"),
+        ("RLS_PLAN_CACHE_BYTES", "167772160 = 160MiB"),
+        ("RLS_MAX_ENTRY_BYTES", "65536 = 64KiB"),
+        ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
+        ("RLS_AUDIT_RETENTION", "90d"),
+        ("REDIS_STARTUP_MAX_ELAPSED_TIME", "0s"),
+        ("PORT", "8080"),
+        ("REDIS_URL", ""),
+    ],
+)
+def test_shown_default_is_what_applies_if_the_variable_is_not_set(name: str, effective: str) -> None:
+    assert next(variable.effective_default for variable in VARIABLES if variable.name == name) == effective
+
+
 def test_every_setting_has_a_short_description_and_its_own_flag() -> None:
     assert len({variable.flag for variable in VARIABLES}) == len(VARIABLES) == len(Settings.model_fields)
     for variable in VARIABLES:
         assert variable.description, variable.name
-        assert len(variable.description) <= 90, variable.name
+        assert len(variable.description) <= 150, variable.name
         assert re.fullmatch(r"--[a-z]+(-[a-z]+)*", variable.flag)
 
 
@@ -250,7 +271,7 @@ def test_invalid_durations(read: Read, text: str) -> None:
         read(RLS_DRAIN_DELAY=text)
 
 
-@pytest.mark.parametrize("text", ["0", "1us", "250ms", "3s", "90s", "2m", "24h"])
+@pytest.mark.parametrize("text", ["0", "1us", "250ms", "3s", "90s", "2m", "24h", "25h", "90d"])
 def test_formatted_duration_parses_back(text: str) -> None:
     duration = parse_duration(text)
     assert isinstance(duration, timedelta)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ratelimit_rls.cli import commands
-from ratelimit_rls.settings.catalogue import VARIABLES
+from ratelimit_rls.settings.catalogue import VARIABLES, Variable
 from ratelimit_rls.telemetry.collector import MAX_UNKNOWN_DOMAINS
 from ratelimit_rls.telemetry.instruments import DURATIONS_S, EXTERNAL_INSTRUMENTS, INSTRUMENTS, Instrument
 from ratelimit_rls.telemetry.metrics import MAX_PATH_LENGTH, MAX_PATHS, MAX_RULES, OTHER
@@ -26,17 +26,25 @@ def settings() -> str:
     lines = ["# Settings", "", NOTICE, ""]
     lines += [
         "Each setting is an environment variable and a flag of `ratelimit-rls serve`; a flag overrides its variable.",
+        "A duration is a number with a unit, e.g. `250ms`, `90s`, `1h30m` or `90d`.",
         "",
     ]
     for group, variables in groupby(VARIABLES, key=lambda variable: variable.group):
         lines += [f"## {group.strip().rstrip('.')}", "", "| variable | flag | kind | default | description |"]
         lines += ["|---|---|---|---|---|"]
         for one in variables:
-            default = f"`{one.default}`" if one.default else ""
-            cells = (f"`{one.name}`", f"`{one.flag}`", one.kind, default, one.description)
+            cells = (f"`{one.name}`", f"`{one.flag}`", one.kind, _default(one), one.description)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _default(variable: Variable) -> str:
+    """Return the default as code, and in words what applies instead of it or is the same."""
+    value, words = variable.default, variable.effective_default
+    if not words.startswith(value):
+        return words
+    return " ".join(filter(None, (value and f"`{value}`", words.removeprefix(value).strip())))
 
 
 def command_line() -> str:

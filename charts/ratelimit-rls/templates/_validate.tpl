@@ -1,5 +1,5 @@
 {{/*
-What a combination of values cannot mean. All offences are told at once, each with what would be right; what one value
+Rejects invalid combinations of values. All errors are reported at once, each with what would be right; what one value
 alone may be is in values.schema.json.
 */}}
 

@@ -70,11 +70,11 @@ class _RateLimiterCodec(Codec[None]):
         if target.rejection is not None:
             return PreparedRequest(self.limiter.reject(target.request(self._tree(), cost), target.rejection), None)
         key = _cache_key(target, cost)
-        cached = self._cache.get(key)
-        if cached is None or not ((valid := cached.call.valid) is None or valid.holds(self._clock())):
-            cached = PreparedRequest(self.limiter.prepare(target.request(self._tree(), cost)), None)
-            self._cache.put(key, cached)
-        return cached
+        prepared = self._cache.get(key)
+        if prepared is None or not ((valid := prepared.call.valid) is None or valid.holds(self._clock())):
+            prepared = PreparedRequest(self.limiter.prepare(target.request(self._tree(), cost)), None)
+            self._cache.put(key, prepared)
+        return prepared
 
 
 class CheckRateLimitCodec(_RateLimiterCodec):

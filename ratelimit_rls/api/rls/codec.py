@@ -71,16 +71,16 @@ class RlsCodec(Codec[ResponseTemplate]):
                 call = self.limiter.reject(request, rejection)
                 return PreparedRequest(call, self._encoder.response_template(request, call.template))
         if self._request_id_entry:
-            cached = self._read_identified(request)
+            prepared = self._read_identified(request)
         else:
             call = (
                 self.prepare_cached(request, self._authenticated) if had_credential else self.limiter.prepare(request)
             )
-            cached = PreparedRequest(call, self._encoder.response_template(request, call.template))
+            prepared = PreparedRequest(call, self._encoder.response_template(request, call.template))
         # A request with an id is repeated only by a retry, and one with a credential must not be cached.
-        if cached.request_id is None and not had_credential:
-            self.cache.put(message, cached)
-        return cached
+        if prepared.request_id is None and not had_credential:
+            self.cache.put(message, prepared)
+        return prepared
 
     def _identity_config(self, domain: str) -> IdentityConfig | None:
         """Return the domain's identity config, or None if no entry of the domain carries credentials."""

@@ -13,7 +13,7 @@ from math import inf
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
+from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, GrpcQueuedCall
 
 MAX_ITERATION_WEIGHT = 2048
 """Total weight of the calls decided in one iteration: about as many descriptors, or 680 calls with two. At 5 to 20 µs
@@ -63,7 +63,7 @@ class Backlog(Generic[M]):
     __slots__ = ("_bytes", "_due", "_entries", "_now")
 
     def __init__(self) -> None:
-        self._due: list[tuple[int, int, int, M, QueuedCall]] = []  # heap: virtual time, entry number, weight, …
+        self._due: list[tuple[int, int, int, M, GrpcQueuedCall]] = []  # heap: virtual time, entry number, weight, …
         self._entries = 0  # makes heap entries unique, and equal ones first in, first out
         self._now = 0  # virtual time of the last call that was taken
         self._bytes = 0
@@ -72,9 +72,9 @@ class Backlog(Generic[M]):
     def count(self) -> int:
         return len(self._due)
 
-    def add(self, method: M, calls: Iterable[QueuedCall]) -> list[QueuedCall]:
+    def add(self, method: M, calls: Iterable[GrpcQueuedCall]) -> list[GrpcQueuedCall]:
         """Queue calls. Return those that do not fit, which may be calls that were queued before."""
-        rejected: list[QueuedCall] = []
+        rejected: list[GrpcQueuedCall] = []
         for call in calls:
             connection, _, message, _, _ = call
             size = len(message) + CALL_BYTES
@@ -95,18 +95,18 @@ class Backlog(Generic[M]):
                 rejected += self._shed()
         return rejected
 
-    def _shed(self) -> list[QueuedCall]:
+    def _shed(self) -> list[GrpcQueuedCall]:
         """Remove the last calls of the connections with the most, until KEPT_BYTES are left. Return them.
 
         A connection keeps what it has if that is at most an equal share. So those that flood lose their own calls, and
         not the calls of others.
         """
         share = _equal_share([one.queued_bytes for one in {entry[4][0] for entry in self._due}], KEPT_BYTES)
-        above: dict[GrpcProtocol, list[tuple[int, int, int, M, QueuedCall]]] = {}
+        above: dict[GrpcProtocol, list[tuple[int, int, int, M, GrpcQueuedCall]]] = {}
         for entry in self._due:
             if entry[4][0].queued_bytes > share:
                 above.setdefault(entry[4][0], []).append(entry)
-        shed: dict[int, QueuedCall] = {}
+        shed: dict[int, GrpcQueuedCall] = {}
         for connection, entries in above.items():
             entries.sort(key=itemgetter(1))
             while connection.queued_bytes > share:
@@ -118,7 +118,7 @@ class Backlog(Generic[M]):
         heapify(self._due)
         return [*shed.values()]
 
-    def _remove(self, call: QueuedCall) -> None:
+    def _remove(self, call: GrpcQueuedCall) -> None:
         """Account for a call that left the backlog."""
         connection, _, message, _, _ = call
         size = len(message) + CALL_BYTES
@@ -127,9 +127,9 @@ class Backlog(Generic[M]):
         if connection.is_backlogged and connection.queued_bytes <= PAUSE_BYTES // 2:
             connection.resume_from_backlog()
 
-    def take(self, iteration_weight: int) -> dict[M, list[QueuedCall]]:
+    def take(self, iteration_weight: int) -> dict[M, list[GrpcQueuedCall]]:
         """Return the calls of one iteration, at least one unless the backlog is empty."""
-        taken: dict[M, list[QueuedCall]] = {}
+        taken: dict[M, list[GrpcQueuedCall]] = {}
         while self._due and (iteration_weight > 0 or not taken):
             self._now, _, call_weight, method, call = heappop(self._due)
             taken.setdefault(method, []).append(call)

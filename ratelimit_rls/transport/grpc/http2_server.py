@@ -30,7 +30,6 @@ from ratelimit_rls.pipeline.message_bounds import MAX_MESSAGE_BYTES
 from ratelimit_rls.pipeline.pipeline import Pipeline
 from ratelimit_rls.pipeline.throttle_queue import ThrottleQueue
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
-from ratelimit_rls.tls.certificates import TlsFiles
 from ratelimit_rls.transport.call_budget import BUDGET_SPENT, CallBudget
 from ratelimit_rls.transport.grpc.backlog import (
     BACKLOG_ITERATION_WEIGHT,
@@ -42,8 +41,8 @@ from ratelimit_rls.transport.grpc.backlog import (
 from ratelimit_rls.transport.grpc.call_proxy import SERVER_OPTIONS, CallProxy, ProxiedCall
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK, MAX_CHECK_BYTES, HealthCheck
 from ratelimit_rls.transport.grpc.open_connections import OpenConnections
-from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
-from ratelimit_rls.transport.grpc.server_limits import ServerLimits
+from ratelimit_rls.transport.grpc.options import GrpcOptions
+from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, GrpcQueuedCall
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
 from ratelimit_rls.transport.grpc.standard_services import MAX_MESSAGES, StandardService, StandardServices
 from ratelimit_rls.transport.health import Health
@@ -84,7 +83,7 @@ class _Batch:
     )
 
     def __init__(
-        self, server: Http2Server, calls: Sequence[QueuedCall], *, has_request_ids: bool, wants_metadata: bool
+        self, server: Http2Server, calls: Sequence[GrpcQueuedCall], *, has_request_ids: bool, wants_metadata: bool
     ) -> None:
         self._server = server
         self._answered: set[int] = set()  # indexes of calls that have their response
@@ -145,7 +144,7 @@ class _Method:
 
     def __init__(self, pipeline: Pipeline[Any]) -> None:
         self.pipeline = pipeline
-        self.queue: list[QueuedCall] = []
+        self.queue: list[GrpcQueuedCall] = []
         self.never_suspends = pipeline.never_suspends
         self.wants_metadata = pipeline.wants_metadata
 
@@ -155,6 +154,7 @@ class Http2Server:
 
     def __init__(
         self,
+        options: GrpcOptions,
         pipelines: Mapping[str, Pipeline[Any]],
         throttle_queue: ThrottleQueue,
         health: Health,
@@ -162,44 +162,36 @@ class Http2Server:
         abuse: AbuseLog,
         directory: Path,
         services: Sequence[StandardService] = (),
-        request_id_metadata: str = "",
-        tls: TlsFiles | None = None,
-        reuse_port: bool = False,
-        max_concurrent_streams: int = 1024,
-        max_connection_age_s: float | None = None,
-        max_connection_age_grace_s: float | None = None,
-        limits: ServerLimits | None = None,
-        call_budget: CallBudget | None = None,
     ) -> None:
         """Create a server that is not listening yet. Raises SettingsError if the TLS files cannot be used."""
-        limits = limits or ServerLimits()
-        self._call_budget = call_budget or CallBudget(0, 0)
+        self._options = options
+        self._call_budget = options.call_budget or CallBudget(0, 0)
         self._check_timer: asyncio.TimerHandle | None = None
         self.slow_lane: SlowLane  # once started
         self.bulk_lane: SlowLane  # once started
         self.abuse = abuse
-        self.max_age_s = inf if max_connection_age_s is None else max_connection_age_s
-        self.max_age_grace_s = inf if max_connection_age_grace_s is None else max_connection_age_grace_s
+        age_s, grace_s = options.max_connection_age_s, options.max_connection_age_grace_s
+        self.max_age_s = inf if age_s is None else age_s
+        self.max_age_grace_s = inf if grace_s is None else grace_s
         self._methods = {method: _Method(pipeline) for method, pipeline in pipelines.items()}
         self._health_check = HealthCheck(health)
-        self._health_checks: list[QueuedCall] = []
+        self._health_checks: list[GrpcQueuedCall] = []
         header_parser = CallHeadersParser(
             {path: one.queue for path, one in self._methods.items()} | {HEALTH_CHECK: self._health_checks},
-            request_id_metadata,
+            options.request_id_metadata,
             {path: one.max_message_bytes for path, one in pipelines.items()} | {HEALTH_CHECK: MAX_CHECK_BYTES},
         )
-        self.config = Config(header_parser, max_concurrent_streams, MAX_MESSAGE_BYTES, limits.timeouts)
-        self._has_request_ids = bool(request_id_metadata)
+        self.config = Config(header_parser, options.max_concurrent_streams, MAX_MESSAGE_BYTES, options.limits.timeouts)
+        self._has_request_ids = bool(options.request_id_metadata)
         self._throttle_queue = throttle_queue
-        self._reuse_port = reuse_port
-        self._tls = TlsListener(tls, abuse) if tls is not None else None
+        self._tls = TlsListener(options.tls, abuse) if options.tls is not None else None
         self._listening: asyncio.Server | None = None
         self._unix_path = ""
         self._services = StandardServices(health, services)
         self._aio_server = aio.server(options=SERVER_OPTIONS)
         self._aio_target = f"unix:{directory / 'aio.sock'}"
         self._proxy = CallProxy(self._aio_target)
-        self._connections = OpenConnections(limits, self.config, abuse)
+        self._connections = OpenConnections(options.limits, self.config, abuse)
         self._is_dispatch_scheduled = False
         self._backlog: Backlog[_Method] = Backlog()
         self.in_progress = 0  # calls that are being decided
@@ -210,9 +202,10 @@ class Http2Server:
     def in_flight(self) -> int:
         return self.in_progress + self._delayed + self._backlog.count
 
-    async def start(self, target: str) -> int:
-        """Listen on host:port or unix:path. Return the port; the kernel chooses one for port 0."""
-        listening = listening_socket(target, reuse_port=self._reuse_port)
+    async def start(self) -> int:
+        """Listen on the target of the options. Return the port; the kernel chooses one for port 0."""
+        target = self._options.target
+        listening = listening_socket(target, reuse_port=self._options.reuse_port)
         port = 0 if target.startswith("unix:") else int(listening.getsockname()[1])
         self._unix_path = target.removeprefix("unix:") if target.startswith("unix:") else ""
         await self._services.attach(self._aio_server)
@@ -338,7 +331,7 @@ class Http2Server:
         if self._backlog.count:
             self.on_calls_queued()
 
-    def _start_pipeline(self, method: _Method, calls: Sequence[QueuedCall]) -> None:
+    def _start_pipeline(self, method: _Method, calls: Sequence[GrpcQueuedCall]) -> None:
         """Run the pipeline of a method on a batch of calls: to its end if it cannot suspend, otherwise in a task."""
         batch = _Batch(self, calls, has_request_ids=self._has_request_ids, wants_metadata=method.wants_metadata)
         self.in_progress += len(calls)
@@ -356,8 +349,8 @@ class Http2Server:
         self._batches.add(task)
         task.add_done_callback(self._batches.discard)
 
-    def _reject_over_budget(self, queue: list[QueuedCall]) -> None:
-        admitted: list[QueuedCall] = []
+    def _reject_over_budget(self, queue: list[GrpcQueuedCall]) -> None:
+        admitted: list[GrpcQueuedCall] = []
         for call in queue:
             connection, stream_id = call[0], call[1]
             abuse = self._call_budget.spend(connection.peer)

@@ -41,7 +41,7 @@ AGE_JITTER = 0.1
 
 _log = structlog.get_logger()
 
-QueuedCall = tuple["GrpcProtocol", int, bytes, float, CallHeaders]
+GrpcQueuedCall = tuple["GrpcProtocol", int, bytes, float, CallHeaders]
 """A call whose message has arrived: connection, stream id, message, time of arrival, headers."""
 
 

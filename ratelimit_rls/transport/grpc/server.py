@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,34 +13,14 @@ from ratelimit_rls.pipeline.throttle_queue import ThrottleQueue
 from ratelimit_rls.telemetry.abuse import AbuseLog
 from ratelimit_rls.telemetry.instruments import CALLS_IN_FLIGHT
 from ratelimit_rls.telemetry.series import Series
-from ratelimit_rls.tls.certificates import TlsFiles
-from ratelimit_rls.transport.call_budget import CallBudget
 from ratelimit_rls.transport.grpc.http2_server import Http2Server
+from ratelimit_rls.transport.grpc.options import GrpcOptions
 from ratelimit_rls.transport.grpc.runtime_dir import runtime_dir
-from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.sockets import check_target
 
 if TYPE_CHECKING:
     from ratelimit_rls.transport.grpc.standard_services import StandardService
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcOptions:
-    """Settings of the gRPC port."""
-
-    target: str  # "host:port" or "unix:/path"
-    socket_mode: int | None = None  # mode of a Unix socket; None: as the umask sets it
-    tls: TlsFiles | None = None
-    runtime_dir: str = ""
-    request_id_metadata: str = ""  # metadata key of the request id; "": none
-    reuse_port: bool = False
-    max_concurrent_streams: int = 1024
-    # None: unlimited.
-    max_connection_age_s: float | None = None
-    max_connection_age_grace_s: float | None = None
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    call_budget: CallBudget | None = None
 
 
 class GrpcServer:
@@ -93,22 +72,15 @@ class GrpcServer:
         check_target(options.target)
         self._directory = runtime_dir(options.runtime_dir)
         self._http2 = Http2Server(
+            options,
             self._pipelines,
             self._throttle_queue,
             self._health,
             abuse=self._abuse,
             services=self._services,
             directory=self._directory,
-            request_id_metadata=options.request_id_metadata,
-            tls=options.tls,
-            reuse_port=options.reuse_port,
-            max_concurrent_streams=options.max_concurrent_streams,
-            max_connection_age_s=options.max_connection_age_s,
-            max_connection_age_grace_s=options.max_connection_age_grace_s,
-            limits=options.limits,
-            call_budget=options.call_budget,
         )
-        port = await self._http2.start(options.target)
+        port = await self._http2.start()
         is_socket = options.target.startswith("unix:")
         if is_socket and options.socket_mode is not None:
             os.chmod(options.target.removeprefix("unix:"), options.socket_mode)

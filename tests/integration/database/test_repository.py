@@ -14,7 +14,7 @@ from ratelimit_rls.database.tables import user_quotas
 from ratelimit_rls.database.usage.counters import UserUsage
 from ratelimit_rls.errors import BadRequest, Conflict, NotFound
 from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 from tests.integration.database.conftest import LIMITS, ME, NOW_S, AccountDb
 
 OVERRIDE = Override(LIMITS[:1], NOW_S + 60.5, "a sale")
@@ -26,7 +26,7 @@ RULE = StoredRule(
     "domain: shop\ndescriptors: []\n",
     10,
     True,
-    Targeting(("gold",), ("/checkout/*",), ("POST",), ("192.0.2.0/24",), Scope.USER),
+    Targeting(("gold",), ("/checkout/*",), ("POST",), ("192.0.2.0/24",), CounterScope.USER),
 )
 ANSWER = StoredResponse("d1", 201, {"ETag": '"1"'}, b"\x00{}", NOW_S)
 TOKEN = AdminToken("tok1", b"\x00digest\xff", "ci", Role.WRITE, NOW_S + 60)

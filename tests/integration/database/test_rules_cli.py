@@ -12,7 +12,7 @@ from ratelimit_rls.cli import main
 from ratelimit_rls.cli.exit_codes import ExitCode
 from ratelimit_rls.database.database import Database
 from ratelimit_rls.database.repository import Repository
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 from tests.integration.database.conftest import ME
 
 pytestmark = pytest.mark.slow  # each command opens a connection
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # each command opens a connection
 LIMITED = "rate_limit: {unit: minute, requests_per_unit: 5}"
 STORED = [
     StoredRule("", "comments", f"# why\ndomain: a\n{LIMITED}   # so many\n"),
-    StoredRule("", "CRLF", f"domain: b\r\n{LIMITED}\r\n", 5, False, Targeting(("free",), scope=Scope.USER)),
+    StoredRule("", "CRLF", f"domain: b\r\n{LIMITED}\r\n", 5, False, Targeting(("free",), scope=CounterScope.USER)),
     StoredRule("", "unended", f"domain: c\n{LIMITED}"),
     StoredRule("", "ended", f"domain: d\n{LIMITED}\n\n\n"),
     StoredRule("", "ünïcode ✓", f"domain: é\n{LIMITED} # ✓\n"),

@@ -64,7 +64,7 @@ class FollowingReloader:
         node = AdsNode("envoy-ratelimit", {"zone": "b"})
         source = AdsRulesSource(self.target, node, self.rules, pauses, self.max_initial_delay_s)
         self.loader = RulesReloader(source, self.rules, self.metrics, explain=source.explain)
-        self.metrics.measure(source.measured)
+        self.metrics.export_series(source.measured)
 
     @property
     def domains(self) -> set[str]:

@@ -40,7 +40,8 @@ from ratelimit_rls.telemetry.abuse import AbuseLog
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.traces import Traces
 from ratelimit_rls.transport.grpc import http2_server
-from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.grpc.options import GrpcOptions
+from ratelimit_rls.transport.grpc.server import GrpcServer
 from ratelimit_rls.transport.grpc.standard_services import StandardService
 from ratelimit_rls.transport.health import Health
 from tests.support.pipelines import new_pipeline
@@ -145,7 +146,7 @@ def new_service(options: GrpcOptions, answers: ResponseOptions) -> Service:
     fallback.warm_up()
     limiter = RateLimiter(rules, store, metrics, Policy(), fallback)
     queue = ThrottleQueue(MAX_HELD, MARGIN_S)
-    metrics.watch(queue.gauges)
+    metrics.export_values(queue.gauges)
     codecs = {
         SHOULD_RATE_LIMIT: RlsCodec(limiter, answers),
         KUADRANT_CHECK: RlsCodec(limiter, answers, purpose=Purpose.LOOK),

@@ -15,7 +15,7 @@ from ratelimit_rls.api.responses import ResponseOptions
 from ratelimit_rls.errors import Problem, RulesError, SettingsError, StoreUnavailable
 from ratelimit_rls.server.worker_stats import WorkerStats
 from ratelimit_rls.telemetry.hot_keys import HotKeys
-from ratelimit_rls.transport.grpc.server import GrpcOptions
+from ratelimit_rls.transport.grpc.options import GrpcOptions
 from ratelimit_rls.transport.http.debug import debug_app
 from ratelimit_rls.transport.http.json_api import MAX_BODY_BYTES, json_app
 from ratelimit_rls.transport.http.server import HttpServer

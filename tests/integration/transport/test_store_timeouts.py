@@ -109,7 +109,7 @@ async def crowded(paused: Service) -> AsyncIterator[Client]:
     limiter = RateLimiter(
         paused.rules, paused.store, paused.metrics, Policy(), Fallback(paused.metrics), max_in_flight=2
     )
-    paused.metrics.watch(limiter.gauges)
+    paused.metrics.export_values(limiter.gauges)
     paused.codecs = {SHOULD_RATE_LIMIT: RlsCodec(limiter)}
     async with aio.insecure_channel(await paused.listen()) as channel:
         yield Client(channel)

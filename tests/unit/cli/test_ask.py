@@ -25,7 +25,8 @@ from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.abuse import AbuseLog
 from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.tls.certificates import TlsFiles
-from ratelimit_rls.transport.grpc.server import GrpcOptions, GrpcServer
+from ratelimit_rls.transport.grpc.options import GrpcOptions
+from ratelimit_rls.transport.grpc.server import GrpcServer
 from ratelimit_rls.transport.health import Health
 from tests.support.certificates import Authority
 from tests.support.pipelines import new_pipeline

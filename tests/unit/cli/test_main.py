@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,41 @@ def test_verb_help_ends_with_two_examples(run: Run, verb: str) -> None:
 def test_verb_help_fits_one_screen(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert len(run(verb, "--help").out.splitlines()) <= 40
+
+
+def all_commands(group: click.Group = cli.commands, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from all_commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+@pytest.mark.parametrize("group", [(), ("db",), ("rules",), ("users",), ("keys",), ("tokens",)], ids=" ".join)
+def test_summaries_are_not_cut(run: Run, monkeypatch: pytest.MonkeyPatch, group: tuple[str, ...], columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    summaries = run(*group, "--help").out.split("Commands:")[1].split("\n\n")[0].splitlines()[1:]
+    assert summaries
+    for line in summaries:
+        assert line.startswith("  ")
+        assert not line.startswith("   ")  # the summary has one line
+        assert line.endswith(".")
+        assert not line.endswith("...")
+
+
+@pytest.mark.parametrize("path", [path for path in all_commands() if path != ("serve",)], ids=" ".join)
+def test_help_shows_every_default(path: tuple[str, ...]) -> None:
+    command: click.Command = cli.commands
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    context = click.Context(command)
+    for option in command.params:
+        default = option.default
+        if isinstance(option, click.Option) and not option.is_flag and isinstance(default, str | int) and default:
+            record = option.get_help_record(context)
+            assert record is not None
+            assert f"[default: {default}" in record[1], option.opts
 
 
 def test_version(run: Run) -> None:

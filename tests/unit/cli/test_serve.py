@@ -41,7 +41,7 @@ def test_help_lists_flag_variable_and_default_of_every_setting(run: Run, monkeyp
     shown = "".join(run("serve", "--help").out.split())
     for variable in VARIABLES:
         flag = variable.flag if variable.kind != "bool" else f"--[no-]{variable.flag[2:]}"
-        default = f", {variable.default}" if variable.default else ""
+        default = f"; default: {variable.effective_default}" if variable.effective_default else ""
         assert flag in shown
         assert "".join(f"{variable.description} [{variable.name}{default}]".split()) in shown
 

@@ -30,7 +30,7 @@ def _explain(*entries: tuple[str, str], domain: str = "edge", limit: LimitOverri
 
 
 def _summary(attempt: Attempt) -> tuple[MatchKind, str, AttemptOutcome, str]:
-    return attempt.way, attempt.pattern, attempt.outcome, str(attempt.position or "-")
+    return attempt.kind, attempt.pattern, attempt.outcome, str(attempt.position or "-")
 
 
 def test_explanation_has_levels_with_positions() -> None:

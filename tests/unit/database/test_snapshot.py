@@ -18,7 +18,7 @@ from ratelimit_rls.database.configuration import Configuration, ConfigurationCha
 from ratelimit_rls.database.snapshot_file import SnapshotFile
 from ratelimit_rls.errors import DatabaseError
 from ratelimit_rls.identity.accounts import ApiKey, Override, Tier, User
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 
 LIMITS = (Limit(100, Unit.MINUTE), Limit(5, Unit.SECOND, Algorithm.TOKEN_BUCKET, 9))
 
@@ -33,7 +33,7 @@ EVERYTHING = Configuration(
     (ApiKey("k1", b"\x00\xff", "alice", "laptop", "gold", LIMITS, 1.5, 2.5, 4), ApiKey("k2", b"d", "alice")),
     (
         StoredRule(
-            "r1", "first", "domain: a\n", 1, True, Targeting(("gold",), ("/a/*",), ("GET",), ("::/0",), Scope.IP)
+            "r1", "first", "domain: a\n", 1, True, Targeting(("gold",), ("/a/*",), ("GET",), ("::/0",), CounterScope.IP)
         ),
         StoredRule("r2", "second", "domain: b\n", 2, False, Targeting(), 5, "me", 1.0, 2.0),
     ),

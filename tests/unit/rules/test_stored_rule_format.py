@@ -14,7 +14,7 @@ from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules.sources.database import check_rules
 from ratelimit_rls.rules.sources.files import PlainPaths
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 from ratelimit_rls.rules.stored_rule_format import (
     MAX_FILE_NAME_LENGTH,
     file_name,
@@ -33,12 +33,12 @@ rules = st.builds(
     document=st.text(max_size=50) | st.just("# ratelimit-rls: {}\r\ndomain: x"),
     priority=st.integers(-(2**31), 2**31 - 1),
     enabled=st.booleans(),
-    targeting=st.builds(Targeting, some, some, some, some, st.none() | st.sampled_from(Scope)),
+    targeting=st.builds(Targeting, some, some, some, some, st.none() | st.sampled_from(CounterScope)),
 )
 
 
 def test_first_line_has_all_fields_but_the_document() -> None:
-    targeting = Targeting(("free",), ("/v1/*",), ("GET",), ("10.0.0.0/8",), Scope.USER)
+    targeting = Targeting(("free",), ("/v1/*",), ("GET",), ("10.0.0.0/8",), CounterScope.USER)
     rule = StoredRule("", "five", "# why\ndomain: x\n", 5, enabled=False, targeting=targeting)
     assert format_rule(rule) == (
         '# ratelimit-rls: {"name": "five", "priority": 5, "enabled": false, "targeting": {"tiers": ["free"], '

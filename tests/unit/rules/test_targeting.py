@@ -16,7 +16,7 @@ from ratelimit_rls.rules.compile import CompiledRules
 from ratelimit_rls.rules.implicit_mapping import MAX_SHAPES
 from ratelimit_rls.rules.source_document import SourceDocument
 from ratelimit_rls.rules.sources.database import check_rules
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 from ratelimit_rls.rules.targeting import MAX_ALTERNATIVES
 
 LIMIT: dict[str, Any] = {"rate_limit": {"unit": "minute", "requests_per_unit": 5}}
@@ -43,12 +43,12 @@ def keys(compiled: CompiledRules) -> list[str]:
     ("targeting", "written", "mapped_keys"),
     [
         (Targeting(), [{"key": "scope", "value": "global", **LIMIT}], ["scope"]),
-        (Targeting(scope=Scope.GLOBAL), [{"key": "scope", "value": "global", **LIMIT}], ["scope"]),
-        (Targeting(scope=Scope.USER), [{"key": "user", **LIMIT}], ["user"]),
-        (Targeting(scope=Scope.API_KEY), [{"key": "api_key", **LIMIT}], ["api_key"]),
-        (Targeting(scope=Scope.TENANT), [{"key": "org", **LIMIT}], ["org"]),
-        (Targeting(scope=Scope.IP), [{"key": "ip", **LIMIT}], ["ip"]),
-        (Targeting(scope=Scope.ENDPOINT), [{"key": "path", **LIMIT}], ["path"]),
+        (Targeting(scope=CounterScope.GLOBAL), [{"key": "scope", "value": "global", **LIMIT}], ["scope"]),
+        (Targeting(scope=CounterScope.USER), [{"key": "user", **LIMIT}], ["user"]),
+        (Targeting(scope=CounterScope.API_KEY), [{"key": "api_key", **LIMIT}], ["api_key"]),
+        (Targeting(scope=CounterScope.TENANT), [{"key": "org", **LIMIT}], ["org"]),
+        (Targeting(scope=CounterScope.IP), [{"key": "ip", **LIMIT}], ["ip"]),
+        (Targeting(scope=CounterScope.ENDPOINT), [{"key": "path", **LIMIT}], ["path"]),
         (
             Targeting(tiers=("free", "pro")),
             [{"key": "tier", "value": "free", **LIMIT}, {"key": "tier", "value": "pro", **LIMIT}],
@@ -62,20 +62,28 @@ def keys(compiled: CompiledRules) -> list[str]:
             ],
             ["path"],
         ),
-        (Targeting(endpoints=("/v1/*",), scope=Scope.ENDPOINT), [{"key": "path", "value": "/v1/*", **LIMIT}], ["path"]),
-        (Targeting(methods=("post",), scope=Scope.GLOBAL), [{"key": "method", "value": "POST", **LIMIT}], ["method"]),
+        (
+            Targeting(endpoints=("/v1/*",), scope=CounterScope.ENDPOINT),
+            [{"key": "path", "value": "/v1/*", **LIMIT}],
+            ["path"],
+        ),
+        (
+            Targeting(methods=("post",), scope=CounterScope.GLOBAL),
+            [{"key": "method", "value": "POST", **LIMIT}],
+            ["method"],
+        ),
         (
             Targeting(cidrs=("10.0.0.0/8",)),
             [{"key": "ip", "match": {"cidr": "10.0.0.0/8"}, **LIMIT, "share_threshold": True}],
             ["ip"],
         ),
         (
-            Targeting(cidrs=("10.0.0.0/8",), scope=Scope.IP),
+            Targeting(cidrs=("10.0.0.0/8",), scope=CounterScope.IP),
             [{"key": "ip", "match": {"cidr": "10.0.0.0/8"}, **LIMIT}],
             ["ip"],
         ),
         (
-            Targeting(("free",), ("/a",), ("GET",), ("10.0.0.0/8",), Scope.USER),
+            Targeting(("free",), ("/a",), ("GET",), ("10.0.0.0/8",), CounterScope.USER),
             [
                 {
                     "key": "tier",
@@ -120,7 +128,7 @@ def test_targeting_wraps_descriptors_but_not_domain_settings() -> None:
         "domain: edge\nshard_by: domain\nanswer: {headers: []}\n"
         "descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]"
     )
-    compiled = check_rules([rule(Targeting(tiers=("free",), scope=Scope.TENANT), document)])
+    compiled = check_rules([rule(Targeting(tiers=("free",), scope=CounterScope.TENANT), document)])
     (domain,) = canonical_documents(compiled, with_places=False)
     assert domain["shard_by"] == "domain"
     assert domain["answer"] == {"headers": []}
@@ -134,7 +142,7 @@ def test_rule_body_accepts_all_descriptor_keys() -> None:
         "domain: edge\n<<: {charge: admitted, action: log_only}\n"
         "limits_of: user\nlimits: [{unit: day, requests_per_unit: 1}]"
     )
-    compiled = check_rules([rule(Targeting(scope=Scope.USER), document)])
+    compiled = check_rules([rule(Targeting(scope=CounterScope.USER), document)])
     (found,) = compiled.tree.rules()
     assert (found.path, found.charge.value, found.shadow_mode) == ("edge.user", "admitted", True)
     assert found.limits_of is not None
@@ -144,10 +152,10 @@ def test_rule_body_accepts_all_descriptor_keys() -> None:
 def test_rules_with_equal_targeting_share_levels() -> None:
     free = ("free",)
     rules = [
-        rule(Targeting(tiers=free, scope=Scope.USER), name="a"),
-        rule(Targeting(tiers=free, scope=Scope.IP), name="b"),
+        rule(Targeting(tiers=free, scope=CounterScope.USER), name="a"),
+        rule(Targeting(tiers=free, scope=CounterScope.IP), name="b"),
         rule(Targeting(tiers=free), name="c"),
-        rule(Targeting(tiers=("pro", "free"), scope=Scope.USER), name="d", priority=500),
+        rule(Targeting(tiers=("pro", "free"), scope=CounterScope.USER), name="d", priority=500),
     ]
     compiled = check_rules(rules)
     assert sorted(found.path for found in compiled.tree.rules()) == [
@@ -166,11 +174,11 @@ CALLER = Identity(user="alice", tier="free", org="acme", api_key="k1")
 @pytest.mark.parametrize(
     ("targeting", "attributes", "is_met"),
     [
-        (Targeting(tiers=("free",), scope=Scope.USER), Attributes(caller=CALLER), True),
-        (Targeting(tiers=("pro",), scope=Scope.USER), Attributes(caller=CALLER), False),
-        (Targeting(scope=Scope.USER), Attributes(), False),
-        (Targeting(scope=Scope.TENANT), Attributes(caller=CALLER), True),
-        (Targeting(scope=Scope.API_KEY), Attributes(caller=CALLER), True),
+        (Targeting(tiers=("free",), scope=CounterScope.USER), Attributes(caller=CALLER), True),
+        (Targeting(tiers=("pro",), scope=CounterScope.USER), Attributes(caller=CALLER), False),
+        (Targeting(scope=CounterScope.USER), Attributes(), False),
+        (Targeting(scope=CounterScope.TENANT), Attributes(caller=CALLER), True),
+        (Targeting(scope=CounterScope.API_KEY), Attributes(caller=CALLER), True),
         (Targeting(endpoints=("/v1/*/orders",), methods=("GET",)), Attributes("GET", path="/v1/7/orders"), True),
         (Targeting(endpoints=("/v1/*/orders",), methods=("PUT",)), Attributes("GET", path="/v1/7/orders"), False),
         (Targeting(cidrs=("10.0.0.0/8",)), Attributes(peer="10.1.2.3"), True),
@@ -192,7 +200,7 @@ def test_existing_mapping_is_completed() -> None:
         b"domain: edge\next_authz:\n  trusted_proxies: 2\n  use_remote_address: true\n"
         b"  descriptors: [{entries: [{key: user, header: x-user}]}]\n"
     )
-    rules = [rule(Targeting(scope=Scope.USER), name="a"), rule(Targeting(scope=Scope.IP), name="b")]
+    rules = [rule(Targeting(scope=CounterScope.USER), name="a"), rule(Targeting(scope=CounterScope.IP), name="b")]
     compiled = check_rules(rules, [SourceDocument("f.yaml", mapping)])
 
     assert keys(compiled) == ["user", "ip"]
@@ -268,7 +276,7 @@ def test_targeting_error_names_its_field(targeting: Targeting, messages: list[st
 )
 def test_document_error_keeps_its_position(document: str, place: str, message: str) -> None:
     with pytest.raises(RulesError) as raised:
-        check_rules([rule(Targeting(("free", "pro"), scope=Scope.USER), document)])
+        check_rules([rule(Targeting(("free", "pro"), scope=CounterScope.USER), document)])
     (problem,) = raised.value.problems
     assert str(problem).startswith(f"database:r:{place}: error: ")
     assert message in problem.message
@@ -285,7 +293,7 @@ def test_implicit_descriptors_per_domain_are_bounded() -> None:
     deep = "".join(f"{{key: {key}, {body}, descriptors: [" for key in ["user", "ip"] * 10) + "]}" * 20
     rules = [
         rule(Targeting(scope=scope), f"domain: edge\ndescriptors: [{deep}]", name)
-        for name, scope in (("a", Scope.TENANT), ("b", Scope.ENDPOINT))
+        for name, scope in (("a", CounterScope.TENANT), ("b", CounterScope.ENDPOINT))
     ]
     assert len(keys(check_rules(rules[:1]))) == 20
     with pytest.raises(RulesError) as raised:
@@ -300,10 +308,10 @@ def test_implicit_descriptors_per_domain_are_bounded() -> None:
     [
         (Targeting(endpoints=("/v1/x",), methods=("PUT",)), Targeting(endpoints=("/v1/*",), methods=("GET",)), "b"),
         (Targeting(endpoints=("/v1/*",), methods=("PUT",)), Targeting(endpoints=("/*",), methods=("GET",)), "b"),
-        (Targeting(cidrs=("10.0.0.0/8",), scope=Scope.USER), Targeting(cidrs=("10.1.0.0/16",)), "a"),
+        (Targeting(cidrs=("10.0.0.0/8",), scope=CounterScope.USER), Targeting(cidrs=("10.1.0.0/16",)), "a"),
         (Targeting(endpoints=("/v1/*",), methods=("GET",)), Targeting(endpoints=("/*",), methods=("GET",)), ""),
         (Targeting(endpoints=("/v1/*",)), Targeting(endpoints=("/v2/*",), methods=("GET",)), ""),
-        (Targeting(cidrs=("10.0.0.0/8",)), Targeting(cidrs=("2001:db8::/32",), scope=Scope.USER), ""),
+        (Targeting(cidrs=("10.0.0.0/8",)), Targeting(cidrs=("2001:db8::/32",), scope=CounterScope.USER), ""),
     ],
 )
 def test_overlapping_targeted_rules_warn_hidden(first: Targeting, second: Targeting, hidden: str) -> None:

@@ -61,7 +61,7 @@ class Worker(NamedTuple):
 
 def new_worker(directory: Path | None = None) -> Worker:
     metrics, hot_keys = Metrics(), HotKeys(clock=lambda: 0.0)
-    metrics.watch(hot_keys.gauges)
+    metrics.export_values(hot_keys.gauges)
     return Worker(metrics, hot_keys, WorkerStats(metrics, hot_keys, directory))
 
 

@@ -97,7 +97,7 @@ class Setup:
         decision = decision_of(template, answer)
         if without_store:
             decision = decision._replace(without_store=OnStoreFailure.LOCAL)
-        self.metrics.record(decision, self.metrics.counters(template))
+        self.metrics.record(decision, self.metrics.metric_counters(template))
         return template
 
     def decisions(self) -> dict[tuple[str, ...], float]:
@@ -144,7 +144,7 @@ def test_denials_in_global_shadow_mode_are_counted_as_shadowed() -> None:
 def test_fallback_decisions_are_counted_by_outcome() -> None:
     setup = Setup()
     template = setup.plan({"user": "a"}, {"staff": "x"}).template
-    counters = setup.metrics.counters(template)
+    counters = setup.metrics.metric_counters(template)
     setup.metrics.record(allow_without_store(template), counters)
     setup.metrics.record(deny_without_store(template, 0), counters)
     assert setup.decisions() == {
@@ -159,7 +159,7 @@ def test_a_look_is_counted_as_a_decision_and_a_report_is_not() -> None:
     for purpose in (Purpose.REPORT, Purpose.LOOK):
         template = setup.plan({"user": "a"}, purpose=purpose).template
         decision = decision_of(template, StoreResult(True, 0, (DENIED,)))
-        setup.metrics.record(decision, setup.metrics.counters(template))
+        setup.metrics.record(decision, setup.metrics.metric_counters(template))
     assert setup.decisions() == {("my.edge", "my.edge.user", "over_limit", "store"): 1}
 
 
@@ -171,7 +171,9 @@ def test_rules_and_domains_of_many_reloads_are_bounded(monkeypatch: pytest.Monke
         plan = Planner(compile_documents({"f.yaml": rules}).tree, Policy()).plan(
             Request(f"edge-{number}", (Descriptor((Entry("user", "a"),)),))
         )
-        counted.record(decision_of(plan.template, StoreResult(False, 0, (PASSES,))), counted.counters(plan.template))
+        counted.record(
+            decision_of(plan.template, StoreResult(False, 0, (PASSES,))), counted.metric_counters(plan.template)
+        )
     labels = {one.attributes[:2] for one in collect(counted) if one.instrument == instruments.DECISIONS.name}
     assert len(labels) == 6
     assert (OTHER, OTHER) in labels
@@ -251,8 +253,8 @@ def test_a_value_equal_to_a_bound_is_in_the_bucket_below() -> None:
 
 def test_external_values_are_collected() -> None:
     counted = Metrics()
-    counted.watch(lambda: [("ratelimit.throttle.queue_length", 2), ("ratelimit.throttle.delayed", 7)])
-    counted.measure(lambda: [(series(instruments.STORE_AVAILABLE), 1)])
+    counted.export_values(lambda: [("ratelimit.throttle.queue_length", 2), ("ratelimit.throttle.delayed", 7)])
+    counted.export_series(lambda: [(series(instruments.STORE_AVAILABLE), 1)])
     collected = collect(counted)
     assert collected[series(BY_NAME["ratelimit.throttle.queue_length"])] == 2
     assert collected[series(BY_NAME["ratelimit.throttle.delayed"])] == 7

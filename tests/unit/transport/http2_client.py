@@ -13,7 +13,7 @@ from typing import Any
 from ratelimit_rls.h2.call_headers import CallHeaders, CallHeadersParser
 from ratelimit_rls.h2.config import Config
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
-from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, QueuedCall
+from ratelimit_rls.transport.grpc.protocol import GrpcProtocol, GrpcQueuedCall
 from ratelimit_rls.transport.grpc.slow_lane import SlowLane
 from tests.unit.h2 import client as h2_client
 from tests.unit.h2.client import MAX_MESSAGE_BYTES, MAX_STREAMS, METHOD, FakeStreamingCall
@@ -99,7 +99,7 @@ class FakeServer:
     """Fake server of a connection. It sends no responses by itself."""
 
     def __init__(self) -> None:
-        self.queue: list[QueuedCall] = []
+        self.queue: list[GrpcQueuedCall] = []
         self.config = Config(CallHeadersParser({METHOD: self.queue}), MAX_STREAMS, MAX_MESSAGE_BYTES)
         self.abuse = AbuseLog()
         self.slow_lane: SlowLane  # runs in the client's loop

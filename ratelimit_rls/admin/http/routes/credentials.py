@@ -32,12 +32,12 @@ from ratelimit_rls.admin.http.schemas.requests import (
 )
 from ratelimit_rls.admin.http.schemas.resources import (
     NO_USE,
+    AdminToken,
+    AdminTokenPage,
     ApiKey,
     ApiKeyPage,
+    NewAdminToken,
     NewApiKey,
-    NewToken,
-    Token,
-    TokenPage,
 )
 from ratelimit_rls.database import administration
 from ratelimit_rls.database.repository import Reader, UnitOfWork
@@ -126,7 +126,7 @@ async def revoke_api_key(change: ResourceChange, key_id: PublicId) -> Response:
     return await change.run(work)
 
 
-@tokens.get("", summary="List the tokens of administrators", response_model=TokenPage, dependencies=[ADMIN])
+@tokens.get("", summary="List the tokens of administrators", response_model=AdminTokenPage, dependencies=[ADMIN])
 async def list_tokens(backend: Backend, page: Pagination) -> PageItems[administration.AdminToken]:
     async with backend.repository.reading() as reader:
         return await page.read(
@@ -138,7 +138,7 @@ async def list_tokens(backend: Backend, page: Pagination) -> PageItems[administr
     "",
     summary="Create a token; its secret is only in this response",
     status_code=201,
-    response_model=NewToken,
+    response_model=NewAdminToken,
     dependencies=[ADMIN],
 )
 async def create_token(backend: Backend, change: Change, body: TokenCreate) -> Response:
@@ -146,20 +146,20 @@ async def create_token(backend: Backend, change: Change, body: TokenCreate) -> R
 
     async def work(unit: UnitOfWork) -> ChangeResult:
         created = await unit.add_token(token)
-        schema = NewToken.build(created, None if change.dry_run else text)
+        schema = NewAdminToken.build(created, None if change.dry_run else text)
         return ChangeResult(schema, 201, created.version, secret_of=created.token_id)
 
     return await change.run(work)
 
 
-@tokens.delete("/{token_id}", summary="Revoke a token permanently", response_model=Token, dependencies=[ADMIN])
+@tokens.delete("/{token_id}", summary="Revoke a token permanently", response_model=AdminToken, dependencies=[ADMIN])
 async def revoke_token(change: ResourceChange, token_id: PublicId) -> Response:
     """It is rejected at once. It stays in the list."""
 
     async def work(unit: UnitOfWork) -> ChangeResult:
         change.require((await unit.token(token_id)).version, f"token {token_id}")
         revoked = await unit.revoke_token(token_id)
-        return ChangeResult(Token.model_validate(revoked), version=revoked.version)
+        return ChangeResult(AdminToken.model_validate(revoked), version=revoked.version)
 
     return await change.run(work)
 

@@ -24,7 +24,7 @@ from ratelimit_rls.admin.http.schemas.decisions import (
 )
 from ratelimit_rls.admin.http.schemas.requests import (
     CheckRequest,
-    DescriptorsRequest,
+    RateLimitRequest,
     ResetRequest,
     SimulatedRequest,
     SimulationRequest,
@@ -46,7 +46,7 @@ decisions = make_router("decisions", "decisions")
 @counters.post(
     "/peek", summary="Read the limits of descriptors without counting", response_model=Decision, dependencies=[READ]
 )
-async def peek_counters(backend: Backend, body: DescriptorsRequest) -> Decision:
+async def peek_counters(backend: Backend, body: RateLimitRequest) -> Decision:
     request, decision = await peek(backend, body.to_request(Purpose.LOOK))
     return Decision.build(request.descriptors, decision)
 
@@ -88,7 +88,7 @@ async def check_decision(backend: Backend, change: Change, body: CheckRequest) -
     response_model=Explanation,
     dependencies=[READ],
 )
-async def explain_decision(backend: Backend, body: DescriptorsRequest) -> Explanation:
+async def explain_decision(backend: Backend, body: RateLimitRequest) -> Explanation:
     """Also works for a blocked caller: shows the block, and the limits that apply once it ends. An invalid credential
     is 422, as it is for counters."""
     rejection, descriptors = explain(backend, body.to_request())

@@ -12,7 +12,7 @@ from ratelimit_rls.admin.http.dependencies import READ, Backend, make_router
 from ratelimit_rls.admin.http.pagination import PageItems, Pagination
 from ratelimit_rls.admin.http.schemas.decisions import RecordedDecisionPage, UsageReport, UsageSeries
 from ratelimit_rls.admin.http.schemas.fields import Name, SearchText, Timestamp
-from ratelimit_rls.admin.http.schemas.resources import AuditEntryPage, SourceList
+from ratelimit_rls.admin.http.schemas.resources import AuditEntryPage, SourceStatusList
 from ratelimit_rls.database.administration import AuditRow
 from ratelimit_rls.database.usage import queries
 from ratelimit_rls.errors import BadRequest
@@ -75,7 +75,8 @@ async def list_decisions(
     until: Until = None,
     user: UserFilter = None,
     decision: Annotated[
-        Literal["allowed", "throttled", "blocked"] | None, Query(description="Only decisions of this kind.")
+        Literal["allowed", "throttled", "blocked"] | None,
+        Query(description="Only decisions of this kind; throttled: denied by a limit."),
     ] = None,
 ) -> PageItems[queries.RecordedDecision]:
     """Contains all denials up to RLS_AUDIT_REFUSALS_PER_MINUTE of each process and a sample beyond that, and the share
@@ -108,7 +109,7 @@ async def list_audit_entries(
         )
 
 
-@sources.get("", summary="List the sources of rules and accounts", response_model=SourceList, dependencies=[READ])
+@sources.get("", summary="List the sources of rules and accounts", response_model=SourceStatusList, dependencies=[READ])
 async def list_sources(backend: Backend) -> dict[str, Sequence[SourceState]]:
     """Shows the state of the process that answers."""
     return {"sources": backend.sources()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from ratelimit_rls.admin.decisions import ExplainedDescriptor
 
 _US = 1_000_000
+
+Total = Annotated[
+    int, Field(description="All requests, including those that were decided by neither the store nor the rules.")
+]
+Throttled = Annotated[int, Field(description="Requests denied by a limit (over_limit).")]
+Blocked = Annotated[int, Field(description="Requests rejected regardless of the limits.")]
 
 
 class DescriptorEntry(ResponseBody):
@@ -63,7 +69,10 @@ class DescriptorStatus(ResponseBody):
     limits: list[LimitStatus]
     violations: int = Field(description="Recent violations, if the rule has a penalty.")
     cooldown_s: float
-    state: str | None = Field(description="normal, warning or throttled, if the rule has warn_at.")
+    state: str | None = Field(
+        description="State of `warn_at`: normal, warning, or throttled (a limit or cooldown denies); null: the "
+        "rule has none."
+    )
 
     @classmethod
     def build(cls, descriptor: Descriptor, status: Status) -> Self:
@@ -91,7 +100,10 @@ class Rejection(ResponseBody):
 class Decision(ResponseBody):
     """The decision about a request."""
 
-    code: str = Field(description="ok or over_limit.")
+    code: str = Field(
+        description="ok or over_limit. Recorded decisions and usage name the same outcomes otherwise: ok is allowed, "
+        "over_limit is throttled, or blocked if `rejection` is set."
+    )
     descriptors: list[DescriptorStatus]
     wait_s: float = Field(description="Seconds for which the response would be delayed (`action: throttle`).")
     rejection: Rejection | None = Field(description="Set if the caller is rejected regardless of the limits.")
@@ -114,7 +126,7 @@ class Decision(ResponseBody):
 class MatchAttempt(ResponseBody):
     """One attempt to match a descriptor entry with a rule."""
 
-    way: EnumValue
+    kind: EnumValue
     pattern: str
     outcome: EnumValue
     position: OptionalPosition
@@ -123,14 +135,14 @@ class MatchAttempt(ResponseBody):
     )
 
 
-class MatchStep(ResponseBody):
+class MatchLevel(ResponseBody):
     """All attempts to match one descriptor entry."""
 
     entry: DescriptorEntry
     attempts: list[MatchAttempt]
 
 
-class Entitlement(ResponseBody):
+class AppliedSubjectLimits(ResponseBody):
     """Limits and block of the user or key whose limits the rule applies."""
 
     limits_of: EnumValue
@@ -149,9 +161,9 @@ class DescriptorExplanation(ResponseBody):
     limits: LimitList = Field(
         description="Limits of the user or key, or of the rule. For a blocked caller: those after the block."
     )
-    entitlement: Entitlement | None
+    entitlement: AppliedSubjectLimits | None
     counters: list[str] = Field(description="Keys of the counters in the store.")
-    levels: list[MatchStep]
+    levels: list[MatchLevel]
 
     @classmethod
     def build(cls, found: ExplainedDescriptor) -> Self:
@@ -204,14 +216,14 @@ class SimulationResult(ResponseBody):
     per_rule: list[SimulatedRule]
 
 
-class UsageItem(ResponseBody):
+class UsageByName(ResponseBody):
     """Usage of one user, rule, endpoint, domain or region."""
 
     name: str = Field(description="Name of the user, rule, endpoint, domain or region.")
-    total: int
+    total: Total
     allowed: int
-    throttled: int
-    blocked: int
+    throttled: Throttled
+    blocked: Blocked
     cache_hits: int = Field(description="Requests denied from the denial cache, without a call to the store.")
     cache_misses: int
     p50_us: float | None
@@ -225,17 +237,17 @@ class UsageReport(ResponseBody):
     by: str
     since: TimestampText
     until: TimestampText
-    items: list[UsageItem]
+    items: list[UsageByName]
 
 
 class UsagePoint(ResponseBody):
     """Requests in one minute, hour or day."""
 
     at: TimestampText = Field(validation_alias="at_s")
-    total: int
+    total: Total
     allowed: int
-    throttled: int
-    blocked: int
+    throttled: Throttled
+    blocked: Blocked
 
 
 class UsageSeries(ResponseBody):
@@ -258,7 +270,10 @@ class RecordedDecision(ResponseBody):
     endpoint: str
     method: str
     rule: str
-    decision: str = Field(description="allowed, throttled or blocked.")
+    decision: str = Field(
+        description="allowed (the response was ok), throttled (over_limit: a limit denied the request) or blocked (the "
+        "caller was rejected regardless of the limits)."
+    )
     reason: str
     current: int | None
     limit: int | None

@@ -31,7 +31,7 @@ from ratelimit_rls.core import model
 from ratelimit_rls.core.model import MAX_HITS, MAX_REQUESTS_PER_UNIT, Descriptor, Entry, Purpose
 from ratelimit_rls.database.administration import Role
 from ratelimit_rls.rules.limits_json import read_limits
-from ratelimit_rls.rules.stored_rule import Scope, StoredRule, Targeting
+from ratelimit_rls.rules.stored_rule import CounterScope, StoredRule, Targeting
 from ratelimit_rls.yaml.parser import MAX_DEPTH
 
 MAX_DOCUMENT_LENGTH = 512 * 1024
@@ -217,7 +217,9 @@ class TargetingInput(RequestBody):
     ] = Field(default_factory=list, description="Paths; `*` matches any text.", examples=[["/api/*"]])
     methods: Alternatives = Field(default_factory=list)
     cidrs: Alternatives = Field(default_factory=list, examples=[["10.0.0.0/8"]])
-    scope: Annotated[Scope, Field(strict=False)] | None = Field(None, description="Whose requests share a counter.")
+    scope: Annotated[CounterScope, Field(strict=False)] | None = Field(
+        None, description="Whose requests share a counter."
+    )
 
     def to_targeting(self) -> Targeting:
         return Targeting(tuple(self.tiers), tuple(self.endpoints), tuple(self.methods), tuple(self.cidrs), self.scope)
@@ -247,7 +249,7 @@ class RuleInput(RequestBody):
         return StoredRule(rule_id, self.name, document, self.priority, self.enabled, self.targeting.to_targeting())
 
 
-class EntryInput(RequestBody):
+class DescriptorEntryInput(RequestBody):
     """An entry of a descriptor."""
 
     key: Annotated[str, Field(min_length=1, max_length=MAX_VALUE_LENGTH), AfterValidator(check_unicode)]
@@ -257,14 +259,14 @@ class EntryInput(RequestBody):
 class DescriptorInput(RequestBody):
     """A descriptor of a request."""
 
-    entries: Annotated[list[EntryInput], Field(min_length=1, max_length=MAX_ENTRIES)]
+    entries: Annotated[list[DescriptorEntryInput], Field(min_length=1, max_length=MAX_ENTRIES)]
 
 
 Domain = Annotated[str, Field(min_length=1, max_length=MAX_VALUE_LENGTH), AfterValidator(check_unicode)]
 Descriptors = Annotated[list[DescriptorInput], Field(min_length=1, max_length=MAX_DESCRIPTORS)]
 
 
-class DescriptorsRequest(RequestBody):
+class RateLimitRequest(RequestBody):
     """A rate limit request as Envoy sends it: a domain and its descriptors."""
 
     domain: Domain
@@ -280,7 +282,7 @@ class DescriptorsRequest(RequestBody):
         ]
 
 
-class CheckRequest(DescriptorsRequest):
+class CheckRequest(RateLimitRequest):
     """A request to be decided and counted."""
 
     hits_addend: int = Field(1, ge=0, le=MAX_HITS, description="Hits to count; 0: read without counting.")
@@ -289,7 +291,7 @@ class CheckRequest(DescriptorsRequest):
         return model.Request(self.domain, tuple(self._to_descriptors(self.hits_addend)), purpose=purpose)
 
 
-class ResetRequest(DescriptorsRequest):
+class ResetRequest(RateLimitRequest):
     """The descriptors whose counters are to be reset."""
 
     penalty_only: bool = Field(False, description="Reset only violations and cooldowns, not the limits.")

@@ -102,15 +102,15 @@ class User(ResponseBody):
     limits: LimitList
     override: Override | None
     block: Block | None
-    use: UsageSummary
+    usage: UsageSummary
     version: Version
 
     @classmethod
     def build(cls, user: accounts.User, use: AccountUsage) -> Self:
-        return cls.model_validate({**_attributes(user), "use": use})
+        return cls.model_validate({**_attributes(user), "usage": use})
 
 
-class LimitCandidate(ResponseBody):
+class LimitSourceCandidate(ResponseBody):
     """One possible source of the limits of a user."""
 
     source: LimitSource
@@ -118,7 +118,7 @@ class LimitCandidate(ResponseBody):
     why_not: str = Field(description="Why these limits do not apply; empty for those that do.")
 
 
-class UserRuleLimits(ResponseBody):
+class RuleLimitsOfUser(ResponseBody):
     """An active rule with `limits_of: user` that applies to requests that name the user as it requires."""
 
     domain: str
@@ -142,8 +142,8 @@ class UserLimits(ResponseBody):
         description="End of the block or override; null: until changed.", validation_alias="until_s"
     )
     block: Block | None
-    considered: list[LimitCandidate] = Field(description="All possible sources, in order of precedence.")
-    rules: list[UserRuleLimits] = Field(
+    considered: list[LimitSourceCandidate] = Field(description="All possible sources, in order of precedence.")
+    rules: list[RuleLimitsOfUser] = Field(
         description="The rules that apply these limits. For a blocked user: those that apply once the block ends."
     )
 
@@ -177,7 +177,7 @@ class NewApiKey(ApiKey):
     key: str | None = Field(description="The key itself. Returned only here and not stored; null in a dry run.")
 
 
-class Token(ResponseBody):
+class AdminToken(ResponseBody):
     """A token of an administrator, without its secret."""
 
     token_id: str
@@ -189,7 +189,7 @@ class Token(ResponseBody):
     version: Version
 
 
-class NewToken(Token):
+class NewAdminToken(AdminToken):
     """A newly created token, with its secret."""
 
     token: str | None = Field(description="The token itself. Returned only here and not stored; null in a dry run.")
@@ -240,7 +240,7 @@ class AuditEntry(ResponseBody):
     request_id: str
 
 
-class Source(ResponseBody):
+class SourceStatus(ResponseBody):
     """Status of a source of rules or accounts in the process that answers. Fields that do not apply are null."""
 
     name: str
@@ -259,10 +259,10 @@ class Source(ResponseBody):
     write_error: str | None = Field(description="Error of the last write transaction.")
 
 
-class SourceList(ResponseBody):
+class SourceStatusList(ResponseBody):
     """All sources of rules and accounts."""
 
-    sources: list[Source]
+    sources: list[SourceStatus]
 
 
 class TierPage(Page[Tier]):
@@ -277,7 +277,7 @@ class ApiKeyPage(Page[ApiKey]):
     """One page of API keys."""
 
 
-class TokenPage(Page[Token]):
+class AdminTokenPage(Page[AdminToken]):
     """One page of tokens."""
 
 
