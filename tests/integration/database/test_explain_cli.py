@@ -77,23 +77,23 @@ def test_explain_shows_effective_limits_and_counters(explain: Explain) -> None:
         met,
         "entitlement tier gold",
         "limit 100/minute fixed_window, charge admitted",
-        "counter rl:{edge/user=bob}:fixed_window:60",
+        "counter rl:{edge/user=bob}:fixed_window:60  slot 11846",
     ]
     assert explain("user=carl")[-4:] == [
         met,
         "entitlement custom",
         "limit 9/hour gcra, burst 3, charge admitted",
-        "counter rl:{edge/user=carl}:gcra:3600",
+        "counter rl:{edge/user=carl}:gcra:3600  slot 4552",
     ]
     assert explain("user=dora")[-3:] == [
         "entitlement override until 2096-10-02 07:06Z",
         "limit 50/second fixed_window, charge admitted",
-        "counter rl:{edge/user=dora}:fixed_window:1",
+        "counter rl:{edge/user=dora}:fixed_window:1  slot 2633",
     ]
     assert explain("user=nobody")[-3:] == [
         "entitlement rule",
         "limit 5/minute fixed_window, charge admitted, name five",
-        "counter rl:{edge/user=nobody}:fixed_window:60",
+        "counter rl:{edge/user=nobody}:fixed_window:60  slot 5406",
     ]
     assert "entitlement" not in "\n".join(explain("path=/a"))
     assert explain("user=bob", database="")[-2] == "limit 5/minute fixed_window, charge admitted, name five"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -54,15 +55,21 @@ def hit(service: ServiceProcess, times: int) -> None:
                 one.result()
 
 
+def _hot_keys(service: ServiceProcess) -> Any:
+    return json.loads(service.debug("/hot?limit=3").body)
+
+
 def test_hot_reports_all_workers_and_log_names_the_hottest(rules: Path, any_redis: RedisServer) -> None:
     settings = {"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2, "RLS_HOT_KEY_RATE": 20}
     with ServiceProcess({**settings, "RLS_HOT_KEY_VALUES": "true"}) as service:
         service.wait_for_log("msg=serving", times=2)
         hit(service, 2400)
+        # `seconds` is that of the older worker: it must be long beside the time between their starts.
+        service.wait_until(lambda: _hot_keys(service)["seconds"] > 5, "have counted for long enough", 30)
         for _ in range(4):  # from any worker
-            reported = json.loads(service.debug("/hot?limit=3").body)
+            reported = _hot_keys(service)
             calls = reported["calls_per_second"] * reported["seconds"]
-            assert calls == pytest.approx(2400, rel=0.2)  # `seconds` is that of the older worker
+            assert calls == pytest.approx(2400, rel=0.2)
             assert [row["descriptor"] for row in reported["hottest"]] == ["tenant=acme", "user=mallory"]
             assert reported["hottest"][0]["share"] == pytest.approx(0.8, abs=0.01)
             assert [row["descriptor"] for row in reported["denied"]] == ["user=mallory"]
