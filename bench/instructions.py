@@ -17,11 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench import wire
 from bench.connection import Connection, Target, connected
-from bench.servers import LOOPBACK, ROOT
+from bench.servers import LOOPBACK, ROOT, run_redis
 from tests.support.ports import free_port
 
 START_S = 180.0
@@ -57,8 +58,8 @@ def exchange(connection: Connection, in_flight: int, rounds: int, requests: Iter
             connection.receive()
 
 
-def measured(package: Path, in_flight: int, rounds: int) -> float:
-    """Return the instructions per call."""
+def measured(package: Path, in_flight: int, rounds: int, redis_url: str = "") -> float:
+    """Return the instructions per call, on the embedded store or on a Redis."""
     with tempfile.TemporaryDirectory() as directory:
         rules = Path(directory, "rules.yaml")
         rules.write_text(RULES)
@@ -73,6 +74,8 @@ def measured(package: Path, in_flight: int, rounds: int) -> float:
             "RLS_DRAIN_DELAY": "0s",
             "PYTHONHASHSEED": "0",
         }
+        if redis_url:
+            variables["REDIS_URL"] = redis_url
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file=out"]
         command += [sys.executable, "-m", "ratelimit_rls", "serve"]
         paths = {"PYTHONPATH": str(package), "VALGRIND_LAUNCHER": ""}
@@ -118,12 +121,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--package", type=Path, default=ROOT, help="checkout to measure (default: this one)")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 32], help="concurrent calls (default: 1 32)")
     parser.add_argument("--calls", type=int, default=3200, help="number of measured calls (default: 3200)")
+    parser.add_argument("--redis", action="store_true", help="with the counters in a Redis (default: in the service)")
     chosen = parser.parse_args(arguments)
     if shutil.which("callgrind_control") is None:
         parser.error("valgrind is not installed")
-    for in_flight in chosen.in_flight:
-        counted = measured(chosen.package.resolve(), in_flight, max(1, chosen.calls // in_flight))
-        print(f"{in_flight:5} in flight: {counted:10,.0f} instructions a call", flush=True)
+    with ExitStack() as running:
+        redis_url = ""
+        if chosen.redis:
+            directory = running.enter_context(tempfile.TemporaryDirectory())
+            _, redis_url = running.enter_context(run_redis(Path(directory)))
+        for in_flight in chosen.in_flight:
+            counted = measured(chosen.package.resolve(), in_flight, max(1, chosen.calls // in_flight), redis_url)
+            print(f"{in_flight:5} in flight: {counted:10,.0f} instructions a call", flush=True)
     return 0
 
 

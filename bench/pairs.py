@@ -24,7 +24,7 @@ from bench.connection import Target, connected
 from bench.cpu import process_s
 from bench.instructions import RULES, calls
 from bench.load import Load
-from bench.servers import LOOPBACK, ROOT, Servers
+from bench.servers import LOOPBACK, ROOT, run_redis
 from tests.support.ports import free_port
 
 START_S = 30.0
@@ -95,17 +95,6 @@ def comparison(name: str, sides: Sequence[tuple[float, float]]) -> str:
         f"{name}: {before_us:.1f} → {after_us:.1f} µs a call, "
         f"after ÷ before {statistics.median(ratios):.3f} ({ratios[0]:.3f}..{ratios[-1]:.3f}, {len(ratios)} pairs)"
     )
-
-
-@contextmanager
-def run_redis(directory: Path) -> Iterator[tuple[int, str]]:
-    """Start a Redis on the core of this process; yield its process id and address."""
-    servers = Servers(directory, service_core=0, load_core=1)
-    try:
-        redis = servers.redis()
-        yield redis.pids[0], redis.url
-    finally:
-        servers.close()
 
 
 @contextmanager

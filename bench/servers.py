@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -236,3 +236,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+@contextmanager
+def run_redis(directory: Path) -> Iterator[tuple[int, str]]:
+    """Start a Redis on the core of the load; yield its process id and address."""
+    servers = Servers(directory, service_core=0, load_core=1)
+    try:
+        redis = servers.redis()
+        yield redis.pids[0], redis.url
+    finally:
+        servers.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from math import ceil
 from typing import Protocol
 
@@ -30,8 +29,11 @@ def call_not_after(delay_s: float, callback: Callable[[], None]) -> Timer:
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
     """Wait until the event is set or the timeout is over.
 
-    Not `asyncio.wait_for`: in Python 3.11 it loses a cancellation if it is woken in the same iteration.
+    Not `asyncio.wait_for`: in Python 3.11 it loses a cancellation if it is woken in the same iteration. Not
+    `asyncio.timeout`: it needs a task, and a batch has none.
     """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((waiting,), timeout=timeout_s)
+    finally:
+        waiting.cancel()

@@ -76,14 +76,6 @@ class Pipeline(Generic[T]):
         """Return True if a batch must have the metadata of its calls."""
         return self._observer.wants_metadata
 
-    @property
-    def never_suspends(self) -> bool:
-        """True if `run` ends in the iteration of the event loop in which it began, so that it needs no task.
-
-        Traced batches need one: the current span belongs to the context of a task.
-        """
-        return self._limiter.is_synchronous and not self.wants_metadata
-
     async def run(self, batch: Batch) -> None:
         """Decide a batch, and respond to each of its calls exactly once. Never raises."""
         try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import hiredis
@@ -36,15 +38,23 @@ class PipelinedConnection(asyncio.Protocol):
         self._writer = writer  # kept because it, too, closes the socket when it is garbage collected
         self._transport = writer.transport
         self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=PipelinedConnection)
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()  # and when the reply is late
+        self._check_s = inf  # when it is next checked whether a reply is late
+        self._check_timer: asyncio.TimerHandle | None = None
 
-    def send(self, command: bytes) -> asyncio.Future[Any]:
-        """Send a command. The result is a value or a ReplyError; without a reply it raises StoreUnavailable."""
+    def send(self, command: bytes, due_s: float = inf) -> asyncio.Future[Any]:
+        """Send a command. The result is a value or a ReplyError; without a reply it raises StoreUnavailable.
+
+        The connection is closed if somebody still waits for the reply at `due_s` of the monotonic clock: later replies
+        would be late, too, and nothing must accumulate. One timer serves all commands.
+        """
         reply: asyncio.Future[Any] = self.closed.get_loop().create_future()
         if self.closed.done():
             reply.set_exception(StoreUnavailable("the connection to Redis is closed"))
             return reply
-        self._waiting.append(reply)
+        self._waiting.append((reply, due_s))
+        if due_s < self._check_s:
+            self._check_at(due_s)
         self._transport.write(command)
         return reply
 
@@ -55,11 +65,26 @@ class PipelinedConnection(asyncio.Protocol):
                 if not self._waiting or (self.on_push is not None and _is_message(reply)):
                     self._pushed(reply)
                     continue
-                waiting = self._waiting.popleft()
+                waiting, _ = self._waiting.popleft()
                 if not waiting.done():
                     waiting.set_result(reply)
         except hiredis.HiredisError:
             self._fail("Redis sent data that is not RESP")
+
+    def _check_at(self, due_s: float) -> None:
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        self._check_s = due_s
+        self._check_timer = self.closed.get_loop().call_later(max(0.0, due_s - monotonic()), self._check_late)
+
+    def _check_late(self) -> None:
+        """Close the connection if a reply is late; otherwise check again when the next one is due."""
+        self._check_s, self._check_timer = inf, None
+        due_s = min((due_s for waiting, due_s in self._waiting if not waiting.done()), default=inf)
+        if due_s <= monotonic():
+            self._fail("Redis did not answer in time")
+        elif due_s < inf:
+            self._check_at(due_s)
 
     def _pushed(self, reply: Any) -> None:
         if self.on_push is not None:
@@ -82,7 +107,9 @@ class PipelinedConnection(asyncio.Protocol):
     def _close(self, error: StoreUnavailable) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
-        for waiting in self._waiting:
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        for waiting, _ in self._waiting:
             if not waiting.done():
                 waiting.set_exception(error)
         self._waiting.clear()

@@ -167,7 +167,10 @@ class ReconnectingConnection:
         connection = self._connection
         if connection is None:
             raise StoreUnavailable(f"no connection to Redis at {self.name}")
-        return PendingReplies(self, connection, [connection.send(command) for command in commands], self._timeout_s)
+        sent_s = monotonic()
+        due_s = sent_s + self._timeout_s
+        futures = [connection.send(command, due_s) for command in commands]
+        return PendingReplies(self, connection, futures, sent_s, self._timeout_s)
 
     async def execute(self, *commands: bytes) -> list[Any]:
         """Send commands and return their replies. Raises StoreError if a reply is missing or an error."""
@@ -235,25 +238,31 @@ class PendingReplies:
         owner: ReconnectingConnection,
         connection: PipelinedConnection,
         futures: list[asyncio.Future[Any]],
+        sent_s: float,
         timeout_s: float,
     ) -> None:
         self._owner = owner
         self._connection = connection
         self._futures = futures
+        self._sent_s = sent_s
         self._timeout_s = timeout_s
-        self._sent_s = monotonic()
 
     async def replies(self) -> list[Any]:
-        """Return a value, a ReplyError or a StoreError per command. A reply that has arrived counts, even if late."""
-        await asyncio.wait(self._futures, timeout=self._timeout_s)
-        self._owner.durations.observe(monotonic() - self._sent_s)
-        late = [reply for reply in self._futures if reply.cancel()]
-        error: StoreTimeout | None = None
-        if late:
-            # Later replies would be late too, and nothing must accumulate.
-            self._connection.abort()
-            error = StoreTimeout(f"Redis at {self._owner.name} did not answer within {self._timeout_s:g} s")
-        replies = [error if reply.cancelled() else reply.exception() or reply.result() for reply in self._futures]
+        """Return a value, a ReplyError or a StoreError per command. A reply that has arrived counts, even if late.
+
+        Replies arrive in order, so each is awaited directly: nearly always all of them have arrived with the first.
+        """
+        replies: list[Any] = []
+        for future in self._futures:
+            try:
+                replies.append(await future)
+            except StoreUnavailable as error:
+                replies.append(error)
+        elapsed_s = monotonic() - self._sent_s
+        self._owner.durations.observe(elapsed_s)
+        if elapsed_s >= self._timeout_s:
+            late = StoreTimeout(f"Redis at {self._owner.name} did not answer within {self._timeout_s:g} s")
+            replies = [late if isinstance(reply, StoreUnavailable) else reply for reply in replies]
         self._owner.record_replies(self._connection, replies)
         return replies
 

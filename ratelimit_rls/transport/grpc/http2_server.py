@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from contextvars import Context, copy_context
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -67,12 +68,18 @@ _CallKey = tuple[GrpcProtocol, int]
 
 
 class _Batch:
-    """Calls of one method that arrived in one event loop iteration."""
+    """Calls of one method that arrived in one event loop iteration.
+
+    It runs its pipeline without a task, which would cost one more iteration before anything is sent to the store. So
+    what a pipeline awaits must be futures of the loop or `asyncio.sleep`; `asyncio.timeout` needs a task.
+    """
 
     __slots__ = (
         "_all_answered",
         "_answered",
         "_connections",
+        "_context",
+        "_pipeline_run",
         "_server",
         "_stream_ids",
         "deadlines_s",
@@ -94,6 +101,34 @@ class _Batch:
         self.request_ids = [headers.request_id for headers in all_headers] if has_request_ids else None
         self.metadata = [headers.metadata for headers in all_headers] if wants_metadata else ()
 
+    def begin(self, pipeline_run: Coroutine[Any, Any, None], context: Context | None) -> None:
+        """Run the pipeline until it awaits something, and continue when that is done. Never raises.
+
+        `context` is the one in which it runs; None: that of the caller, which it must not change.
+        """
+        self._pipeline_run = pipeline_run
+        self._context = context
+        if context is None:
+            self._step()
+        else:
+            context.run(self._step)
+
+    def _step(self, _: object = None) -> None:
+        try:
+            awaited = self._pipeline_run.send(None)
+        except StopIteration:
+            return
+        except Exception:  # other batches of this iteration must not be affected
+            _log.exception("batch_failed")
+            return
+        # The event loop enters the context before each further step.
+        if awaited is None:  # asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(self._step, context=self._context)
+        else:
+            # As a task does: it tells a future that is awaited from one that was yielded by mistake.
+            awaited._asyncio_future_blocking = False
+            awaited.add_done_callback(self._step, context=self._context)
+
     def respond(self, number: int, response: Response) -> None:
         self._answered.add(number)
         self._server.in_progress -= 1
@@ -101,15 +136,23 @@ class _Batch:
 
     def respond_all(self, responses: Sequence[Response]) -> None:
         self._all_answered = True
-        self._server.in_progress -= len(responses)
-        for connection, stream_id, response in zip(self._connections, self._stream_ids, responses, strict=True):
-            if isinstance(response, bytes):
-                try:
-                    connection.respond(stream_id, response)
-                except Exception:
-                    self._on_failure(connection)
-            else:
-                self._respond(connection, stream_id, response)
+        server = self._server
+        server.in_progress -= len(responses)
+        unflushed: list[GrpcProtocol] = []
+        server.unflushed = unflushed
+        try:
+            for connection, stream_id, response in zip(self._connections, self._stream_ids, responses, strict=True):
+                if isinstance(response, bytes):
+                    try:
+                        connection.respond(stream_id, response)
+                    except Exception:
+                        self._on_failure(connection)
+                else:
+                    self._respond(connection, stream_id, response)
+        finally:
+            server.unflushed = None
+        for connection in unflushed:
+            connection.flush()
 
     def respond_rest(self, error: RpcError) -> Sequence[int]:
         if self._all_answered:
@@ -140,12 +183,11 @@ class _Batch:
 class _Method:
     """A method with its pipeline, and the calls that arrived in this event loop iteration."""
 
-    __slots__ = ("never_suspends", "pipeline", "queue", "wants_metadata")
+    __slots__ = ("pipeline", "queue", "wants_metadata")
 
     def __init__(self, pipeline: Pipeline[Any]) -> None:
         self.pipeline = pipeline
         self.queue: list[GrpcQueuedCall] = []
-        self.never_suspends = pipeline.never_suspends
         self.wants_metadata = pipeline.wants_metadata
 
 
@@ -195,8 +237,8 @@ class Http2Server:
         self._is_dispatch_scheduled = False
         self._backlog: Backlog[_Method] = Backlog()
         self.in_progress = 0  # calls that are being decided
+        self.unflushed: list[GrpcProtocol] | None = None
         self._delayed = 0
-        self._batches: set[asyncio.Task[None]] = set()
 
     @property
     def in_flight(self) -> int:
@@ -332,22 +374,11 @@ class Http2Server:
             self.on_calls_queued()
 
     def _start_pipeline(self, method: _Method, calls: Sequence[GrpcQueuedCall]) -> None:
-        """Run the pipeline of a method on a batch of calls: to its end if it cannot suspend, otherwise in a task."""
+        """Run the pipeline of a method on a batch of calls."""
         batch = _Batch(self, calls, has_request_ids=self._has_request_ids, wants_metadata=method.wants_metadata)
         self.in_progress += len(calls)
-        run = method.pipeline.run(batch)
-        if method.never_suspends:
-            try:
-                run.send(None)
-            except StopIteration:
-                return
-            except Exception:  # other batches of this iteration must not be affected
-                _log.exception("batch_failed")
-                return
-            raise RuntimeError("the pipeline of a synchronous store has suspended")
-        task = asyncio.get_running_loop().create_task(run)
-        self._batches.add(task)
-        task.add_done_callback(self._batches.discard)
+        # Spans are current in a context, so each traced batch has its own.
+        batch.begin(method.pipeline.run(batch), copy_context() if method.wants_metadata else None)
 
     def _reject_over_budget(self, queue: list[GrpcQueuedCall]) -> None:
         admitted: list[GrpcQueuedCall] = []

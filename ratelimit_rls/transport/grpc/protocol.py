@@ -54,6 +54,9 @@ class ConnectionServer(Protocol):
     bulk_lane: SlowLane
     max_age_s: float
     max_age_grace_s: float
+    unflushed: list[GrpcProtocol] | None
+    """The connections to flush at the end of the batch that is being answered. None: no batch is being answered, and
+    each connection is flushed in the next iteration of the event loop."""
 
     def admit(self, connection: GrpcProtocol) -> Abuse | None:
         """Count a new connection, or return why it must be rejected."""
@@ -251,7 +254,11 @@ class GrpcProtocol(Connection, asyncio.Protocol):
     # Hooks of the connection.
 
     def on_output(self) -> None:
-        self._loop.call_soon(self._flush)
+        unflushed = self._server.unflushed
+        if unflushed is None:
+            self._loop.call_soon(self.flush)
+        else:
+            unflushed.append(self)
 
     def on_cancelled(self, stream_id: int) -> bool:
         return self._server.on_cancelled(self, stream_id)
@@ -276,7 +283,7 @@ class GrpcProtocol(Connection, asyncio.Protocol):
     def on_close(self, error: Http2ConnectionError | None) -> None:
         if error is not None:
             _log.debug("grpc_connection_closed", error=str(error), code=error.code.name)
-        self._flush()
+        self.flush()
         self._transport.close()
         self._timers["linger"] = self._loop.call_later(LINGER_S, self.abort)
 
@@ -300,7 +307,8 @@ class GrpcProtocol(Connection, asyncio.Protocol):
 
     # Closing.
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what there is to send."""
         data = self._outbound.take()
         if data and not self._transport.is_closing():
             self._transport.write(data)

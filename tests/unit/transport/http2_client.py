@@ -108,6 +108,7 @@ class FakeServer:
         self.rejection: Abuse | None = None  # rejects every new connection, if set
         self.buffered_bytes = 0
         self.max_age_s = self.max_age_grace_s = inf
+        self.unflushed: list[GrpcProtocol] | None = None
         self.connections: list[GrpcProtocol] = []
         self.queue_notifications = 0
         self.cancelled_ids: list[int] = []

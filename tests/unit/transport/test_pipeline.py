@@ -9,7 +9,6 @@ from math import inf
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from structlog.testing import capture_logs
 
 from ratelimit_rls.api.rls.codec import RlsCodec
@@ -32,7 +31,6 @@ from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.denial_log import DenialLog
 from ratelimit_rls.telemetry.metrics import Metrics
-from ratelimit_rls.telemetry.traces import Traces
 from tests.support.pipelines import RecordedBatch, new_pipeline, responses
 
 OK, OVER_LIMIT = 1, 2
@@ -312,19 +310,9 @@ async def test_batch_on_a_synchronous_store_ends_without_suspending() -> None:
     pipeline = new_pipeline(RlsCodec(limiter), harness.metrics, harness.throttle_queue)
     batch = RecordedBatch([USER, message("slow"), message("slow"), message("free"), b"\xff", message("local", "user")])
 
-    assert pipeline.never_suspends
     with pytest.raises(StopIteration):
         pipeline.run(batch).send(None)
     assert len(batch.responses) == len(batch.messages)
-
-
-@pytest.mark.parametrize("traces", [None, Traces(TracerProvider())])
-async def test_batch_that_may_suspend_or_has_spans_needs_a_task(traces: Traces | None) -> None:
-    harness = Harness()
-    store = harness.store if traces is None else harness.store.near
-    limiter = RateLimiter(harness.rules, store, harness.metrics, Policy())
-
-    assert not new_pipeline(RlsCodec(limiter), traces=traces).never_suspends
 
 
 async def test_call_without_limits_does_not_wait_for_the_store() -> None:
