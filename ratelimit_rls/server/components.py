@@ -214,7 +214,7 @@ def _build_database_services(settings: Settings, metrics: Metrics, stores: Store
 def _build_administration(
     settings: Settings, database_services: DatabaseServices, stores: Stores
 ) -> ResetAdministration:
-    from ratelimit_rls.server.administration import new_reset_administration
+    from ratelimit_rls.server.reset_administration import new_reset_administration
 
     return new_reset_administration(settings, database_services, stores)
 

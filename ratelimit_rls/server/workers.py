@@ -1,4 +1,4 @@
-"""Several worker processes that share their ports: a supervisor that serves nothing, and workers that are whole servers.
+"""Worker processes that share their ports: a supervisor that serves nothing, and workers that are whole servers.
 
 Each worker is spawned, never forked: gRPC's threads do not survive a fork. The kernel distributes connections over the
 workers (SO_REUSEPORT), so all workers are used only if there are at least as many connections.
