@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 
 class PooledConnection:
-    """A pooled connection, in use. `commit` and `end` must not be cancelled (uncancellable.py); both end in bounded time."""
+    """A pooled connection, in use. `commit` and `end` take bounded time, and are not cancelled (uncancellable.py)."""
 
     def __init__(self, connection: AsyncConnection, display_name: str, write_lock: PriorityLock | None) -> None:
         """`write_lock` is released at the end, when the transaction is over for the database, too."""
