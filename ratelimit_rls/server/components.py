@@ -359,7 +359,7 @@ def _report_write_health(database_services: DatabaseServices, health: Health) ->
 
     The error itself is only in the log and in /sources, since health is public.
     """
-    health.set(DATABASE, True, "" if database_services.database.write_health.work else "writes fail")
+    health.set(DATABASE, True, "" if database_services.database.write_health.writes_succeed else "writes fail")
 
 
 def _response_options(settings: Settings) -> ResponseOptions:
