@@ -1,6 +1,7 @@
 """Composition root: constructs every component of a process from its settings and passes it to its users.
 
-This is the only place that constructs components, so it shows all dependencies between them.
+It delegates the store, the database, the rules source, identity and the admin API to the modules of those names beside
+it. Components are constructed nowhere else, so `build` shows the dependencies between them.
 """
 
 from __future__ import annotations
