@@ -81,7 +81,7 @@ class Connection:
         self._stream_id = 1
         self._may_send_bytes = wire.DEFAULT_WINDOW_BYTES
         self._received_bytes = 0
-        self._most_streams = 100
+        self._max_streams = 100
         self._settled = False
         self._passes = target.method.passes
         self._first_head = self._head = b""  # HTTP requests have their own
@@ -97,8 +97,8 @@ class Connection:
         """Make two calls, one after the other, so that all later calls are like the second."""
         while not self._settled:
             self.receive()
-        if self._most_streams < in_flight:
-            raise LoadError(f"the server takes {self._most_streams} calls on a connection, fewer than {in_flight}")
+        if self._max_streams < in_flight:
+            raise LoadError(f"the server takes {self._max_streams} calls on a connection, fewer than {in_flight}")
         head, self._head = self._head, self._first_head
         for _ in range(2):
             self.ask(1, calls)
@@ -231,7 +231,7 @@ class Connection:
 
     def _settings(self, payload: bytes) -> None:
         values = dict(struct.iter_unpack(">HI", payload))
-        self._most_streams = values.get(wire.SETTINGS_MAX_CONCURRENT_STREAMS, 2**31)
+        self._max_streams = values.get(wire.SETTINGS_MAX_CONCURRENT_STREAMS, 2**31)
         if values.get(wire.SETTINGS_HEADER_TABLE_SIZE, 4096) < 512:
             raise LoadError("the server keeps no header table, which the prepared header block needs")
         if values.get(wire.SETTINGS_INITIAL_WINDOW_SIZE, wire.DEFAULT_WINDOW_BYTES) < MAX_REQUEST_BYTES:

@@ -46,7 +46,7 @@ class Fleet:
 
     def __init__(self, directory: Path, max_keys: int, peer: Path | None) -> None:
         self._directory = directory
-        self._most_keys = max_keys
+        self._max_keys = max_keys
         self._peer = peer
         self._certificate = certificate.make(directory)
         self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
@@ -77,7 +77,7 @@ class Fleet:
         return self._redis[scenario.masters]
 
     def keys(self, scenario: Scenario) -> int:
-        return min(scenario.keys, self._most_keys)
+        return min(scenario.keys, self._max_keys)
 
     def running(self, scenario: Scenario) -> Running:
         """Return the server of a scenario. Each deployment has its own processes, so that no state is shared."""

@@ -59,7 +59,7 @@ class TimedConnection(Connection):
     @property
     def has_room(self) -> bool:
         """True if a call can be sent now and the server accepts it."""
-        return not self.blocked and self.in_flight < self._most_streams and self._may_send_bytes >= MAX_REQUEST_BYTES
+        return not self.blocked and self.in_flight < self._max_streams and self._may_send_bytes >= MAX_REQUEST_BYTES
 
     def ask(self, count: int, calls: Iterator[bytes], due: float | None = None) -> int:
         """Send calls that are due at the same time; by default now."""

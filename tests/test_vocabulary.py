@@ -30,7 +30,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "lua"
 
 RETIRED = re.compile(r"\b(doors?|whoever|nobody|somebody|everybody|of late|be it)\b", re.IGNORECASE)
 RIDDLES = re.compile(r"(What|Of|How|Whether|Whoever|Who|Likewise|In place of)\b")
-RETIRED_NAMES = re.compile(r"\b_?(MOST|LONGEST|LARGEST|SHORTEST|SMALLEST|LEAST)_[A-Z0-9_]+\b")
+RETIRED_NAMES = re.compile(r"\b_?(MOST|LONGEST|LARGEST|SHORTEST|SMALLEST|LEAST)_[A-Z0-9_]+\b|\b_most_[a-z0-9_]+\b")
 REFUSED = re.compile(r"refus(?:e|ed|es|ing|als?)", re.IGNORECASE)
 ALLOWED_REFUSED = re.compile(
     r"(on_invalid|on_missing)(: |`: )refuse|or refuse: 401|refused?[-_]streams?|connections? (are )?refused"
@@ -239,6 +239,13 @@ def test_words_of_an_identifier() -> None:
 def test_bounds_are_named_max_and_min() -> None:
     files = [path for folder in ("ratelimit_rls", "tests", "bench", "tools") for path in (ROOT / folder).rglob("*.py")]
     assert [name_of(path) for path in files if path != Path(__file__) and RETIRED_NAMES.search(path.read_text())] == []
+
+
+def test_class_names_have_one_meaning() -> None:
+    """Schemas of the admin API have the names of what they show."""
+    _, classes = docstrings_and_classes()
+    elsewhere = {name: [path for path in paths if "/schemas/" not in path] for name, paths in classes.items()}
+    assert {name: paths for name, paths in elsewhere.items() if len(paths) > 1} == {}
 
 
 def test_openapi_components_are_plain_nouns() -> None:

@@ -10,7 +10,7 @@ import click
 from ratelimit_rls.cli.formatting import escape_unprintable
 from ratelimit_rls.core.model import Descriptor, Entry
 
-_ENTRY_HELP = "One key=value entry of a further descriptor, whose value may contain commas; repeat it for each entry."
+_ENTRY_HELP = "An entry of one more descriptor; all --entry together form it. The value may contain commas."
 
 
 def descriptor_options(command: Callable[..., Any]) -> Callable[..., Any]:

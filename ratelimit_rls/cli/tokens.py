@@ -31,9 +31,12 @@ Examples:
   $ ratelimit-rls tokens create --role write --name ci --expires 30d"""
 
 
-@click.group()
+@click.group(short_help="Create, list and revoke admin tokens.")
 def tokens() -> None:
-    """Create, list and revoke admin tokens."""
+    """Create, list and revoke admin tokens.
+
+    The changes are written to the database. A revocation takes effect at once.
+    """
 
 
 @tokens.command(epilog=_CREATE_EXAMPLES)

@@ -59,7 +59,9 @@ class Group(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tally:
+class GroupMemory:
+    """Keys of one group, and the memory of those that were measured."""
+
     keys: int = 0
     measured_keys: int = 0
     measured_bytes: int = 0
@@ -96,7 +98,7 @@ class MemoryScan:
     """Result of a scan, which is valid at any time: what is unknown is extrapolated from what was seen."""
 
     nodes: list[NodeScan] = field(default_factory=list)
-    groups: dict[Group, Tally] = field(default_factory=dict)
+    groups: dict[Group, GroupMemory] = field(default_factory=dict)
     measure_error: str = ""  # why the memory of keys is unknown
 
     @property
@@ -118,8 +120,8 @@ class MemoryScan:
     def rows(self) -> list[tuple[Group, int, int | None]]:
         """Return the groups with their estimated keys and bytes, the largest first."""
         rows = [
-            (group, round(tally.keys * self.factor), _scaled(tally.bytes_each, tally.keys * self.factor))
-            for group, tally in self.groups.items()
+            (group, round(memory.keys * self.factor), _scaled(memory.bytes_each, memory.keys * self.factor))
+            for group, memory in self.groups.items()
         ]
         return sorted(rows, key=lambda row: (-(row[2] or 0), -row[1], row[0]))
 
@@ -240,26 +242,26 @@ async def _scan_some(scan: MemoryScan, node: NodeScan, grouping: Grouping, count
     cursor, keys = reply
     measured = []
     for key in keys:
-        tally = scan.groups.setdefault(grouping.group(key), Tally())
-        tally.keys += 1
-        if tally.keys <= MIN_MEASURED or random.random() < MEASURED_SHARE:
-            measured.append((key, tally))
+        memory = scan.groups.setdefault(grouping.group(key), GroupMemory())
+        memory.keys += 1
+        if memory.keys <= MIN_MEASURED or random.random() < MEASURED_SHARE:
+            measured.append((key, memory))
     node.scanned_keys += len(keys)
     node.cursor = None if cursor == b"0" else cursor
     await _measure(scan, node, measured)
 
 
-async def _measure(scan: MemoryScan, node: NodeScan, keys: Sequence[tuple[bytes, Tally]]) -> None:
+async def _measure(scan: MemoryScan, node: NodeScan, keys: Sequence[tuple[bytes, GroupMemory]]) -> None:
     """Add the memory of these keys to their groups, unless the server does not permit it."""
     from ratelimit_rls.store.redis.resp import command
 
     if scan.measure_error or not keys:
         return
     requests = [command(b"MEMORY", b"USAGE", key) for key, _ in keys]
-    for (_, tally), reply in zip(keys, await node.node.connection.query(requests, timeout_s=5.0), strict=True):
+    for (_, memory), reply in zip(keys, await node.node.connection.query(requests, timeout_s=5.0), strict=True):
         if isinstance(reply, int):
-            tally.measured_keys += 1
-            tally.measured_bytes += reply
+            memory.measured_keys += 1
+            memory.measured_bytes += reply
         elif reply is not None:  # None: the key has expired meanwhile
             scan.measure_error = str(reply)
             return

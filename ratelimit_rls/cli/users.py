@@ -35,7 +35,7 @@ Examples:
 
 @click.group(short_help="Import, export and list users in bulk.")
 def users() -> None:
-    """Import, export and list users in bulk: an import may have hundreds of thousands.
+    """Import, export and list users in bulk: an import may have hundreds of thousands of users.
 
     The changes are written to the database and take effect on all servers within a second, or within
     RLS_DATABASE_POLL (30s) if a notification is lost.

@@ -27,9 +27,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ratelimit_rls.database import migrations
-from ratelimit_rls.database.connection_lease import END_TIMEOUT_S, ConnectionLease
 from ratelimit_rls.database.database_url import parse_database_url
 from ratelimit_rls.database.driver_errors import connect_error, translate_error
+from ratelimit_rls.database.pooled_connection import END_TIMEOUT_S, PooledConnection
 from ratelimit_rls.database.priority_lock import PriorityLock
 from ratelimit_rls.database.sqlite_connection import InterruptibleConnection
 from ratelimit_rls.database.uncancellable import run_to_completion
@@ -91,7 +91,7 @@ class Database:
         # SQLite has one writer at a time, and others only retry now and then: writers of this process queue instead.
         self._write_lock = PriorityLock() if self.dialect == "sqlite" else None
         self._write_health = WriteHealth()
-        self._ending: set[asyncio.Task[None]] = set()  # ends of leases whose callers were cancelled while opening
+        self._ending: set[asyncio.Task[None]] = set()  # ends of connections whose callers were cancelled while opening
         self._drivers: weakref.WeakSet[asyncpg.Connection[Any]] = weakref.WeakSet()
         self._file: FileId | None = None  # SQLite file that all connections use; None: not used yet
         self._was_current = False
@@ -159,19 +159,19 @@ class Database:
         """Run a transaction and translate errors of the database. The caller's own exceptions pass unchanged.
 
         A cancellation reaches the driver only within the caller's block. Everything before and after runs in separate
-        tasks that are never cancelled and end in bounded time: `_open`, COMMIT, and `ConnectionLease.end`.
+        tasks that are never cancelled and end in bounded time: `_open`, COMMIT, and `PooledConnection.end`.
         """
-        lease: ConnectionLease | None = None
+        pooled: PooledConnection | None = None
         try:
             try:
                 async with asyncio.timeout(timeout_s) as patience:
-                    lease = await self._lease(timeout_s, options, background=background)
-                    yield lease.connection
+                    pooled = await self._acquire(timeout_s, options, background=background)
+                    yield pooled.connection
                 if _LOCK_TIMEOUT_OPTION in options:
-                    await run_to_completion(lease.commit())
+                    await run_to_completion(pooled.commit())
             finally:
-                if lease is not None:
-                    await run_to_completion(lease.end())
+                if pooled is not None:
+                    await run_to_completion(pooled.end())
         except TimeoutError as error:
             if not patience.expired():
                 raise
@@ -179,7 +179,7 @@ class Database:
         except SQLAlchemyError as error:
             raise translate_error(error, self.display_name) from None
 
-    async def _lease(self, timeout_s: float, options: dict[str, Any], *, background: bool) -> ConnectionLease:
+    async def _acquire(self, timeout_s: float, options: dict[str, Any], *, background: bool) -> PooledConnection:
         """Open a connection with a transaction. If the caller is cancelled, it is returned once it is open."""
         turn = self._write_lock if _LOCK_TIMEOUT_OPTION in options else None
         if turn is not None:
@@ -193,27 +193,27 @@ class Database:
 
     async def _open(
         self, timeout_s: float, options: dict[str, Any], write_lock: PriorityLock | None
-    ) -> ConnectionLease:
-        lease = ConnectionLease(self._engine.connect(), self.display_name, write_lock)
+    ) -> PooledConnection:
+        pooled = PooledConnection(self._engine.connect(), self.display_name, write_lock)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 if self.dialect == "sqlite":
                     await self._require_file()
-                await lease.connection.start()
-                lease.driver = (await lease.connection.get_raw_connection()).driver_connection
+                await pooled.connection.start()
+                pooled.driver = (await pooled.connection.get_raw_connection()).driver_connection
                 if options:
-                    await lease.connection.execution_options(**options)
-                await lease.connection.begin()
+                    await pooled.connection.execution_options(**options)
+                await pooled.connection.begin()
                 if self.dialect == "postgresql":  # the server stops even if its response never arrives
                     limit = f"SET LOCAL statement_timeout = {int(timeout_s * 1000)}"
-                    await lease.connection.execute(text(limit))
+                    await pooled.connection.execute(text(limit))
         except TimeoutError as error:
-            await lease.end()
+            await pooled.end()
             raise DatabaseUnavailable(f"{self.display_name} did not answer within {OPEN_TIMEOUT_S:g} s") from error
         except BaseException:
-            await lease.end()
+            await pooled.end()
             raise
-        return lease
+        return pooled
 
     async def _require_file(self) -> None:
         try:
@@ -417,12 +417,12 @@ class Database:
                 fresh.unlink()
 
 
-async def _end_when_open(opening: asyncio.Task[ConnectionLease]) -> None:
+async def _end_when_open(opening: asyncio.Task[PooledConnection]) -> None:
     try:
-        lease = await opening
+        pooled = await opening
     except Exception:
         return  # it failed to open and has ended; the caller is gone
-    await lease.end()
+    await pooled.end()
 
 
 def _has_versions(connection: Connection) -> bool:

@@ -25,7 +25,7 @@ class WriteHealth:
         """Error of the last write; "" if it succeeded."""
 
     @property
-    def work(self) -> bool:
+    def writes_succeed(self) -> bool:
         return not self.error
 
     @property

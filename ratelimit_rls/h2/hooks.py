@@ -20,7 +20,7 @@ class Hooks:
     """Default hooks: nothing is reported, every streaming call is rejected, and no input is deferred."""
 
     def on_output(self) -> None:
-        """Handle that there is something to send. Called once until `data_to_send` is called."""
+        """Handle that there is something to send. Called at most once between two calls of `data_to_send`."""
 
     def on_calls_queued(self) -> None:
         """Handle that calls were appended to the queues of their methods. Called at least once after they were."""

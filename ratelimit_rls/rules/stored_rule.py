@@ -7,7 +7,8 @@ from enum import Enum
 
 
 class CounterScope(Enum):
-    """CounterScope of the counters of a targeted rule: the kind of the innermost entry of its descriptor."""
+    """Whose requests share a counter of a targeted rule: everyone's, or those of one tenant, user, API key, address or
+    endpoint."""
 
     GLOBAL = "global"
     TENANT = "tenant"

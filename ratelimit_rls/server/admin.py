@@ -80,7 +80,7 @@ def _sources(settings: Settings, database_services: DatabaseServices, rules: Act
         loaded_from=state.origin,
         changed_s=state.last_change_s,
         last_error=state.last_error or None,
-        writable=database_services.database.write_health.work,
+        writable=database_services.database.write_health.writes_succeed,
         write_error=database_services.database.write_health.error or None,
     )
     return rules_state, database_state

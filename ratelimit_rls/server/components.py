@@ -1,6 +1,7 @@
 """Composition root: constructs every component of a process from its settings and passes it to its users.
 
-This is the only place that constructs components, so it shows all dependencies between them.
+It delegates the store, the database, the rules source, identity and the admin API to the modules of those names beside
+it. Components are constructed nowhere else, so `build` shows the dependencies between them.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def _build_database_services(settings: Settings, metrics: Metrics, stores: Store
 def _build_administration(
     settings: Settings, database_services: DatabaseServices, stores: Stores
 ) -> ResetAdministration:
-    from ratelimit_rls.server.administration import new_reset_administration
+    from ratelimit_rls.server.reset_administration import new_reset_administration
 
     return new_reset_administration(settings, database_services, stores)
 
@@ -359,7 +360,7 @@ def _report_write_health(database_services: DatabaseServices, health: Health) ->
 
     The error itself is only in the log and in /sources, since health is public.
     """
-    health.set(DATABASE, True, "" if database_services.database.write_health.work else "writes fail")
+    health.set(DATABASE, True, "" if database_services.database.write_health.writes_succeed else "writes fail")
 
 
 def _response_options(settings: Settings) -> ResponseOptions:

@@ -108,7 +108,7 @@ class DatabaseServices:
 
     def measured(self) -> Iterator[tuple[Series, float]]:
         yield Series(DATABASE_AVAILABLE.name, ()), int(self.follower.state.is_connected)
-        yield Series(DATABASE_WRITABLE.name, ()), int(self.database.write_health.work)
+        yield Series(DATABASE_WRITABLE.name, ()), int(self.database.write_health.writes_succeed)
         yield Series(FEED_SEQUENCE.name, ()), self.directory.sequence
         for kind, size in self.directory.sizes._asdict().items():
             yield Series(ACCOUNTS.name, (kind,)), size

@@ -1,7 +1,9 @@
-"""Construction of the store of a process: the counters, and in front of them leases and the denial cache.
+"""Construction of the store of a process: the counters, and the layers in front of them.
 
-limiter ─► leases ─► denial cache ─► Redis        with REDIS_URL
-limiter ─► embedded store                         without
+limiter ─► leases ─► denial cache ─► instrumented ─► Redis    with REDIS_URL
+limiter ─► instrumented ─► embedded store                     without
+
+The instrumented store measures calls of the store below it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Multiple worker processes on one port: a supervisor that serves nothing itself, and workers that are whole servers.
+"""Worker processes that share their ports: a supervisor that serves nothing, and workers that are whole servers.
 
 Each worker is spawned, never forked: gRPC's threads do not survive a fork. The kernel distributes connections over the
 workers (SO_REUSEPORT), so all workers are used only if there are at least as many connections.
@@ -51,7 +51,7 @@ def supervise(settings: Settings) -> int:
 
 
 def _reserve_ports(settings: Settings) -> tuple[Settings, list[socket.socket]]:
-    """Bind every port in the supervisor first, without listening.
+    """Bind every TCP port in the supervisor first, without listening.
 
     A port in use is thus one error instead of one per worker, and port 0 selects the same port for all workers.
     """
@@ -64,6 +64,8 @@ def _reserve_ports(settings: Settings) -> tuple[Settings, list[socket.socket]]:
     ]
     if settings.stats_sink == "prometheus":
         ports.append((*settings.prometheus_listen, "prometheus_addr"))
+    if settings.rls_database_url.get_secret_value():
+        ports.append((settings.rls_admin_host, settings.rls_admin_port, "rls_admin_port"))
     for host, port, field in ports:
         reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         sockets.append(reserved)

@@ -31,18 +31,32 @@ class DatabaseSettings(BaseModel):
     )
     rls_audit_refusals_per_minute: Count = Field(
         1000,
-        description="Maximum denials recorded per minute and process, long ones counting more; the others are only "
-        "counted. 0: no bound.",
+        description="Maximum denials recorded per minute and process; one with 160 bytes of text or more counts as "
+        "several. Others are only counted. 0: no bound.",
     )
     rls_usage_lines: Count = Field(
         10_000, gt=0, description="Maximum distinct callers, rules and endpoints in the usage per minute and process."
     )
     rls_region: str = Field("", description="Region of this process, stored with recorded decisions.")
-    rls_audit_retention: Duration = Field(90 * DAY, description="How long to keep recorded decisions.")
-    rls_usage_retention: Duration = Field(30 * DAY, description="How long to keep usage per minute.")
-    rls_usage_total_retention: Duration = Field(365 * DAY, description="How long to keep usage per hour and day.")
+    rls_audit_retention: Duration = Field(
+        90 * DAY,
+        description="Age at which RLS_ARCHIVE, or `db retain`, archives and drops recorded decisions; otherwise they "
+        "are kept.",
+    )
+    rls_usage_retention: Duration = Field(
+        30 * DAY,
+        description="Age at which RLS_ARCHIVE, or `db retain`, archives and drops usage per minute; otherwise it is "
+        "kept.",
+    )
+    rls_usage_total_retention: Duration = Field(
+        365 * DAY,
+        description="Age at which RLS_ARCHIVE, or `db retain`, archives and drops usage per hour and day; otherwise it "
+        "is kept.",
+    )
     rls_archive: str = Field(
-        "", description="Directory or fsspec URL to archive old usage to, as Parquet; empty: no archive."
+        "",
+        description="Directory or fsspec URL to archive old decisions and usage to, as Parquet; empty: nothing is "
+        "archived or dropped.",
     )
 
 
@@ -66,4 +80,3 @@ class AdminSettings(BaseModel):
     rls_admin_token: SecretStr = Field(
         SecretStr(""), description="Bootstrap token with the role admin, besides those in the database."
     )
-    rls_limiter_domain: str = Field("", description="Default domain of calls to the gRPC RateLimiter.")

@@ -46,7 +46,9 @@ class RulesSettings(BaseModel):
     runtime_appdirectory: str = Field("config", description="Directory of the rules files, below RUNTIME_SUBDIRECTORY.")
     runtime_ignoredotfiles: Bool = Field(False, description="Skip files and directories whose name starts with a dot.")
     runtime_watch_root: Bool = Field(
-        True, description="Also load sibling files whose name starts with RUNTIME_APPDIRECTORY and a dot."
+        True,
+        description="Also load files beside the directory RUNTIME_APPDIRECTORY whose names start with its name and a "
+        "dot.",
     )
     config_type: str = Field("FILE", description="Source of the rules: FILE, or GRPC_XDS_SOTW (one stream per worker).")
     merge_domain_config: Bool = Field(False, description="Merge files that define the same domain.")
@@ -80,9 +82,7 @@ class GrpcSettings(BaseModel):
     grpc_max_connection_age_grace: Duration = Field(
         timedelta(hours=1), description="Close the connection this long after asking to reconnect."
     )
-    rls_workers: Positive = Field(
-        1, description="Number of processes that share the gRPC port; more than one needs Redis."
-    )
+    rls_workers: Positive = Field(1, description="Number of processes that share the ports; more than one needs Redis.")
     rls_max_concurrent_streams: Positive = Field(1024, description="Maximum calls in flight per connection.")
     rls_grpc_max_connections: Count = Field(4096, description="Maximum connections to the gRPC port; 0: no bound.")
     rls_grpc_max_connections_per_peer: Count = Field(
@@ -90,8 +90,8 @@ class GrpcSettings(BaseModel):
     )
     rls_grpc_max_streams: Positive = Field(
         65_536,
-        description="Maximum open calls of a process; above it, calls that wait for their client are reset, then the "
-        "limit of each connection is lowered.",
+        description="Maximum open calls of a process. Above it, calls whose client has not sent or read everything are "
+        "reset; then connections may open fewer.",
     )
     rls_grpc_max_unfinished_bytes: Positive = Field(
         32 << 20,
@@ -100,7 +100,8 @@ class GrpcSettings(BaseModel):
     rls_grpc_message_timeout: Duration = Field(
         timedelta(seconds=15),
         gt=timedelta(),
-        description="Reset calls with an incomplete message or unread response after 1 to 2 times this.",
+        description="Reset a call whose message stays incomplete, or whose response stays unread, for this long (at "
+        "most twice as long).",
     )
     rls_grpc_keepalive_time: Duration = Field(
         timedelta(minutes=5), description="Send a PING to a client that was idle for this long; 0s: never."
@@ -120,6 +121,7 @@ class GrpcSettings(BaseModel):
     rls_ext_authz_domain: str = Field(
         "", description="Default domain of ext_authz checks; empty: the only one with `ext_authz`."
     )
+    rls_limiter_domain: str = Field("", description="Default domain of calls to the gRPC service RateLimiter.")
     rls_drain_delay: Duration = Field(
         timedelta(seconds=5), description="After SIGTERM, keep serving this long while health is NOT_SERVING."
     )
@@ -138,8 +140,8 @@ class HttpSettings(BaseModel):
     debug_port: Port = Field(6070, description="Port of /rlconfig and /stats; 0 takes a free one.")
     rls_http_json: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Serve /json; auto: unless gRPC requires client certificates and the HTTP port requires neither a "
-        "token nor a certificate and is not a Unix socket.",
+        description="Serve /json. auto: on, unless gRPC requires client certificates and the HTTP port is TCP without "
+        "a required token or certificate.",
     )
     rls_http_allowed_hosts: TextList = Field(
         (),

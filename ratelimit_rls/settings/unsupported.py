@@ -20,9 +20,11 @@ def _check_transport(value: object) -> object:
 
 
 class CalendarSettings(BaseModel):
-    """Calendar (not supported)"""
+    """Calendar for all rules (not supported: use `calendar: true` in a limit)"""
 
-    use_calendar_month_rate_limit: Bool = Field(False, description="Use calendar months instead of 30 days.")
+    use_calendar_month_rate_limit: Bool = Field(
+        False, description="Use calendar months instead of 30 days, in all rules."
+    )
 
 
 class NoEffectSettings(BaseModel):

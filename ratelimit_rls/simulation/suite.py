@@ -20,8 +20,8 @@ from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.source_document import SourceDocument, load
 from ratelimit_rls.rules.sources.files import RulesFiles
 from ratelimit_rls.simulation.case import Case, CaseStep, Suite
+from ratelimit_rls.simulation.case_step import CaseContext, read_step
 from ratelimit_rls.simulation.clock import DEFAULT_START_US, parse_timestamp
-from ratelimit_rls.simulation.step import CaseContext, read_step
 from ratelimit_rls.yaml.findings import Findings
 from ratelimit_rls.yaml.nodes import YamlList, YamlScalar, excerpt
 from ratelimit_rls.yaml.strict_mapping import StrictMapping

@@ -132,8 +132,8 @@ class UsageRecorder:
         """`sample` is the fraction of admissions that are recorded; at most `max_waiting` decisions wait to be written.
         Of more denials than `denials_per_minute`, a sample is recorded (row_budget.py); 0 means all of them."""
         self._sample = sample
-        self._most_waiting = max_waiting
-        self._most_lines = max_lines
+        self._max_waiting = max_waiting
+        self._max_lines = max_lines
         self._clock = clock
         self._draw = draw
         self._ahead = self._gap()  # calls before the next sample
@@ -271,7 +271,7 @@ class UsageRecorder:
     def _codes_at(self, key: UsageKey, usage_entry: UsageEntry) -> dict[int, int]:
         counts = self._cells.get(key)
         if counts is None and key not in self._seen:
-            if len(self._seen) >= self._most_lines or self.lines >= 2 * self._most_lines:
+            if len(self._seen) >= self._max_lines or self.lines >= 2 * self._max_lines:
                 key = self._shared_key(key, usage_entry)
                 counts = self._cells.get(key)
             else:
@@ -282,7 +282,7 @@ class UsageRecorder:
 
     def _shared_key(self, key: UsageKey, usage_entry: UsageEntry) -> UsageKey:
         """Return a shared key, by domain and rule, which the rules bound, unless usage is no longer taken."""
-        if self.lines >= 3 * self._most_lines:
+        if self.lines >= 3 * self._max_lines:
             return ALL_OTHERS
         return UsageKey(key.domain if usage_entry._is_known else OTHER, key.rule, OTHER, OTHER)
 
@@ -330,7 +330,7 @@ class UsageRecorder:
 
     def _has_room(self) -> bool:
         """Return True if a record fits. The newest is dropped: the earlier ones show how it began."""
-        if len(self._waiting) < self._most_waiting:
+        if len(self._waiting) < self._max_waiting:
             return True
         self.dropped += 1
         return False
@@ -347,7 +347,7 @@ class UsageRecorder:
     def put_back(self, decisions: Sequence[DecisionRecord]) -> None:
         """Return decisions that were taken last and could not be written."""
         self._waiting.extendleft(reversed(decisions))
-        while len(self._waiting) > self._most_waiting:
+        while len(self._waiting) > self._max_waiting:
             self._waiting.pop()
             self.dropped += 1
 

@@ -90,7 +90,7 @@ def read_fast(text: str, lines_above: int, max_nodes: int) -> YamlNode | None:
 
 class _LineReader:
     def __init__(self, max_nodes: int, *, find_repeats: bool) -> None:
-        self._most_nodes = max_nodes
+        self._max_nodes = max_nodes
         self._find_repeats = find_repeats
         self._shapes: dict[tuple[str, str], ItemShape | None] = {}  # by the text around the value; None: not repeatable
         self.nodes = 0
@@ -128,7 +128,7 @@ class _LineReader:
         elif (before, after) in self._shapes or len(self._shapes) >= MAX_SHAPES:
             return False
         else:
-            node, nodes = _read_item(item[0], number, self._most_nodes - self.nodes)
+            node, nodes = _read_item(item[0], number, self._max_nodes - self.nodes)
             self._shapes[before, after] = ItemShape.of(item, number, node, nodes, _read_repeated)
         self._continue(number, len(indent) + 1, is_list=True)
         self._blocks[-1].children.append(node)
@@ -217,7 +217,7 @@ class _LineReader:
         return YamlScalar(line, column, quoted[1:-1], ScalarKind.STRING, quoted[1:-1])
 
     def _check_size(self) -> None:
-        if self.nodes > self._most_nodes:
+        if self.nodes > self._max_nodes:
             raise _Unsupported
 
     def _flow(self, line: int, text: str, start: int, depth: int) -> tuple[YamlNode, int]:

@@ -28,7 +28,7 @@ from ratelimit_rls.errors import (
     TooManyRequests,
     Unauthenticated,
 )
-from ratelimit_rls.transport.http.one_line import one_line
+from ratelimit_rls.transport.http.header_value import header_value
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -94,7 +94,7 @@ def problem_response(api_error: ApiError, request_id: str = "") -> Response:
 
 async def _handle_known(request: Request, error: Exception) -> Response:
     if isinstance(error, DatabaseError) and not isinstance(error, DatabaseUnavailable):
-        log.error("database_unusable", method=request.method, error=one_line(str(error)))
+        log.error("database_unusable", method=request.method, error=header_value(str(error)))
     return _respond(request, to_api_error(error))
 
 
@@ -113,7 +113,7 @@ async def _handle_http(request: Request, error: Exception) -> Response:
 
 async def _handle_unexpected(request: Request, error: Exception) -> Response:
     """Handle a bug. Its details go to the log only."""
-    log.error("admin_request_failed", method=request.method, error=one_line(repr(error)))
+    log.error("admin_request_failed", method=request.method, error=header_value(repr(error)))
     return _respond(request, ApiError(500, "internal", "internal error; see the log of the service"))
 
 

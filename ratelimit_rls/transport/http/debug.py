@@ -15,7 +15,7 @@ from ratelimit_rls.core.model import Algorithm, Limit, Rule
 from ratelimit_rls.rules.active_rules import ActiveRules
 from ratelimit_rls.telemetry.hot_keys import HotReport, as_json
 from ratelimit_rls.telemetry.masking import Mask
-from ratelimit_rls.transport.http.one_line import one_line
+from ratelimit_rls.transport.http.header_value import header_value
 from ratelimit_rls.transport.http.prometheus_endpoint import Scrape, metrics_page
 
 _LISTING = """\
@@ -102,7 +102,7 @@ def _rules_headers(rules: ActiveRules) -> dict[str, str]:
         headers["X-Ratelimit-Rules-Version"] = str(rules.current.version)
         headers["X-Ratelimit-Rules-Digest"] = rules.current.digest
     if rules.last_error is not None:
-        headers["X-Ratelimit-Rules-Last-Error"] = one_line(str(rules.last_error))
+        headers["X-Ratelimit-Rules-Last-Error"] = header_value(str(rules.last_error))
     return headers
 
 

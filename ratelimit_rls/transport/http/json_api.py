@@ -27,8 +27,8 @@ from ratelimit_rls.protos.messages import POOL, RateLimitRequest, RateLimitRespo
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
 from ratelimit_rls.transport.call_budget import BUDGET_SPENT, CallBudget
 from ratelimit_rls.transport.health import Health
+from ratelimit_rls.transport.http.header_value import header_value
 from ratelimit_rls.transport.http.json_bounds import check_json
-from ratelimit_rls.transport.http.one_line import one_line
 from ratelimit_rls.transport.peers import UNIX
 
 MAX_BODY_BYTES = 1 << 16
@@ -100,7 +100,7 @@ def json_app(
         if not health.serving:
             return PlainTextResponse(health.detail, 500)
         # The body of a healthy response is that of envoyproxy/ratelimit, so details go into a header.
-        details = {"X-Ratelimit-Detail": one_line(health.detail)} if health.detail else None
+        details = {"X-Ratelimit-Detail": header_value(health.detail)} if health.detail else None
         return PlainTextResponse("OK", headers=details)
 
     async def livez(_: Request) -> Response:
@@ -139,7 +139,7 @@ def _cause(error: Exception) -> str:
     text = str(error)
     if "; use sys.set_int_max_str_digits() to " in text:  # Python's hint is useless for a client
         return f"a number has more than {sys.get_int_max_str_digits()} digits"
-    return one_line(text[:MAX_ERROR_CHARACTERS])
+    return header_value(text[:MAX_ERROR_CHARACTERS])
 
 
 def _peer(request: Request) -> str:

@@ -56,6 +56,22 @@ def test_every_operation_has_a_one_line_summary() -> None:
     assert len(set(summaries)) == len(summaries)
 
 
+def test_every_schema_field_and_parameter_has_a_description() -> None:
+    document = documented_app().openapi()
+    schemas = document["components"]["schemas"]
+    fields = {
+        f"{name}.{field}": one
+        for name, schema in schemas.items()
+        for field, one in schema.get("properties", {}).items()
+    }
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    parameters = {
+        f"{one['operationId']}.{each['name']}": each for one in operations for each in one.get("parameters", ())
+    }
+    assert len(fields) > 100 < len(parameters)
+    assert [name for name, one in (schemas | fields | parameters).items() if not one.get("description")] == []
+
+
 def test_admin_api_page_is_current() -> None:
     path = Path(__file__).parents[3] / "docs" / "admin-api.md"
     assert path.read_text() == admin_api(NOTICE), "the code has changed; `make docs` writes the page anew"

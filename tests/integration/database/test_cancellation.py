@@ -18,8 +18,8 @@ from contextlib import closing
 import pytest
 from sqlalchemy import select, text
 
-from ratelimit_rls.database import connection_lease as lease_module
 from ratelimit_rls.database import database as database_module
+from ratelimit_rls.database import pooled_connection
 from ratelimit_rls.database.database import POOL_SIZE, Database
 from ratelimit_rls.database.tables import admin_audit_log, changes, user_quotas
 from ratelimit_rls.errors import DatabaseUnavailable
@@ -220,8 +220,8 @@ async def test_cancelled_waiter_does_not_affect_the_running_change(fresh: Accoun
 async def test_hanging_server_blocks_no_caller_and_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is paused before, within, and at the end of a transaction."""
     monkeypatch.setattr(database_module, "OPEN_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(lease_module, "END_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(lease_module, "COMMIT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pooled_connection, "END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pooled_connection, "COMMIT_TIMEOUT_S", 0.5)
     with PostgresServer() as server:
         url = server.url(server.new_database())
         await Database(url).upgrade()

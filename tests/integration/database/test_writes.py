@@ -53,22 +53,22 @@ def read_only(database: Database) -> Iterator[Database]:
 @pytest.mark.usefixtures("no_lock_wait")
 async def test_probe_detects_whether_writes_work_and_changes_nothing(database: Database) -> None:
     await probe_write(database)
-    assert database.write_health.work
+    assert database.write_health.writes_succeed
     result: list[str] = []
     with read_only(database) as unwritable:
         unwritable.write_health.on_change = lambda: result.append(unwritable.write_health.error)
         for _ in range(2):
             with pytest.raises(DatabaseUnavailable):
                 await probe_write(unwritable)
-        assert not unwritable.write_health.work
+        assert not unwritable.write_health.writes_succeed
         assert result == [unwritable.write_health.error]  # only once
         async with unwritable.reading() as connection:  # reads still succeed
             assert await connection.scalar(text("SELECT 1")) == 1
-        assert not unwritable.write_health.work
+        assert not unwritable.write_health.writes_succeed
         if unwritable is not database:
             await unwritable.close()
     await probe_write(database)
-    assert database.write_health.work
+    assert database.write_health.writes_succeed
     async with database.reading() as connection:
         assert await connection.scalar(select(func.count()).select_from(rollups_due)) == 0
 
@@ -77,17 +77,17 @@ async def test_error_of_a_caller_does_not_affect_write_health(database: Database
     with pytest.raises(KeyError):
         async with database.begin():
             raise KeyError
-    assert database.write_health.work
+    assert database.write_health.writes_succeed
 
 
 async def test_maintenance_probes_an_idle_database(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = maintenance.Maintenance(database, Settings())
     database.write_health.failed("the disk is full")
     await keeper._probe_writes()
-    assert not database.write_health.work  # it has just failed
+    assert not database.write_health.writes_succeed  # it has just failed
     monkeypatch.setattr(maintenance, "WRITE_PROBE_EVERY_S", 0.0)
     await keeper._probe_writes()
-    assert database.write_health.work
+    assert database.write_health.writes_succeed
 
 
 async def test_change_waits_for_at_most_one_background_write(db: AccountDb) -> None:

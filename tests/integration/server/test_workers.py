@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -71,6 +73,29 @@ def test_port_0_selects_one_port_for_all_workers(rules: Path, any_redis: RedisSe
         (address,) = set(re.findall(r"grpc=(\S+)", service.log()))
         assert {len(set(re.findall(rf"{port}=(\S+)", service.log()))) for port in ("http", "debug")} == {1}
         assert int(ask(address, REQUEST).overall_code) == Code.OK
+
+
+@pytest.mark.slow
+def test_port_0_selects_one_admin_port_for_all_workers(rules: Path, any_redis: RedisServer, tmp_path: Path) -> None:
+    database = {"RLS_DATABASE_URL": f"sqlite:///{tmp_path / 'records.db'}", "RLS_ADMIN_PORT": 0}
+    variables = {"RLS_RULES": rules, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2, **database}
+    with ServiceProcess(variables) as service:
+        service.wait_for_log("msg=serving", times=2)
+        (address,) = set(re.findall(r"admin=(\S+)", service.log()))
+        with urlopen(f"http://{address}/healthz", timeout=5) as response:
+            assert response.status == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["PORT", "DEBUG_PORT", "RLS_ADMIN_PORT"])
+def test_port_in_use_is_one_error(port: str, rules: Path, any_redis: RedisServer, tmp_path: Path) -> None:
+    database = {"RLS_DATABASE_URL": f"sqlite:///{tmp_path / 'records.db'}", "RLS_ADMIN_PORT": 0}
+    variables = {"GRPC_PORT": 0, "PORT": 0, "DEBUG_PORT": 0, "REDIS_URL": any_redis.address, "RLS_WORKERS": 2}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        own = {port: taken.getsockname()[1], "HOST": "127.0.0.1", "DEBUG_HOST": "127.0.0.1"}
+        with StartingService({"RLS_RULES": rules, **variables, **database, **own}) as service:
+            assert service.ended() == ExitCode.BAD
+            assert service.log().count("cannot listen on 127.0.0.1:") == 1
 
 
 @pytest.mark.slow

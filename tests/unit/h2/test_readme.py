@@ -21,7 +21,7 @@ def test_example_answers_the_call() -> None:
     call = frame(HEADERS, END_HEADERS, 1, block) + frame(DATA, END_STREAM, 1, prefixed(b"hello"))
     names: dict[str, bytes] = {"received": PREFACE + frames.settings({}) + call}
     exec(example, names)
-    headers, data, trailers = [one for one in split(names["written"]) if one.stream_id == 1]
+    headers, data, trailers = [one for one in split(names["to_send"]) if one.stream_id == 1]
     decoder = Decoder()
     assert (":status", "200") in list(decoder.decode(headers.payload))
     assert data.payload == prefixed(b"hello")

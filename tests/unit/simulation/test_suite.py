@@ -9,8 +9,8 @@ import pytest
 from ratelimit_rls.core.model import Code, Descriptor, Entry, WarningState
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.simulation.case import NEVER_US, Expected, Suite
+from ratelimit_rls.simulation.case_step import MAX_TIMES
 from ratelimit_rls.simulation.clock import DEFAULT_START_US
-from ratelimit_rls.simulation.step import MAX_TIMES
 from ratelimit_rls.simulation.suite import find_files, load_suites, read_suite
 
 RULES = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]\n"

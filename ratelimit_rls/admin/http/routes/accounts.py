@@ -22,12 +22,12 @@ from ratelimit_rls.admin.http.dependencies import (
 from ratelimit_rls.admin.http.pagination import PageItems, Pagination
 from ratelimit_rls.admin.http.schemas.fields import Name, QueryBool, TierName, UserId
 from ratelimit_rls.admin.http.schemas.requests import (
-    BlockUpdate,
+    BlockInput,
     OverrideCreate,
     TierCreate,
-    TierUpdate,
+    TierInput,
+    UserInput,
     UserTierUpdate,
-    UserUpdate,
     compile_limits,
 )
 from ratelimit_rls.admin.http.schemas.resources import NO_USE, Tier, TierPage, User, UserLimits, UserPage
@@ -72,7 +72,7 @@ async def get_tier(backend: Backend, conditional: Conditional, name: TierName) -
     responses={201: {"model": Tier, "description": "Created."}},
     dependencies=[WRITE],
 )
-async def put_tier(change: Put, name: TierName, body: TierUpdate) -> Response:
+async def put_tier(change: Put, name: TierName, body: TierInput) -> Response:
     tier = accounts.Tier(name, compile_limits(body.limits), body.description)
 
     async def work(unit: UnitOfWork) -> ChangeResult:
@@ -128,7 +128,7 @@ async def get_user(backend: Backend, conditional: Conditional, user_id: UserId) 
     responses={201: {"model": User, "description": "Created."}},
     dependencies=[WRITE],
 )
-async def put_user(change: Put, user_id: UserId, body: UserUpdate) -> Response:
+async def put_user(change: Put, user_id: UserId, body: UserInput) -> Response:
     user = accounts.User(user_id, body.tier, compile_limits(body.limits), org=body.org)
 
     async def work(unit: UnitOfWork) -> ChangeResult:
@@ -209,7 +209,7 @@ async def delete_user_override(change: ResourceChange, user_id: UserId) -> Respo
     response_model=User,
     dependencies=[WRITE],
 )
-async def put_user_block(backend: Backend, change: Put, user_id: UserId, body: BlockUpdate) -> Response:
+async def put_user_block(backend: Backend, change: Put, user_id: UserId, body: BlockInput) -> Response:
     """Denies all requests of the user, with whatever key. A user who is not known yet can be blocked, too."""
     now_s = backend.clock()
     ends_s = body.ends_s(now_s)

@@ -34,10 +34,10 @@ from ratelimit_rls.admin.http.schemas.resources import (
     NO_USE,
     AdminToken,
     AdminTokenPage,
+    AdminTokenWithSecret,
     ApiKey,
     ApiKeyPage,
-    NewAdminToken,
-    NewApiKey,
+    ApiKeyWithSecret,
 )
 from ratelimit_rls.database import administration
 from ratelimit_rls.database.repository import Reader, UnitOfWork
@@ -63,7 +63,7 @@ async def list_api_keys(
     "",
     summary="Create an API key; its secret is only in this response",
     status_code=201,
-    response_model=NewApiKey,
+    response_model=ApiKeyWithSecret,
     dependencies=[WRITE],
 )
 async def create_api_key(backend: Backend, change: Change, body: ApiKeyCreate) -> Response:
@@ -78,7 +78,7 @@ async def create_api_key(backend: Backend, change: Change, body: ApiKeyCreate) -
 
     async def work(unit: UnitOfWork) -> ChangeResult:
         created = await unit.add_key(key)
-        schema = NewApiKey.build(created, key=None if change.dry_run else text)
+        schema = ApiKeyWithSecret.build(created, key=None if change.dry_run else text)
         return ChangeResult(schema, 201, created.version, resource_path(keys, created.key_id), secret_of=created.key_id)
 
     return await change.run(work)
@@ -117,7 +117,7 @@ async def update_api_key(change: ResourceChange, key_id: PublicId, body: ApiKeyU
 
 @keys.delete("/{key_id}", summary="Revoke an API key permanently", response_model=ApiKey, dependencies=[WRITE])
 async def revoke_api_key(change: ResourceChange, key_id: PublicId) -> Response:
-    """All servers reject it within a second. It stays in the list."""
+    """All servers reject it within a second. It stays in the list, as revoked, and is in the response."""
 
     async def work(unit: UnitOfWork) -> ChangeResult:
         change.require((await unit.key(key_id)).version, f"key {key_id}")
@@ -138,7 +138,7 @@ async def list_tokens(backend: Backend, page: Pagination) -> PageItems[administr
     "",
     summary="Create a token; its secret is only in this response",
     status_code=201,
-    response_model=NewAdminToken,
+    response_model=AdminTokenWithSecret,
     dependencies=[ADMIN],
 )
 async def create_token(backend: Backend, change: Change, body: TokenCreate) -> Response:
@@ -146,7 +146,7 @@ async def create_token(backend: Backend, change: Change, body: TokenCreate) -> R
 
     async def work(unit: UnitOfWork) -> ChangeResult:
         created = await unit.add_token(token)
-        schema = NewAdminToken.build(created, None if change.dry_run else text)
+        schema = AdminTokenWithSecret.build(created, None if change.dry_run else text)
         return ChangeResult(schema, 201, created.version, secret_of=created.token_id)
 
     return await change.run(work)
@@ -154,7 +154,7 @@ async def create_token(backend: Backend, change: Change, body: TokenCreate) -> R
 
 @tokens.delete("/{token_id}", summary="Revoke a token permanently", response_model=AdminToken, dependencies=[ADMIN])
 async def revoke_token(change: ResourceChange, token_id: PublicId) -> Response:
-    """It is rejected at once. It stays in the list."""
+    """It is rejected at once. It stays in the list, as revoked, and is in the response."""
 
     async def work(unit: UnitOfWork) -> ChangeResult:
         change.require((await unit.token(token_id)).version, f"token {token_id}")

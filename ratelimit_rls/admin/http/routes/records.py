@@ -39,11 +39,13 @@ UserFilter = Annotated[Name | None, Query(description="Only this user.")]
 )
 async def get_usage(
     backend: Backend,
-    by: Annotated[Literal["user", "rule", "endpoint", "domain", "region"], Query()] = "user",
+    by: Annotated[
+        Literal["user", "rule", "endpoint", "domain", "region"], Query(description="What the requests are grouped by.")
+    ] = "user",
     since: Since = None,
     until: Until = None,
     domain: DomainFilter = None,
-    top: Annotated[int, Query(ge=1, le=MAX_TOP)] = 10,
+    top: Annotated[int, Query(ge=1, le=MAX_TOP, description="Maximum number of groups.")] = 10,
 ) -> dict[str, Any]:
     since_s, until_s = _time_range(backend, since, until)
     items = await queries.heaviest(backend.database, by, since_s, until_s, domain=domain, limit=top)
@@ -53,7 +55,7 @@ async def get_usage(
 @usage.get("/series", summary="Get requests over time", response_model=UsageSeries, dependencies=[READ])
 async def get_usage_series(
     backend: Backend,
-    granularity: Annotated[Literal["minute", "hour", "day"], Query()] = "hour",
+    granularity: Annotated[Literal["minute", "hour", "day"], Query(description="Length of an interval.")] = "hour",
     since: Since = None,
     until: Until = None,
     user: UserFilter = None,
@@ -79,8 +81,8 @@ async def list_decisions(
         Query(description="Only decisions of this kind; throttled: denied by a limit."),
     ] = None,
 ) -> PageItems[queries.RecordedDecision]:
-    """Contains all denials up to RLS_AUDIT_REFUSALS_PER_MINUTE of each process and a sample beyond that, and the share
-    of admitted requests that RLS_AUDIT_SAMPLE sets."""
+    """The history: `POST /decisions/check` decides. Contains all denials up to RLS_AUDIT_REFUSALS_PER_MINUTE of each
+    process and a sample beyond that, and the share of admitted requests that RLS_AUDIT_SAMPLE sets."""
     since_s, until_s = _time_range(backend, since, until)
     return await page.read(
         lambda before, limit: queries.decisions(

@@ -15,7 +15,6 @@ from ratelimit_rls.admin.http.dependencies import (
     Backend,
     Change,
     Conditional,
-    Put,
     ResourceChange,
     make_router,
     resource_path,
@@ -67,7 +66,8 @@ async def get_rule(backend: Backend, conditional: Conditional, rule_id: RuleId) 
 
 
 @router.put("/{rule_id}", summary="Replace a stored rule", response_model=Rule, dependencies=[WRITE])
-async def put_rule(backend: Backend, change: Put, rule_id: RuleId, body: RuleInput) -> Response:
+async def put_rule(backend: Backend, change: ResourceChange, rule_id: RuleId, body: RuleInput) -> Response:
+    """The rule must exist: POST creates rules. It is compiled as a new one is."""
     rule = body.to_rule(rule_id, await document_text(body.document))
 
     async def work(unit: UnitOfWork, compiled: CompiledRule) -> ChangeResult:

@@ -27,23 +27,39 @@ if TYPE_CHECKING:
 _US = 1_000_000
 
 Total = Annotated[
-    int, Field(description="All requests, including those that were decided by neither the store nor the rules.")
+    int,
+    Field(
+        description="All requests: allowed, throttled, blocked, and those that failed without a decision, such as with "
+        "`on_store_failure: error` while the store is unavailable."
+    ),
 ]
-Throttled = Annotated[int, Field(description="Requests denied by a limit (over_limit).")]
-Blocked = Annotated[int, Field(description="Requests rejected regardless of the limits.")]
+Allowed = Annotated[int, Field(description="Requests that were admitted (ok), delayed ones included.")]
+Throttled = Annotated[
+    int, Field(description="Requests denied by a limit (over_limit); not those delayed by `action: throttle`.")
+]
+Blocked = Annotated[
+    int,
+    Field(description="Requests rejected regardless of the limits: of a blocked user, or with an invalid credential."),
+]
+Latency = Annotated[float | None, Field(description="Percentile of the decision time in microseconds; null: unknown.")]
+RangeStart = Annotated[TimestampText, Field(description="Start of the time range.")]
+RangeEnd = Annotated[TimestampText, Field(description="End of the time range.")]
 
 
 class DescriptorEntry(ResponseBody):
     """An entry of a descriptor."""
 
-    key: str
-    value: str
+    key: str = Field(description="Key of the entry, e.g. user.")
+    value: str = Field(description="Value of the entry, e.g. alice; empty: the entry has none.")
+
+
+Entries = Annotated[list[DescriptorEntry], Field(description="Entries of the descriptor, in order.")]
 
 
 class LimitStatus(ResponseBody):
     """A limit and its current state."""
 
-    limit: dict[str, Any]
+    limit: dict[str, Any] = Field(description="The limit, in the format of `rate_limit` in rules.")
     remaining: int = Field(description="Requests that pass now; negative: debt.")
     retry_after_s: float | None = Field(description="Seconds until the next request passes; 0: now, null: never.")
     reset_after_s: float = Field(description="Seconds until the limit is entirely unused.")
@@ -62,16 +78,16 @@ class LimitStatus(ResponseBody):
 class DescriptorStatus(ResponseBody):
     """The decision about one descriptor."""
 
-    entries: list[DescriptorEntry]
+    entries: Entries
     code: str = Field(description="ok or over_limit.")
     rule: str | None = Field(description="Path of the matching rule; null: no limit applies.")
-    unlimited: bool
-    limits: list[LimitStatus]
+    unlimited: bool = Field(description="The matching rule is `unlimited`: nothing is counted.")
+    limits: list[LimitStatus] = Field(description="State of each limit of the rule.")
     violations: int = Field(description="Recent violations, if the rule has a penalty.")
-    cooldown_s: float
+    cooldown_s: float = Field(description="Seconds for which the penalty of the rule still denies all; 0: none.")
     state: str | None = Field(
-        description="State of `warn_at`: normal, warning, or throttled (a limit or cooldown denies); null: the "
-        "rule has none."
+        description="State of `warn_at`: normal, warning, or throttled (a limit or cooldown denies; not `action: "
+        "throttle`); null: the rule has none."
     )
 
     @classmethod
@@ -94,18 +110,23 @@ class Rejection(ResponseBody):
     """A rejection, which no limit decided."""
 
     reason: str = Field(description="blocked, or unauthorized: a credential is invalid.")
-    until: TimestampText | None = Field(validation_alias="until_s")
+    until: TimestampText | None = Field(
+        description="End of the block; null: it has none, or the reason is another.", validation_alias="until_s"
+    )
 
 
 class Decision(ResponseBody):
     """The decision about a request."""
 
     code: str = Field(
-        description="ok or over_limit. Recorded decisions and usage name the same outcomes otherwise: ok is allowed, "
-        "over_limit is throttled, or blocked if `rejection` is set."
+        description="ok or over_limit. Recorded decisions and usage use other names: ok is allowed there; over_limit "
+        "is throttled, or blocked if `rejection` is set."
     )
-    descriptors: list[DescriptorStatus]
-    wait_s: float = Field(description="Seconds for which the response would be delayed (`action: throttle`).")
+    descriptors: list[DescriptorStatus] = Field(description="The decision about each descriptor, in order.")
+    wait_s: float = Field(
+        description="Seconds for which the response to an admitted request would be delayed (`action: throttle`); "
+        "`retry_after_s` of a limit is the wait of a denied one."
+    )
     rejection: Rejection | None = Field(description="Set if the caller is rejected regardless of the limits.")
     without_store: str | None = Field(
         description="Fallback that was applied because the store failed; null: the store decided."
@@ -126,10 +147,16 @@ class Decision(ResponseBody):
 class MatchAttempt(ResponseBody):
     """One attempt to match a descriptor entry with a rule."""
 
-    kind: EnumValue
-    pattern: str
-    outcome: EnumValue
-    position: OptionalPosition
+    kind: EnumValue = Field(
+        description="How the entry is compared, in the order of attempts: exact, wildcard, cidr, prefix, regex, or key "
+        "only (any value)."
+    )
+    pattern: str = Field(description="Pattern as written in the rules; empty: there is none.")
+    outcome: EnumValue = Field(
+        description="matched; none (no rule of this kind for the key); no such value (such rules have other values); "
+        "or not tried (it would match, but an earlier attempt did)."
+    )
+    position: OptionalPosition = Field(description="Position of the rule in its source; null: there is none.")
     overrode: list[PositionText] = Field(
         description="Positions of the same rule in sources of lower precedence, which are ignored."
     )
@@ -138,32 +165,38 @@ class MatchAttempt(ResponseBody):
 class MatchLevel(ResponseBody):
     """All attempts to match one descriptor entry."""
 
-    entry: DescriptorEntry
-    attempts: list[MatchAttempt]
+    entry: DescriptorEntry = Field(description="The descriptor entry.")
+    attempts: list[MatchAttempt] = Field(description="The attempts, in order; at most one matched.")
 
 
-class AppliedSubjectLimits(ResponseBody):
+class Entitlement(ResponseBody):
     """Limits and block of the user or key whose limits the rule applies."""
 
-    limits_of: EnumValue
+    limits_of: EnumValue = Field(description="`limits_of` of the rule: user or api_key.")
     source: LimitSource = Field(description="Source of the limits: override, custom, tier <name>, or rule.")
     blocked: bool = Field(description="All requests are denied, whatever the limits are.")
-    block: Block | None
+    block: Block | None = Field(description="The block of the user; null: not blocked.")
 
 
 class DescriptorExplanation(ResponseBody):
     """The rule that a descriptor matches, and how it was found."""
 
-    entries: list[DescriptorEntry]
-    conclusion: str
-    rule: str | None
-    position: OptionalPosition
+    entries: Entries
+    conclusion: str = Field(description="The result in one sentence, e.g. rule edge.user_alice.")
+    rule: str | None = Field(description="Path of the matching rule; null: no limit applies.")
+    position: OptionalPosition = Field(
+        description="Position of the rule: file:line:column, or database:name:line:column; null: no rule matches."
+    )
     limits: LimitList = Field(
         description="Limits of the user or key, or of the rule. For a blocked caller: those after the block."
     )
-    entitlement: AppliedSubjectLimits | None
+    entitlement: Entitlement | None = Field(
+        description="Limits and block of the user or key, if the rule has `limits_of`; otherwise null."
+    )
     counters: list[str] = Field(description="Keys of the counters in the store.")
-    levels: list[MatchLevel]
+    levels: list[MatchLevel] = Field(
+        description="The path through the rules: one level per entry, up to the first that no rule matches."
+    )
 
     @classmethod
     def build(cls, found: ExplainedDescriptor) -> Self:
@@ -186,9 +219,9 @@ class DescriptorExplanation(ResponseBody):
 class Explanation(ResponseBody):
     """The rules that the descriptors of a request match, and why."""
 
-    domain: str
+    domain: str = Field(description="Domain of the request.")
     rejection: Rejection | None = Field(description="Set if the caller is rejected regardless of the limits.")
-    descriptors: list[DescriptorExplanation]
+    descriptors: list[DescriptorExplanation] = Field(description="The explanation of each descriptor, in order.")
 
 
 class ResetResult(ResponseBody):
@@ -201,19 +234,19 @@ class ResetResult(ResponseBody):
 class SimulatedRule(ResponseBody):
     """Requests of a simulation that matched one rule."""
 
-    rule: str
-    calls: int
-    denied: int
+    rule: str = Field(description="Path of the rule, e.g. edge.user_alice.")
+    calls: int = Field(description="Requests that matched the rule.")
+    denied: int = Field(description="Those of them that were denied, by this rule or another one that they matched.")
 
 
 class SimulationResult(ResponseBody):
     """The decisions of a simulation."""
 
-    calls: int
-    admitted: int
-    denied: int
+    calls: int = Field(description="Simulated requests: admitted plus denied.")
+    admitted: int = Field(description="Requests with the result ok.")
+    denied: int = Field(description="Requests with the result over_limit, whether a limit or a block denied them.")
     results: list[str] = Field(description="ok or over_limit for each request, in the given order.")
-    per_rule: list[SimulatedRule]
+    per_rule: list[SimulatedRule] = Field(description="Requests by rule.")
 
 
 class UsageByName(ResponseBody):
@@ -221,31 +254,31 @@ class UsageByName(ResponseBody):
 
     name: str = Field(description="Name of the user, rule, endpoint, domain or region.")
     total: Total
-    allowed: int
+    allowed: Allowed
     throttled: Throttled
     blocked: Blocked
     cache_hits: int = Field(description="Requests denied from the denial cache, without a call to the store.")
-    cache_misses: int
-    p50_us: float | None
-    p95_us: float | None
-    p99_us: float | None
+    cache_misses: int = Field(description="Requests with a limit that the denial cache did not answer.")
+    p50_us: Latency
+    p95_us: Latency
+    p99_us: Latency
 
 
 class UsageReport(ResponseBody):
     """The users, rules, endpoints, domains or regions with the most requests."""
 
-    by: str
-    since: TimestampText
-    until: TimestampText
-    items: list[UsageByName]
+    by: str = Field(description="What the items are: user, rule, endpoint, domain or region.")
+    since: RangeStart
+    until: RangeEnd
+    items: list[UsageByName] = Field(description="The items, the one with the most requests first.")
 
 
 class UsagePoint(ResponseBody):
     """Requests in one minute, hour or day."""
 
-    at: TimestampText = Field(validation_alias="at_s")
+    at: TimestampText = Field(description="Start of the interval.", validation_alias="at_s")
     total: Total
-    allowed: int
+    allowed: Allowed
     throttled: Throttled
     blocked: Blocked
 
@@ -253,35 +286,35 @@ class UsagePoint(ResponseBody):
 class UsageSeries(ResponseBody):
     """Requests over time."""
 
-    granularity: str
-    since: TimestampText
-    until: TimestampText
+    granularity: str = Field(description="Length of an interval: minute, hour or day.")
+    since: RangeStart
+    until: RangeEnd
     points: list[UsagePoint] = Field(description="Intervals without requests have no point.")
 
 
 class RecordedDecision(ResponseBody):
     """A recorded decision. Unknown texts are empty, unknown numbers null."""
 
-    at: TimestampText = Field(validation_alias="at_s")
-    domain: str
-    user: str
+    at: TimestampText = Field(description="Time of the decision.", validation_alias="at_s")
+    domain: str = Field(description="Domain of the request.")
+    user: str = Field(description="User, from the descriptor entry `user` or `user_id`.")
     api_key: str = Field(description="Public id of the key.")
-    ip: str
-    endpoint: str
-    method: str
-    rule: str
+    ip: str = Field(description="Address of the client, from the descriptors.")
+    endpoint: str = Field(description="Path without its query, from the descriptors.")
+    method: str = Field(description="HTTP method, from the descriptors.")
+    rule: str = Field(description="Path of the rule that denied, else of the first with a limit.")
     decision: str = Field(
         description="allowed (the response was ok), throttled (over_limit: a limit denied the request) or blocked (the "
         "caller was rejected regardless of the limits)."
     )
-    reason: str
-    current: int | None
-    limit: int | None
-    status: int | None
-    retry_after_s: int | None
-    region: str
-    server_id: str
-    latency_us: int | None
+    reason: str = Field(description="Why a blocked request was rejected, e.g. blocked or unauthorized; else empty.")
+    current: int | None = Field(description="Hits used of the limit, those of this request included if it was charged.")
+    limit: int | None = Field(description="Capacity of the limit: `burst`, else `requests_per_unit`.")
+    status: int | None = Field(description="HTTP status of a denied request, where the service chooses it.")
+    retry_after_s: int | None = Field(description="Seconds after which a denied request may be repeated.")
+    region: str = Field(description="RLS_REGION of the process that decided.")
+    server_id: str = Field(description="Host name and process id of the process that decided.")
+    latency_us: int | None = Field(description="Duration of the decision in microseconds.")
 
 
 class RecordedDecisionPage(Page[RecordedDecision]):

@@ -76,15 +76,24 @@ def _check_document_size(value: Any) -> Any:
 class Limit(RequestBody):
     """A limit in the format of `rate_limit` in rules; compiled by the rules compiler, with its errors."""
 
-    unit: Literal["second", "minute", "hour", "day", "week", "month", "year"]
-    requests_per_unit: int = Field(ge=0, le=MAX_REQUESTS_PER_UNIT)
-    unit_multiplier: int | None = Field(None, ge=1, le=MAX_REQUESTS_PER_UNIT)
+    unit: Literal["second", "minute", "hour", "day", "week", "month", "year"] = Field(
+        description="Unit of the window; a month is 30 days, unless `calendar` is true."
+    )
+    requests_per_unit: int = Field(
+        ge=0, le=MAX_REQUESTS_PER_UNIT, description="Requests that are admitted in a window; 0: none."
+    )
+    unit_multiplier: int | None = Field(None, ge=1, le=MAX_REQUESTS_PER_UNIT, description="Units in a window; null: 1.")
     algorithm: (
         Literal["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"] | None
-    ) = None
-    burst: int | None = Field(None, ge=1, le=MAX_REQUESTS_PER_UNIT)
-    calendar: bool | None = None
-    timezone: OptionalName | None = None
+    ) = Field(None, description="Algorithm; null: fixed_window.")
+    burst: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_REQUESTS_PER_UNIT,
+        description="Requests admitted at once by token_bucket, leaky_bucket and gcra; null: `requests_per_unit`.",
+    )
+    calendar: bool | None = Field(None, description="Windows are those of the calendar; fixed_window only.")
+    timezone: OptionalName | None = Field(None, description="Time zone of the calendar, e.g. Europe/Berlin; null: UTC.")
 
 
 Limits = Annotated[list[Limit], Field(max_length=MAX_LIMITS)]
@@ -111,24 +120,24 @@ class ExpiringBody(RequestBody):
         return self.until if self.duration is None else now_s + self.duration
 
 
-class TierUpdate(RequestBody):
+class TierInput(RequestBody):
     """A tier to be created or replaced."""
 
-    limits: Limits
-    description: Text = ""
+    limits: Limits = Field(description="Limits of each user of the tier.")
+    description: Text = Field("", description="Text for administrators.")
 
 
-class TierCreate(TierUpdate):
+class TierCreate(TierInput):
     """A tier to be created."""
 
-    name: CallerName
+    name: CallerName = Field(description="Unique name of the tier.")
 
 
-class UserUpdate(RequestBody):
+class UserInput(RequestBody):
     """A user to be created or replaced."""
 
     tier: OptionalCallerName = Field("", description="Name of the tier; empty: none.")
-    org: OptionalCallerName = ""
+    org: OptionalCallerName = Field("", description="Organisation of the user; empty: none.")
     limits: Limits = Field(default_factory=list, description="Custom limits, which replace those of the tier.")
 
 
@@ -141,8 +150,10 @@ class UserTierUpdate(RequestBody):
 class OverrideCreate(ExpiringBody):
     """Temporary limits of a user, which replace all others."""
 
-    limits: Annotated[list[Limit], Field(min_length=1, max_length=MAX_LIMITS)]
-    reason: Text = ""
+    limits: Annotated[list[Limit], Field(min_length=1, max_length=MAX_LIMITS)] = Field(
+        description="The temporary limits."
+    )
+    reason: Text = Field("", description="Text for administrators.")
 
     @model_validator(mode="after")
     def _require_end(self) -> Self:
@@ -151,26 +162,26 @@ class OverrideCreate(ExpiringBody):
         return self
 
 
-class BlockUpdate(ExpiringBody):
-    """A block. Without an end it lasts until it is deleted."""
+class BlockInput(ExpiringBody):
+    """A block to be created or replaced. Without an end it lasts until it is deleted."""
 
-    reason: Text = ""
+    reason: Text = Field("", description="Text for administrators.")
 
 
 class ApiKeyUpdate(RequestBody):
     """Changes of an API key. Fields that are not given stay as they are."""
 
-    name: OptionalName | None = None
+    name: OptionalName | None = Field(None, description="Text for administrators.")
     tier: OptionalCallerName | None = Field(None, description="Name of the tier; empty: that of its user.")
-    limits: Limits | None = None
+    limits: Limits | None = Field(None, description="Limits of the key, in addition to those of its user.")
     expires: Timestamp | None = Field(None, description="Expiry; null: never.")
 
 
 class ApiKeyCreate(RequestBody):
     """An API key to be created."""
 
-    user_id: CallerName
-    name: OptionalName = ""
+    user_id: CallerName = Field(description="User that the key belongs to, who must exist.")
+    name: OptionalName = Field("", description="Text for administrators.")
     tier: OptionalCallerName = Field("", description="Name of the tier; empty: that of its user.")
     limits: Limits = Field(default_factory=list, description="Limits of the key, in addition to those of its user.")
     expires: Timestamp | None = Field(None, description="Expiry; null: never.")
@@ -185,8 +196,8 @@ class ApiKeyCreate(RequestBody):
 class TokenCreate(RequestBody):
     """A token to be created."""
 
-    name: Name
-    role: Annotated[Role, Field(strict=False)]
+    name: Name = Field(description="Name under which audit entries record changes.")
+    role: Annotated[Role, Field(strict=False)] = Field(description="Each role includes those before it.")
     expires: Timestamp | None = Field(None, description="Expiry; null: never.")
     expires_in: Duration | None = Field(None, description="Duration until expiry, instead of `expires`: 12h, 90d.")
 
@@ -211,12 +222,14 @@ Alternatives = Annotated[list[Name], Field(max_length=MAX_ALTERNATIVES)]
 class TargetingInput(RequestBody):
     """The requests that a rule applies to. A field that is not given restricts nothing."""
 
-    tiers: Alternatives = Field(default_factory=list)
+    tiers: Alternatives = Field(default_factory=list, description="Names of tiers.")
     endpoints: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=MAX_ALTERNATIVES)
     ] = Field(default_factory=list, description="Paths; `*` matches any text.", examples=[["/api/*"]])
-    methods: Alternatives = Field(default_factory=list)
-    cidrs: Alternatives = Field(default_factory=list, examples=[["10.0.0.0/8"]])
+    methods: Alternatives = Field(default_factory=list, description="HTTP methods.")
+    cidrs: Alternatives = Field(
+        default_factory=list, description="Networks of client addresses.", examples=[["10.0.0.0/8"]]
+    )
     scope: Annotated[CounterScope, Field(strict=False)] | None = Field(
         None, description="Whose requests share a counter."
     )
@@ -238,11 +251,13 @@ Document = Annotated[
 class RuleInput(RequestBody):
     """A rule to be created or replaced."""
 
-    name: Name
+    name: Name = Field(description="Unique name, used in positions and errors: database:name:line:column.")
     document: Annotated[Document, BeforeValidator(_check_document_size)]
     priority: int = Field(100, ge=0, le=1_000_000, description="Lower numbers take precedence.")
-    enabled: bool = True
-    targeting: TargetingInput = Field(default_factory=lambda: TargetingInput(scope=None))
+    enabled: bool = Field(True, description="A disabled rule has no effect.")
+    targeting: TargetingInput = Field(
+        default_factory=lambda: TargetingInput(scope=None), description="The requests that the rule applies to."
+    )
 
     def to_rule(self, rule_id: str, document: str) -> StoredRule:
         """Return the rule to be stored. `document` is its text; `rule_id` is "" for a new rule, which has no id yet."""
@@ -252,14 +267,20 @@ class RuleInput(RequestBody):
 class DescriptorEntryInput(RequestBody):
     """An entry of a descriptor."""
 
-    key: Annotated[str, Field(min_length=1, max_length=MAX_VALUE_LENGTH), AfterValidator(check_unicode)]
-    value: Annotated[str, Field(max_length=MAX_VALUE_LENGTH), AfterValidator(check_unicode)] = ""
+    key: Annotated[str, Field(min_length=1, max_length=MAX_VALUE_LENGTH), AfterValidator(check_unicode)] = Field(
+        description="Key of the entry, e.g. user."
+    )
+    value: Annotated[str, Field(max_length=MAX_VALUE_LENGTH), AfterValidator(check_unicode)] = Field(
+        "", description="Value of the entry, e.g. alice."
+    )
 
 
 class DescriptorInput(RequestBody):
     """A descriptor of a request."""
 
-    entries: Annotated[list[DescriptorEntryInput], Field(min_length=1, max_length=MAX_ENTRIES)]
+    entries: Annotated[list[DescriptorEntryInput], Field(min_length=1, max_length=MAX_ENTRIES)] = Field(
+        description="Entries of the descriptor, in the order of the levels of the rules."
+    )
 
 
 Domain = Annotated[str, Field(min_length=1, max_length=MAX_VALUE_LENGTH), AfterValidator(check_unicode)]
@@ -269,8 +290,8 @@ Descriptors = Annotated[list[DescriptorInput], Field(min_length=1, max_length=MA
 class RateLimitRequest(RequestBody):
     """A rate limit request as Envoy sends it: a domain and its descriptors."""
 
-    domain: Domain
-    descriptors: Descriptors
+    domain: Domain = Field(description="Domain of the rules, as in the configuration of Envoy's filter.")
+    descriptors: Descriptors = Field(description="Descriptors of the request; each is limited by the rule it matches.")
 
     def to_request(self, purpose: Purpose = Purpose.DECIDE) -> model.Request:
         return model.Request(self.domain, tuple(self._to_descriptors(None)), purpose=purpose)
@@ -300,7 +321,7 @@ class ResetRequest(RateLimitRequest):
 class SimulatedRequest(CheckRequest):
     """A request with a timestamp."""
 
-    at: Timestamp
+    at: Timestamp = Field(description="Time of the request on the virtual clock.")
 
 
 def _defer_validation(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
@@ -314,7 +335,7 @@ class SimulationRequest(RequestBody):
     requests: Annotated[
         list[Annotated[SimulatedRequest, WrapValidator(_defer_validation)]],
         Field(min_length=1, max_length=MAX_SIMULATED_REQUESTS),
-    ]
+    ] = Field(description="The requests, in any order: they are decided in the order of `at`.")
     documents: Annotated[list[Document], Field(max_length=64), BeforeValidator(_check_document_size)] | None = Field(
         None,
         description="Rules to simulate, instead of the active ones. They are compiled as the service compiles files.",

@@ -21,8 +21,8 @@ END_TIMEOUT_S = 2.0
 _log = structlog.get_logger()
 
 
-class ConnectionLease:
-    """A leased connection. `commit` and `end` must not be cancelled (uncancellable.py); both end in bounded time."""
+class PooledConnection:
+    """A pooled connection, in use. `commit` and `end` take bounded time, and are not cancelled (uncancellable.py)."""
 
     def __init__(self, connection: AsyncConnection, display_name: str, write_lock: PriorityLock | None) -> None:
         """`write_lock` is released at the end, when the transaction is over for the database, too."""

@@ -1,11 +1,11 @@
-"""Text for header values and other single-line fields."""
+"""Text of headers of the HTTP ports."""
 
 from __future__ import annotations
 
 MAX_LENGTH = 512
 
 
-def one_line(text: str) -> str:
+def header_value(text: str) -> str:
     """Return the text as one line of printable ASCII of limited length, safe as an HTTP header value."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     if len(line) > MAX_LENGTH:

@@ -1,16 +1,16 @@
-"""Conversion of arbitrary text to one safe line."""
+"""Conversion of arbitrary text to the value of a header."""
 
 from __future__ import annotations
 
 import pytest
 
 from ratelimit_rls.errors import Problem
-from ratelimit_rls.transport.http.one_line import MAX_LENGTH, one_line
+from ratelimit_rls.transport.http.header_value import MAX_LENGTH, header_value
 
 
 @pytest.mark.parametrize("text", ["a\0b", "a\r\nb", "a\x1b[31mb", "a\x7fb", "a\u0085b", "a\u2028b", "  a \t b "])
 def test_line_is_printable_ascii(text: str) -> None:
-    line = one_line(text)
+    line = header_value(text)
 
     assert line.isprintable()
     assert line.isascii()
@@ -19,7 +19,7 @@ def test_line_is_printable_ascii(text: str) -> None:
 
 
 def test_line_length_is_limited() -> None:
-    assert len(one_line("x" * 10_000)) == MAX_LENGTH
+    assert len(header_value("x" * 10_000)) == MAX_LENGTH
 
 
 def test_control_characters_are_escaped_in_problems() -> None:
