@@ -170,6 +170,10 @@ SHARED_BY_DOMAIN = RuleSet(shard_by="domain")
 CLUSTER_BY_DOMAIN = [replace(one, rules=SHARED_BY_DOMAIN) for one in CLUSTER]
 """All counters of a call are on one slot. The domain is the only one, so one master has all of the work."""
 
+SHARED_BY_TENANT = RuleSet(shard_by="tenant")
+CLUSTER_BY_TENANT = [replace(one, rules=SHARED_BY_TENANT) for one in CLUSTER]
+"""All counters of a call are on one slot. There are as many slots as tenants, so every master has work."""
+
 
 def of_peer(scenario: Scenario) -> Scenario:
     """Return the scenario with envoyproxy/ratelimit as the server."""
@@ -201,7 +205,7 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
         *(FIXED_WINDOW, *ALGORITHMS, FEW_FIXED_WINDOWS, *LONG_LOGS),
         *(ALL_DENIED, LEASED, *MANY_RULES, NEVER_SEEN, ONE_WORKER, TWO_WORKERS),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
-        *(TOKEN_BUCKET_AND_DAY, *FLEET, *SINGLE_REDIS, *CLUSTER, *CLUSTER_BY_DOMAIN),
+        *(TOKEN_BUCKET_AND_DAY, *FLEET, *SINGLE_REDIS, *CLUSTER, *CLUSTER_BY_DOMAIN, *CLUSTER_BY_TENANT),
         *((ENVOY_ALONE, THROUGH_ENVOY) if envoy else ()),
         *(_decisions(Server.PEER) if peer else []),
         *(map(of_peer, (*FLEET, *SINGLE_REDIS, *CLUSTER)) if peer else ()),

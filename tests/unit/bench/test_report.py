@@ -21,6 +21,7 @@ from bench.scenarios import (
     CHECKS,
     CLUSTER,
     CLUSTER_BY_DOMAIN,
+    CLUSTER_BY_TENANT,
     ECHO,
     ENVOY_ALONE,
     FEW_FIXED_WINDOWS,
@@ -154,6 +155,7 @@ def test_pattern_selects_scenarios_and_unknown_name_lists_all() -> None:
         "redis-5-128-in-flight",
         "redis-5-cluster-128-in-flight",
         "redis-5-by-domain-cluster-128-in-flight",
+        "redis-5-by-tenant-cluster-128-in-flight",
     ]
     with pytest.raises(SystemExit, match="no scenario is named redis-3; there are: echo-native, "):
         plan(options(["--only", "redis-3"]))
@@ -187,21 +189,28 @@ def test_fleet_is_compared_with_the_peer_by_batches_and_latencies() -> None:
 
 
 def test_cluster_is_compared_with_a_single_redis_and_with_the_peer() -> None:
-    single, cluster, by_domain = SINGLE_REDIS[1], CLUSTER[1], CLUSTER_BY_DOMAIN[1]
+    single, cluster, by_domain, by_tenant = SINGLE_REDIS[1], CLUSTER[1], CLUSTER_BY_DOMAIN[1], CLUSTER_BY_TENANT[1]
     results = {
         single: [replace(ONE, redis_us=10, busiest_redis_us=10)],
         cluster: [replace(ONE, redis_us=60, busiest_redis_us=22)],
         by_domain: [replace(ONE, redis_us=20, busiest_redis_us=20)],
+        by_tenant: [replace(ONE, redis_us=12, busiest_redis_us=4)],
         of_peer(cluster): [replace(ONE, redis_us=40, busiest_redis_us=15)],
     }
     assert verdicts(results) == [
-        "redis-2-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00, "
-        "Redis µs, all masters 6.00; the busiest master 22.0 µs",
+        "redis-2-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00 (at most 1.4: met), "
+        "Redis µs, all masters 6.00 (at most 1.35: MISSED), "
+        "throughput by the busiest master 0.45 (at least 2.2: MISSED); the busiest master 22.0 µs",
         "redis-2-by-domain-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00, "
-        "Redis µs, all masters 2.00; the busiest master 20.0 µs",
+        "Redis µs, all masters 2.00, throughput by the busiest master 0.50; the busiest master 20.0 µs",
+        "redis-2-by-tenant-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00 "
+        "(at most 1.4: met), Redis µs, all masters 1.20 (at most 1.35: met), "
+        "throughput by the busiest master 2.50 (at least 2.2: met); the busiest master 4.0 µs",
         "redis-2-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, Redis µs 1.50",
         "redis-2-by-domain-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, "
         "Redis µs 0.50",
+        "redis-2-by-tenant-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, "
+        "Redis µs 0.30",
     ]
 
 
