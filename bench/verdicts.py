@@ -21,6 +21,7 @@ from bench.scenarios import (
     ENVOY_ALONE,
     FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
+    FLEET_WINDOWS,
     LONG_LOGS,
     MANY_RULES,
     NEVER_SEEN,
@@ -127,6 +128,8 @@ def verdicts(results: Results) -> list[str]:
     lines += _filter(results)
     for scenario in results:
         lines += _fleet(results, scenario)
+    for scenario in FLEET_WINDOWS:
+        lines += _window(results, scenario)
     peers = [*map(of_peer, SINGLE_REDIS)], [*map(of_peer, CLUSTER)]
     ours = [(clusters, SINGLE_REDIS) for clusters in (CLUSTER, CLUSTER_BY_DOMAIN, CLUSTER_BY_TENANT)]
     for clusters, singles in (*ours, (peers[1], peers[0])):
@@ -186,6 +189,30 @@ def _fleet(results: Results, scenario: Scenario) -> list[str]:
     commands = f"{median(one.calls_per_command for one in rounds):.2f} calls a command"
     reads = f"{median(one.redis_reads for one in rounds):.2f} reads of Redis a call"
     return [f"{scenario.name}: {commands}, {reads}; closed loop, ms: {told}"]
+
+
+def _window(results: Results, scenario: Scenario) -> list[str]:
+    """Compare a fleet whose processes wait to send one batch with one whose processes do not."""
+    without = replace(scenario, window_us=0)
+    if scenario not in results or without not in results:
+        return []
+    told = [
+        f"{name} {spread(ratios(results[scenario], results[without], cost), '.2f')}"
+        for name, cost in (("Redis µs", redis_us), ("service µs", service_us), ("calls/s", calls_per_s))
+    ]
+    told += _latency_ratios(results[scenario], results[without])
+    return [f"{scenario.name} ÷ {without.name}: {', '.join(told)}"]
+
+
+def _latency_ratios(rounds: Sequence[Measurement], others: Sequence[Measurement]) -> list[str]:
+    """Return the ratios of the latencies in a closed loop, if they were measured."""
+    pairs = [
+        (one.latencies.percentiles_us, other.latencies.percentiles_us)
+        for one, other in zip(rounds, others, strict=True)
+        if one.latencies is not None and other.latencies is not None
+    ]
+    names = pairs[0][0] if pairs else ()
+    return [f"{name} {spread((one[name] / other[name] for one, other in pairs), '.2f')}" for name in names]
 
 
 def _cluster(results: Results, cluster: Scenario, single: Scenario) -> list[str]:
@@ -266,16 +293,9 @@ def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
         for (label, measured), goal in zip(told, goals, strict=True)
     ]
     lines = [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
-    pairs = [
-        (one.latencies.percentiles_us, other.latencies.percentiles_us)
-        for one, other in zip(results[ours], results[theirs], strict=True)
-        if one.latencies is not None and other.latencies is not None
-    ]
-    if pairs:
-        latencies = ", ".join(
-            f"{name} {spread((one[name] / other[name] for one, other in pairs), '.2f')}" for name in pairs[0][0]
-        )
-        lines.append(f"  latencies, closed loop: {latencies}")
+    latencies = _latency_ratios(results[ours], results[theirs])
+    if latencies:
+        lines.append(f"  latencies, closed loop: {', '.join(latencies)}")
     return lines
 
 

@@ -47,7 +47,7 @@ PlacedPlan = tuple[EncodedPlan[bytes], Shard]
 
 
 class Part(NamedTuple):
-    """What a part of a plan has in common with the same part of other calls: those with the same descriptors in it."""
+    """A part of a plan, as far as it is the same for all calls with the same descriptors in it."""
 
     numbers: tuple[int, ...]  # indexes of its keys in the plan
     template: PlanTemplate
@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The parts of a plan, shared by all calls that are split alike: what a call has for itself is read most often."""
+    """The parts of a plan, shared by all calls that are split alike."""
 
     parts: tuple[Part, ...]
     has_last: bool  # some part is decided last

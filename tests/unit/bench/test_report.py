@@ -27,6 +27,7 @@ from bench.scenarios import (
     FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
     FLEET,
+    FLEET_WINDOWS,
     LONG_LOGS,
     MANY_RULES,
     REDIS_2,
@@ -186,6 +187,21 @@ def test_fleet_is_compared_with_the_peer_by_batches_and_latencies() -> None:
         "redis-1-fleet-1-in-flight ÷ peer-1-fleet-1-in-flight: calls/s 1.00, service µs 1.00, Redis µs 2.00",
         "  latencies, closed loop: p50 1.50, p95 1.50, p99 1.50, p99.9 1.50",
     ]
+
+
+def test_fleet_with_a_batch_window_is_compared_with_one_without() -> None:
+    window = FLEET_WINDOWS[-1]
+    without = replace(window, window_us=0)
+    lines = verdicts(
+        {
+            without: [replace(ONE, redis_us=10, latencies=latencies(1000))],
+            window: [replace(ONE, redis_us=8, latencies=latencies(1500))],
+        }
+    )
+    assert lines[-1] == (
+        "redis-1-fleet-4-in-flight-window-2000us ÷ redis-1-fleet-4-in-flight: Redis µs 0.80, service µs 1.00, "
+        "calls/s 1.00, p50 1.50, p95 1.50, p99 1.50, p99.9 1.50"
+    )
 
 
 def test_cluster_is_compared_with_a_single_redis_and_with_the_peer() -> None:
