@@ -140,6 +140,8 @@ class Fleet:
         result: dict[str, str] = {}
         if scenario.workers > 1:
             result["RLS_WORKERS"] = str(scenario.workers)
+        if scenario.window_us:
+            result["RLS_BATCH_WINDOW"] = f"{scenario.window_us}us"
         if scenario.way is ClientRoute.UNIX:
             result["GRPC_UDS"] = str(self._directory / "grpc.sock")
         if scenario.way in (ClientRoute.TLS, ClientRoute.MTLS):

@@ -58,6 +58,7 @@ class Scenario:
     in_flight: int = 0  # calls in flight to each process; 0: those of the run
     replicas: int = 1  # processes of the server, each with its own connections
     masters: int = 0  # of a Redis Cluster; 0: a single Redis
+    window_us: int = 0  # RLS_BATCH_WINDOW
 
     @property
     def all_are_denied(self) -> bool:
@@ -109,6 +110,7 @@ class Scenario:
         ]
         parts += [f"{self.workers}-workers" if self.workers > 1 else "", "cluster" if self.masters else ""]
         parts += ["fleet" if self.replicas > 1 else "", f"{self.in_flight}-in-flight" if self.in_flight else ""]
+        parts += [f"window-{self.window_us}us" if self.window_us else ""]
         return "-".join(part for part in parts if part)
 
 
@@ -161,6 +163,10 @@ FLEET = [
 ]
 """Many processes with hardly any load each and one call on a connection: most calls come alone and share nothing."""
 
+FLEET_WINDOWS = [
+    replace(one, window_us=window_us) for window_us in (250, 500, 1000, 2000) for one in FLEET if one.descriptors == 1
+]
+
 MASTERS, CLUSTER_IN_FLIGHT = 3, 128
 SINGLE_REDIS = [
     Scenario(Server.REDIS, descriptors, keys=FEWER_KEYS, in_flight=CLUSTER_IN_FLIGHT) for descriptors in DESCRIPTORS
@@ -169,6 +175,10 @@ CLUSTER = [replace(one, masters=MASTERS) for one in SINGLE_REDIS]
 SHARED_BY_DOMAIN = RuleSet(shard_by="domain")
 CLUSTER_BY_DOMAIN = [replace(one, rules=SHARED_BY_DOMAIN) for one in CLUSTER]
 """All counters of a call are on one slot. The domain is the only one, so one master has all of the work."""
+
+SHARED_BY_TENANT = RuleSet(shard_by="tenant")
+CLUSTER_BY_TENANT = [replace(one, rules=SHARED_BY_TENANT) for one in CLUSTER]
+"""All counters of a call are on one slot. There are as many slots as tenants, so every master has work."""
 
 
 def of_peer(scenario: Scenario) -> Scenario:
@@ -201,7 +211,15 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
         *(FIXED_WINDOW, *ALGORITHMS, FEW_FIXED_WINDOWS, *LONG_LOGS),
         *(ALL_DENIED, LEASED, *MANY_RULES, NEVER_SEEN, ONE_WORKER, TWO_WORKERS),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
-        *(TOKEN_BUCKET_AND_DAY, *FLEET, *SINGLE_REDIS, *CLUSTER, *CLUSTER_BY_DOMAIN),
+        *(
+            TOKEN_BUCKET_AND_DAY,
+            *FLEET,
+            *FLEET_WINDOWS,
+            *SINGLE_REDIS,
+            *CLUSTER,
+            *CLUSTER_BY_DOMAIN,
+            *CLUSTER_BY_TENANT,
+        ),
         *((ENVOY_ALONE, THROUGH_ENVOY) if envoy else ()),
         *(_decisions(Server.PEER) if peer else []),
         *(map(of_peer, (*FLEET, *SINGLE_REDIS, *CLUSTER)) if peer else ()),

@@ -14,18 +14,21 @@ from bench.scenarios import (
     CHECKS,
     CLUSTER,
     CLUSTER_BY_DOMAIN,
+    CLUSTER_BY_TENANT,
     DESCRIPTORS,
     ECHO,
     EMBEDDED_2,
     ENVOY_ALONE,
     FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
+    FLEET_WINDOWS,
     LONG_LOGS,
     MANY_RULES,
     NEVER_SEEN,
     ONE_WORKER,
     REDIS_2,
     SHARED_BY_DOMAIN,
+    SHARED_BY_TENANT,
     SINGLE_REDIS,
     THROUGH_ENVOY,
     TOKEN_BUCKET_AND_DAY,
@@ -50,6 +53,10 @@ VERSUS = {
 }
 """Targets for ours ÷ theirs by number of descriptors and hot key: minimum calls per second, maximum CPU of the service
 and of Redis."""
+
+MAX_CLUSTER_SERVICE, MAX_CLUSTER_REDIS, MIN_CLUSTER_THROUGHPUT = 1.4, 1.35, 2.2
+"""Targets for a cluster of three masters ÷ a single Redis, if every master has work: CPU of the service, CPU of all
+masters, and throughput as far as the busiest master limits it."""
 
 
 def service_us(one: Measurement) -> float:
@@ -121,15 +128,19 @@ def verdicts(results: Results) -> list[str]:
     lines += _filter(results)
     for scenario in results:
         lines += _fleet(results, scenario)
-    peers = map(of_peer, SINGLE_REDIS), map(of_peer, CLUSTER)
-    for clusters, singles in ((CLUSTER, SINGLE_REDIS), (CLUSTER_BY_DOMAIN, SINGLE_REDIS), (peers[1], peers[0])):
+    for scenario in FLEET_WINDOWS:
+        lines += _window(results, scenario)
+    peers = [*map(of_peer, SINGLE_REDIS)], [*map(of_peer, CLUSTER)]
+    ours = [(clusters, SINGLE_REDIS) for clusters in (CLUSTER, CLUSTER_BY_DOMAIN, CLUSTER_BY_TENANT)]
+    for clusters, singles in (*ours, (peers[1], peers[0])):
         for one, single in zip(clusters, singles, strict=True):
             lines += _cluster(results, one, single)
     for theirs in results:
         if theirs.server is Server.PEER:
-            ours = replace(theirs, server=Server.REDIS)
-            lines += _versus(results, ours, theirs)
-            lines += _versus(results, replace(ours, rules=SHARED_BY_DOMAIN), theirs)
+            same = replace(theirs, server=Server.REDIS)
+            lines += _versus(results, same, theirs)
+            for rules in (SHARED_BY_DOMAIN, SHARED_BY_TENANT):
+                lines += _versus(results, replace(same, rules=rules), theirs)
     return lines
 
 
@@ -180,14 +191,53 @@ def _fleet(results: Results, scenario: Scenario) -> list[str]:
     return [f"{scenario.name}: {commands}, {reads}; closed loop, ms: {told}"]
 
 
+def _window(results: Results, scenario: Scenario) -> list[str]:
+    """Compare a fleet whose processes wait to send one batch with one whose processes do not."""
+    without = replace(scenario, window_us=0)
+    if scenario not in results or without not in results:
+        return []
+    told = [
+        f"{name} {spread(ratios(results[scenario], results[without], cost), '.2f')}"
+        for name, cost in (("Redis µs", redis_us), ("service µs", service_us), ("calls/s", calls_per_s))
+    ]
+    told += _latency_ratios(results[scenario], results[without])
+    return [f"{scenario.name} ÷ {without.name}: {', '.join(told)}"]
+
+
+def _latency_ratios(rounds: Sequence[Measurement], others: Sequence[Measurement]) -> list[str]:
+    """Return the ratios of the latencies in a closed loop, if they were measured."""
+    pairs = [
+        (one.latencies.percentiles_us, other.latencies.percentiles_us)
+        for one, other in zip(rounds, others, strict=True)
+        if one.latencies is not None and other.latencies is not None
+    ]
+    names = pairs[0][0] if pairs else ()
+    return [f"{name} {spread((one[name] / other[name] for one, other in pairs), '.2f')}" for name in names]
+
+
 def _cluster(results: Results, cluster: Scenario, single: Scenario) -> list[str]:
-    """Compare a cluster with a single Redis."""
+    """Compare a cluster with a single Redis, whose work the busiest master limits."""
     if cluster not in results or single not in results:
         return []
-    costs = {"calls/s": calls_per_s, "service µs": service_us, "Redis µs, all masters": redis_us}
-    told = [f"{name} {spread(ratios(results[cluster], results[single], cost), '.2f')}" for name, cost in costs.items()]
-    busiest = spread((one.busiest_redis_us for one in results[cluster]), ".1f")
-    return [f"{cluster.name} ÷ {single.name}: {', '.join(told)}; the busiest master {busiest} µs"]
+    rounds, single_rounds = results[cluster], results[single]
+    told = (
+        ("calls/s", ratios(rounds, single_rounds, calls_per_s), None),
+        ("service µs", ratios(rounds, single_rounds), MAX_CLUSTER_SERVICE),
+        ("Redis µs, all masters", ratios(rounds, single_rounds, redis_us), MAX_CLUSTER_REDIS),
+        (
+            "throughput by the busiest master",
+            [one.redis_us / each.busiest_redis_us for one, each in zip(single_rounds, rounds, strict=True)],
+            MIN_CLUSTER_THROUGHPUT,
+        ),
+    )
+    is_spread = cluster.server is Server.REDIS and cluster.rules != SHARED_BY_DOMAIN
+    parts = [
+        f"{name} {spread(measured, '.2f')}"
+        + _compare(median(measured), goal if is_spread else None, is_least=goal == MIN_CLUSTER_THROUGHPUT)
+        for name, measured, goal in told
+    ]
+    busiest = spread((one.busiest_redis_us for one in rounds), ".1f")
+    return [f"{cluster.name} ÷ {single.name}: {', '.join(parts)}; the busiest master {busiest} µs"]
 
 
 def _filter(results: Results) -> list[str]:
@@ -243,16 +293,9 @@ def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
         for (label, measured), goal in zip(told, goals, strict=True)
     ]
     lines = [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
-    pairs = [
-        (one.latencies.percentiles_us, other.latencies.percentiles_us)
-        for one, other in zip(results[ours], results[theirs], strict=True)
-        if one.latencies is not None and other.latencies is not None
-    ]
-    if pairs:
-        latencies = ", ".join(
-            f"{name} {spread((one[name] / other[name] for one, other in pairs), '.2f')}" for name in pairs[0][0]
-        )
-        lines.append(f"  latencies, closed loop: {latencies}")
+    latencies = _latency_ratios(results[ours], results[theirs])
+    if latencies:
+        lines.append(f"  latencies, closed loop: {', '.join(latencies)}")
     return lines
 
 

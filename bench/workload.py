@@ -43,7 +43,7 @@ class RuleSet:
     hits_held: int = 0  # hits in every sliding log before it is measured
     lease: str = ""  # duration of leases
     daily: bool = False  # BUCKET_AND_DAY instead
-    shard_by: str = ""  # what shares a slot on a cluster; empty: the default, a descriptor
+    shard_by: str = ""  # what shares a slot on a cluster: `domain`, or the key of an entry; empty: a descriptor
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ def _lines(domain: str, rules: RuleSet, others: int) -> Iterator[str]:
     terms += [f"hot: {{lease: {rules.lease}}}"] if rules.lease else []
     yield f"domain: {domain}"
     if rules.shard_by:
-        yield f"shard_by: {rules.shard_by}"
+        yield "shard_by: domain" if rules.shard_by == "domain" else f"shard_by: {{key: {rules.shard_by}}}"
     yield from ("descriptors:", "  - key: tenant", "    descriptors:")
     for key in LIMITED_BY:
         yield f"      - {{key: {key}, {', '.join(terms)}}}"

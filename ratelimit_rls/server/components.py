@@ -395,6 +395,7 @@ def _grpc_options(settings: Settings, call_budget: CallBudget) -> GrpcOptions:
         max_connection_age_s=settings.grpc_max_connection_age.total_seconds(),
         max_connection_age_grace_s=settings.grpc_max_connection_age_grace.total_seconds(),
         call_budget=call_budget,
+        batch_window_s=settings.rls_batch_window.total_seconds(),
         limits=ServerLimits(
             max_connections=settings.rls_grpc_max_connections,
             max_connections_per_peer=settings.rls_grpc_max_connections_per_peer,

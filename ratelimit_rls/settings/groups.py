@@ -205,6 +205,11 @@ class StoreSettings(BaseModel):
         gt=timedelta(),
         description="Timeout for a reply of the store; a caller's earlier deadline ends its call sooner.",
     )
+    rls_batch_window: Duration = Field(
+        timedelta(),
+        le=timedelta(milliseconds=2),
+        description="Time for which calls may wait for others while some are decided, to share a batch; at most 2ms.",
+    )
     rls_embedded_memory_bytes: Int = Field(
         256 << 20, ge=MIN_EMBEDDED_MEMORY_BYTES, description="Memory for the counters of the embedded store."
     )

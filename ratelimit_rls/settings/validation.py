@@ -31,7 +31,7 @@ _NO_EFFECT = {
     "redis_pool_size": "one connection carries every call",
     "redis_pool_on_empty_behavior": "one connection carries every call",
     "redis_pool_on_empty_wait_duration": "RLS_STORE_TIMEOUT bounds how long a call waits",
-    "redis_pipeline_window": "calls that arrive together are always sent together",
+    "redis_pipeline_window": "calls that arrive together are always sent together; RLS_BATCH_WINDOW may delay them",
     "redis_pipeline_limit": "calls that arrive together are always sent together",
     "redis_cluster_pipeline_parallelism": "all nodes of a cluster are always called in parallel",
 }
@@ -80,6 +80,8 @@ def warnings(settings: SettingsValues, environ: frozenset[str] = frozenset()) ->
 
 
 def _unused_store_settings(settings: SettingsValues) -> Iterator[str]:
+    if settings.rls_batch_window and settings.redis is None:
+        yield "RLS_BATCH_WINDOW has no effect without REDIS_URL: the embedded store answers at once"
     if settings.local_cache_size_in_bytes and settings.given("rls_denial_cache_bytes"):
         yield "RLS_DENIAL_CACHE_BYTES has no effect: LOCAL_CACHE_SIZE_IN_BYTES is set and replaces it"
     if settings.given("rls_request_id_ttl") and not (settings.rls_request_id_entry or settings.rls_request_id_metadata):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from struct import pack
 from typing import Generic, NamedTuple, TypeVar
 
@@ -221,30 +222,33 @@ def encode_batch(
         single = plan.layout.single
         if single is not None and plan.is_unmodified and len(set(plan.keys)) == len(plan.keys):
             return ScriptCall(plan.keys, single.specs, single.calls)
-    return encode_slots([batch], now_us, idempotency_s)
+    return encode_slots(batch, (), now_us, idempotency_s)
 
 
 def encode_slots(
-    batches: Sequence[Sequence[EncodedPlan[Arg]]], now_us: int, idempotency_s: int = DEFAULT_IDEMPOTENCY_S
+    batch: Sequence[EncodedPlan[Arg]],
+    slots: Sequence[int],
+    now_us: int,
+    idempotency_s: int = DEFAULT_IDEMPOTENCY_S,
 ) -> ScriptCall[Arg]:
-    """Encode several batches as one run. The keys of each batch are in one slot, all slots on one server."""
+    """Encode a batch whose keys are in several slots of one server. `slots`: of each plan, those of a slot together."""
     keys: dict[Arg, int] = {}
     specs: dict[Arg | CalendarSpec[Arg], int] = {}
-    groups: list[int] = []
+    ends: list[int] = []  # the number of keys up to each plan
     numbers: list[int] = []
-    for batch in batches:
-        before = len(keys)
-        for plan in batch:
-            plan_keys, layout, max_wait_us, charged_at_us, hits, idempotency_key = plan
-            if max_wait_us is charged_at_us is hits is idempotency_key is None:
-                numbers += len(plan_keys), layout.flags
-            else:
-                numbers += _header(plan, keys, idempotency_s)
-            layout_specs = layout.specs
-            # By number: `zip(…, strict=True)` would cost every call a quarter of a microsecond.
-            for number, key in enumerate(plan_keys):
-                numbers += keys.setdefault(key, len(keys)), specs.setdefault(layout_specs[number], len(specs))
-        groups.append(len(keys) - before)
+    for plan in batch:
+        plan_keys, layout, max_wait_us, charged_at_us, hits, idempotency_key = plan
+        if max_wait_us is charged_at_us is hits is idempotency_key is None:
+            numbers += len(plan_keys), layout.flags
+        else:
+            numbers += _header(plan, keys, idempotency_s)
+        layout_specs = layout.specs
+        # By number: `zip(…, strict=True)` would cost every call a quarter of a microsecond.
+        for number, key in enumerate(plan_keys):
+            numbers += keys.setdefault(key, len(keys)), specs.setdefault(layout_specs[number], len(specs))
+        ends.append(len(keys))
+    slot_ends = [*dict(zip(slots, ends, strict=True)).values()] if slots else []
+    groups = [end - start for start, end in pairwise((0, *slot_ends))]
     head = [len(groups), *groups] if len(groups) > 1 else [0]
     dated = [spec.at(now_us) if isinstance(spec, CalendarSpec) else spec for spec in specs]
     return ScriptCall(list(keys), dated, pack(f">{len(head) + len(numbers)}H", *head, *numbers))
@@ -277,11 +281,13 @@ def _halves(*numbers: int) -> Iterator[int]:
 def split_runs(batch: Sequence[EncodedPlan[Arg]]) -> Iterator[Sequence[EncodedPlan[Arg]]]:
     """Split a batch, in order, into runs of at most MAX_BATCH_STEPS limits."""
     start = steps = 0
-    for end, plan in enumerate(batch):
-        if steps and steps + len(plan.keys) > MAX_BATCH_STEPS:
-            yield batch[start:end]
-            start, steps = end, 0
-        steps += len(plan.keys)
+    sizes = [len(plan.keys) for plan in batch]
+    if sum(sizes) > MAX_BATCH_STEPS:
+        for end, size in enumerate(sizes):
+            if steps and steps + size > MAX_BATCH_STEPS:
+                yield batch[start:end]
+                start, steps = end, 0
+            steps += size
     if start < len(batch):
         yield batch[start:]
 
@@ -293,7 +299,10 @@ def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> lis
     for plan in batch:
         verdict = reply[at]
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
-        readings = tuple([construct(Reading, (reply[i], reply[i + 1], reply[i + 2])) for i in range(first, at, 3)])
+        if at == first + 3:  # without a loop, which takes longer than the rest: most parts of calls have one limit
+            readings: tuple[Reading, ...] = (construct(Reading, reply[first:at]),)
+        else:
+            readings = tuple([construct(Reading, reply[i : i + 3]) for i in range(first, at, 3)])
         if verdict == VERDICT_UNKNOWN_STATE:
             results.append(_unknown_state(plan, readings))
         elif plan.hits is None or plan.charged_at_us is not None:
@@ -301,11 +310,6 @@ def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> lis
         else:
             results.append(StoreResult(verdict == 0, now_us, readings, granted=verdict))
     return results
-
-
-def reply_length(batch: Sequence[EncodedPlan[Arg]]) -> int:
-    """Return the number of values that the reply has for these plans, without the time."""
-    return len(batch) + 3 * sum([len(plan.keys) for plan in batch])
 
 
 def _unknown_state(plan: EncodedPlan[Arg], readings: Sequence[Reading]) -> UnknownState:

@@ -14,12 +14,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
 from ratelimit_rls.common.timers import wait_for_event
+from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.core.storage_keys import SLOTS, Location, key_slot
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
@@ -31,12 +33,12 @@ from ratelimit_rls.store.redis.cluster_slots import (
     parse_host_port,
 )
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
-from ratelimit_rls.store.redis.deployment import ServerNode, ShardRun, as_store_error, scan
+from ratelimit_rls.store.redis.deployment import ServerNode, decode_results, rejected, scan
 from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
 from ratelimit_rls.store.redis.reply_errors import is_slot_error
 from ratelimit_rls.store.redis.resp import command
-from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode
-from ratelimit_rls.store.script_codec import MAX_BATCH_STEPS, reply_length
+from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun
+from ratelimit_rls.store.script_codec import EncodedPlan, split_runs
 
 log = structlog.get_logger()
 
@@ -195,71 +197,80 @@ class Cluster:
         owner = self._map[slot]
         return Location(slot, owner.connection.name if owner else "")
 
-    async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
+    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[StoreResult | StoreError]:
         """Run the script once on each node, with all of its slots; once for each slot where a node rejects that."""
-        replies: list[Any] = [None] * len(work)
-        pending = [_PendingRun(number, None) for number in range(len(work))]
+        results: list[Any] = [None] * len(plans)
+        runs = self._runs_by_node(plans, shards)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.timeout_s
         for moves in range(MAX_REDIRECTS):
-            replies_so_far = await self._send_round(work, pending, one_by_one=moves > 0)
-            again = []
-            for pending_run, reply in zip(pending, replies_so_far, strict=True):
-                if reply is _ONE_BY_ONE:
-                    again.append(_PendingRun(pending_run.number, None))
-                    continue
-                redirect = (
-                    self._redirect(work[pending_run.number].shard, reply) if isinstance(reply, ReplyError) else None
-                )
-                if redirect is None:
-                    replies[pending_run.number] = as_store_error(self._name, reply)
-                else:
-                    replies[pending_run.number] = StoreUnavailable(
-                        f"a slot of the Redis cluster at {self._name} is being moved: {reply}"
-                    )
-                    again.append(_PendingRun(pending_run.number, redirect.asking))
+            again: list[_Run] = []
+            for run, reply in zip(runs, await self._send(runs), strict=True):
+                if isinstance(reply, ReplyError):
+                    next_runs = self._runs_after(run, reply)
+                    again += next_runs
+                    reply = self._is_being_moved(reply) if next_runs else rejected(self._name, reply)
+                for number, result in zip(run.numbers, decode_results(run.plans, reply), strict=True):
+                    results[number] = result
             if not again or (moves > 1 and loop.time() >= until_s):  # the first redirect is followed, however late
-                return replies
-            pending = again
+                break
+            runs = again
             if moves > 1:
                 await asyncio.sleep(RETRY_PAUSE_S)
+        return results
+
+    def _runs_by_node(self, plans: Sequence[EncodedPlan[bytes]], slots: Sequence[int]) -> list[_Run]:
+        """Return runs with the plans of one node each, those of a slot one after the other."""
+        owners = self._map
+        by_node: dict[ScriptNode | None, list[int]] = {}
+        for number in sorted(range(len(plans)), key=slots.__getitem__):
+            by_node.setdefault(owners[slots[number]], []).append(number)
+        runs: list[_Run] = []
+        for node, numbers in by_node.items():
+            run = _Run(numbers, [plans[number] for number in numbers], [slots[number] for number in numbers])
+            runs += _split(run) if node is None or node.spans_slots else _split_by_slot(run)
+        return runs
+
+    def _runs_after(self, run: _Run, error: ReplyError) -> list[_Run]:
+        """Return the runs to send after an error with which a node has charged nothing; none if the error is final.
+
+        If a run with several slots fails because the node does not serve all of them, each slot is sent by itself.
+        """
+        if run.slots[0] != run.slots[-1] and is_slot_error(error):
+            return list(_split_by_slot(run))
+        redirect = self._redirect(run.slots[0], error)
+        return [] if redirect is None else [run._replace(importing=redirect.importing)]
+
+    def _is_being_moved(self, error: ReplyError) -> StoreUnavailable:
+        return StoreUnavailable(f"a slot of the Redis cluster at {self._name} is being moved: {error}")
+
+    async def _send(self, runs: Sequence[_Run]) -> list[Any]:
+        """Send each run to its node, to all nodes in parallel. Return their replies, ReplyErrors and StoreErrors."""
+        by_node: dict[tuple[ScriptNode | None, bool], list[int]] = {}
+        for number, run in enumerate(runs):
+            node = run.importing or self._map[run.slots[0]]
+            by_node.setdefault((node, run.importing is not None), []).append(number)
+        sent = [
+            self._send_to(node, [ScriptRun(runs[number].plans, runs[number].slots) for number in numbers], asking)
+            for (node, asking), numbers in by_node.items()
+        ]
+        replies: list[Any] = [None] * len(runs)
+        all_replies = await asyncio.gather(*sent) if len(sent) > 1 else [await one for one in sent]
+        for numbers, node_replies in zip(by_node.values(), all_replies, strict=True):
+            for number, reply in zip(numbers, node_replies, strict=True):
+                replies[number] = reply
         return replies
 
-    async def _send_round(
-        self, work: Sequence[ShardRun], runs: Sequence[_PendingRun], *, one_by_one: bool
-    ) -> list[Any]:
-        """Send each run to its node, to all nodes in parallel; unless `one_by_one`, runs for one node together."""
-        by_node: dict[tuple[ScriptNode | None, bool], list[int]] = {}
-        for at, pending_run in enumerate(runs):
-            node = pending_run.asking or self._map[work[pending_run.number].shard]
-            by_node.setdefault((node, pending_run.asking is not None), []).append(at)
-        replies_so_far: list[Any] = [None] * len(runs)
-
-        async def send(node: ScriptNode | None, asking: bool, members: list[int]) -> None:
-            together = not one_by_one and node is not None and node.spans_slots
-            parts = list(_split([(at, work[runs[at].number].run) for at in members], together))
-            try:
-                if node is None:
-                    self._refresh_requested.set()
-                    raise StoreUnavailable(f"no node of the Redis cluster at {self._name} owns this slot")
-                if not node.connection.connected:
-                    await node.connection.wait_for_first_attempt(
-                        self._options.timeout_s
-                    )  # a node that was just discovered
-                replies = await node.run_script([[run for _, run in part] for part in parts], asking=asking)
-            except StoreError as exc:
-                for at in members:
-                    replies_so_far[at] = exc
-                return
-            for part, reply in zip(parts, replies, strict=True):
-                if len(part) > 1 and is_slot_error(reply):
-                    node.note_slots_error(reply)
-                    reply = _ONE_BY_ONE
-                for at, own in _split_reply(part, reply):
-                    replies_so_far[at] = own
-
-        await asyncio.gather(*(send(node, asking, members) for (node, asking), members in by_node.items()))
-        return replies_so_far
+    async def _send_to(self, node: ScriptNode | None, runs: Sequence[ScriptRun], asking: bool) -> list[Any]:
+        try:
+            if node is None:
+                self._refresh_requested.set()
+                raise StoreUnavailable(f"no node of the Redis cluster at {self._name} owns this slot")
+            if not node.connection.connected:  # a node that was just discovered
+                await node.connection.wait_for_first_attempt(self._options.timeout_s)
+            return await node.run_script(runs, asking=asking)
+        except StoreError as exc:
+            return [exc] * len(runs)
 
     def _redirect(self, slot: int, error: ReplyError) -> _Redirect | None:
         """Return where to send a run next; None if the error is final."""
@@ -320,9 +331,9 @@ class Cluster:
             redirect = self._redirect(slot, reply)
             if redirect is None:
                 break
-            if redirect.asking:
-                await redirect.asking.connection.wait_for_first_attempt(self._options.timeout_s)
-                with redirect.asking.connection.send([command(b"ASKING"), request]) as sent:
+            if redirect.importing:
+                await redirect.importing.connection.wait_for_first_attempt(self._options.timeout_s)
+                with redirect.importing.connection.send([command(b"ASKING"), request]) as sent:
                     reply = (await sent.replies())[1]
                 if not isinstance(reply, ReplyError | StoreError):
                     return reply
@@ -375,43 +386,35 @@ class Cluster:
         await asyncio.gather(*(node.close() for node in self._nodes.values()), *self._closing, return_exceptions=True)
 
 
-_ONE_BY_ONE: Final = object()
-"""Placeholder for a reply: nothing was charged, because the node does not serve all slots of the run. Each slot is sent
-alone."""
+class _Run(NamedTuple):
+    """Plans of a batch that one node decides in one run. All slots have the same owner."""
 
+    numbers: Sequence[int]  # their indexes in the batch
+    plans: Sequence[EncodedPlan[bytes]]
+    slots: Sequence[int]  # of each plan, those of a slot one after the other
+    importing: ScriptNode | None = None  # the node to which their only slot is being moved, if it must decide them
 
-def _split(runs: Sequence[tuple[int, Run]], together: bool) -> Iterator[Sequence[tuple[int, Run]]]:
-    """Yield the numbered runs in parts that are sent as one: of at most MAX_BATCH_STEPS limits, or of one run each."""
-    part: list[tuple[int, Run]] = []
-    part_steps = 0
-    for number, run in runs:
-        steps = sum([len(plan.keys) for plan in run])
-        if part and (not together or part_steps + steps > MAX_BATCH_STEPS):
-            yield part
-            part, part_steps = [], 0
-        part.append((number, run))
-        part_steps += steps
-    if part:
-        yield part
-
-
-def _split_reply(part: Sequence[tuple[int, Run]], reply: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each run of a part with its reply."""
-    if len(part) == 1 or not isinstance(reply, list):
-        for number, _ in part:
-            yield number, reply
-        return
-    first = 1
-    for number, run in part:
-        after = first + reply_length(run)
-        yield number, [reply[0], *reply[first:after]]
-        first = after
-
-
-class _PendingRun(NamedTuple):
-    number: int  # index of the run
-    asking: ScriptNode | None  # the node that imports its slot, if the run must be sent there with ASKING
+    def part(self, start: int, end: int) -> _Run:
+        return _Run(self.numbers[start:end], self.plans[start:end], self.slots[start:end])
 
 
 class _Redirect(NamedTuple):
-    asking: ScriptNode | None  # None: look the node up in the slot map again
+    importing: ScriptNode | None  # None: look the node up in the slot map again
+
+
+def _split(run: _Run) -> Iterator[_Run]:
+    """Split a run into runs of at most MAX_BATCH_STEPS limits."""
+    start = 0
+    for plans in split_runs(run.plans):
+        end = start + len(plans)
+        yield run.part(start, end)
+        start = end
+
+
+def _split_by_slot(run: _Run) -> Iterator[_Run]:
+    """Split a run into runs of one slot each, of at most MAX_BATCH_STEPS limits."""
+    start = 0
+    for _, plans in groupby(run.slots):
+        end = start + len(list(plans))
+        yield from _split(run.part(start, end))
+        start = end

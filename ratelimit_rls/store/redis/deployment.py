@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.core.storage_keys import Location
-from ratelimit_rls.errors import StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
 from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
 from ratelimit_rls.store.redis.resp import command
-from ratelimit_rls.store.redis.script_node import RedisOptions, Run, ScriptNode, error_hint
+from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun, error_hint
 from ratelimit_rls.store.redis.sentinel import find_master, watch_master
+from ratelimit_rls.store.script_codec import EncodedPlan, decode_reply, split_runs
 from ratelimit_rls.telemetry.series import Durations
 
 SCAN_COUNT = b"1000"
-
-
-class ShardRun(NamedTuple):
-    """A run of the script, and the shard of its keys."""
-
-    shard: int
-    run: Run
 
 
 class ServerNode(NamedTuple):
@@ -64,15 +59,15 @@ class Deployment(Protocol):
         ...
 
     def shard(self, key: bytes) -> int:
-        """Return the shard of a key. Keys of one shard can be decided in one run."""
+        """Return the shard of a key. Keys of one shard are always on one server, and can be decided in one step."""
         ...
 
     def location(self, key: bytes) -> Location:
         """Return the slot and the node of a key, as known now."""
         ...
 
-    async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
-        """Run the script for each run, and return its reply or a StoreError.
+    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[StoreResult | StoreError]:
+        """Return the result of each plan, or its error. `shards`: of each plan; plans of one shard run in order.
 
         Nothing is sent twice unless a server did not run it.
         """
@@ -165,12 +160,18 @@ class SingleNode:
         nodes = self.nodes()
         return Location(None, str(nodes[0]) if nodes else "")
 
-    async def run_script(self, work: Sequence[ShardRun]) -> list[Any]:
+    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[StoreResult | StoreError]:
+        runs = [ScriptRun(run) for run in split_runs(plans)]
         try:
-            replies = await self._node.run_script([[run] for _, run in work])
+            replies = await self._node.run_script(runs)
         except StoreUnavailable as exc:
-            return [exc] * len(work)
-        return [as_store_error(self._node.connection.name, reply, error_hint) for reply in replies]
+            return [exc] * len(plans)
+        results: list[StoreResult | StoreError] = []
+        for run, reply in zip(runs, replies, strict=True):
+            if isinstance(reply, ReplyError):
+                reply = rejected(self._node.connection.name, reply, error_hint(reply))
+            results += decode_results(run.plans, reply)
+        return results
 
     async def execute_each(self, name: bytes, keys: Sequence[bytes]) -> list[Any]:
         return await self._node.connection.execute(*(command(name, key) for key in keys)) if keys else []
@@ -202,8 +203,16 @@ async def scan(connection: ReconnectingConnection, match: bytes) -> AsyncIterato
             return
 
 
-def as_store_error(name: str, reply: Any, hint: Callable[[ReplyError], str] = lambda error: "") -> Any:
-    """Turn an error reply into a StoreUnavailable; return any other reply unchanged."""
-    if isinstance(reply, ReplyError):
-        return StoreUnavailable(f"Redis at {name} rejected the batch: {reply}{hint(reply)}")
-    return reply
+def rejected(name: str, error: ReplyError, hint: str = "") -> StoreUnavailable:
+    """Return the error of a run that a server rejected."""
+    return StoreUnavailable(f"Redis at {name} rejected the batch: {error}{hint}")
+
+
+def decode_results(plans: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[StoreResult | StoreError]:
+    """Return the result of each plan of a run, or the same error for all of them."""
+    if isinstance(reply, StoreError):
+        return [reply] * len(plans)
+    try:
+        return decode_reply(plans, reply)
+    except (IndexError, TypeError):
+        return [StoreUnavailable("Redis returned a malformed script reply")] * len(plans)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ratelimit_rls.errors import StoreTimeout, StoreUnavailable
 from ratelimit_rls.store.lua_script import function_library, function_name, script, script_sha
@@ -16,8 +16,13 @@ from ratelimit_rls.store.redis.reply_errors import SPANS_SLOTS, did_not_run, is_
 from ratelimit_rls.store.redis.resp import bulk, command
 from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch, encode_slots
 
-Run = Sequence[EncodedPlan[bytes]]
-"""Plans that are decided by one run of the script, all in one slot on a cluster."""
+
+class ScriptRun(NamedTuple):
+    """Plans that one run of the script decides."""
+
+    plans: Sequence[EncodedPlan[bytes]]
+    slots: Sequence[int] = ()  # of each plan, those of a slot one after the other; empty: a server without slots
+
 
 _SERVER_TIME = bulk(b"")
 
@@ -86,11 +91,10 @@ class ScriptNode:
         # Redis 6.2 has no functions, and an ACL, a full memory or a read-only server may forbid to load one.
         self._has_function = not isinstance(function, ReplyError) or "already exists" in str(function)
 
-    async def run_script(self, runs: Sequence[Sequence[Run]], *, asking: bool = False) -> list[Any]:
+    async def run_script(self, runs: Sequence[ScriptRun], *, asking: bool = False) -> list[Any]:
         """Run the script for each element of `runs`, and return its reply, a ReplyError or a StoreError.
 
-        Each element has the plans of one slot, or of several slots of this server, one after the other. Raises
-        StoreUnavailable without a connection.
+        Raises StoreUnavailable without a connection.
 
         `asking`: the slot is being moved to this node, which accepts only commands after ASKING.
         """
@@ -108,6 +112,8 @@ class ScriptNode:
                 again, await self._send_all([form(arguments[at]) for at in again], asking), strict=True
             ):
                 replies[at] = reply
+        if any(isinstance(reply, ReplyError) and SPANS_SLOTS in str(reply) for reply in replies):
+            self.spans_slots = False  # the server accepts no such runs at all, which depends on its version
         return replies
 
     async def _restore_function(self, error: ReplyError) -> None:
@@ -125,17 +131,17 @@ class ScriptNode:
         with self.connection.send([prefix for one in commands for prefix in (command(b"ASKING"), one)]) as sent:
             return (await sent.replies())[1::2]
 
-    def _arguments(self, slots: Sequence[Run]) -> tuple[int, bytes]:
+    def _arguments(self, run: ScriptRun) -> tuple[int, bytes]:
         """Return the number of arguments, and their encoding from the number of keys on."""
         options = self._options
         now_us = options.clock() if options.clock else None
         # Only calendar windows depend on the time of this process.
         time_us = time.time_ns() // 1000 if now_us is None else now_us
-        if len(slots) == 1:
-            keys, specs, calls = encode_batch(slots[0], time_us, options.idempotency_s)
+        if not run.slots or run.slots[0] == run.slots[-1]:
+            keys, specs, calls = encode_batch(run.plans, time_us, options.idempotency_s)
             declared, others = keys, keys[:0]
         else:
-            keys, specs, calls = encode_slots(slots, time_us, options.idempotency_s)
+            keys, specs, calls = encode_slots(run.plans, run.slots, time_us, options.idempotency_s)
             # Declared keys must be of one slot.
             declared, others = keys[:1], keys[1:]
         parts = [bulk(b"%d" % len(declared)), *declared, self._now(now_us), self._jitter, bulk(calls), *others, *specs]
@@ -144,11 +150,6 @@ class ScriptNode:
     @staticmethod
     def _now(now_us: int | None) -> bytes:
         return _SERVER_TIME if now_us is None else bulk(b"%d" % now_us)
-
-    def note_slots_error(self, error: Any) -> None:
-        """Remember if the server accepts no runs over several slots at all, which depends on its version."""
-        if SPANS_SLOTS in str(error):
-            self.spans_slots = False
 
     async def close(self) -> None:
         await self.connection.close()

@@ -9,18 +9,18 @@ the connection is closed: later replies would be late, too, and nothing must acc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from ratelimit_rls.core.model import Plan, PlanTemplate, StoreResult, construct
 from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.core.storage_keys import Location
-from ratelimit_rls.errors import StoreError, StoreUnavailable
+from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import PreparedPlan
-from ratelimit_rls.store.redis.deployment import Deployment, ShardRun
+from ratelimit_rls.store.redis.deployment import Deployment
 from ratelimit_rls.store.redis.keyspace import RedisKeyspace
 from ratelimit_rls.store.redis.resp import bulk, bulk_value
-from ratelimit_rls.store.script_codec import EncodedPlan, PlanLayout, decode_reply, make_layout, split_runs
+from ratelimit_rls.store.script_codec import EncodedPlan, PlanLayout, make_layout
 
 
 class RedisStore(RedisKeyspace):
@@ -49,23 +49,9 @@ class RedisStore(RedisKeyspace):
 
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
         plans = cast("Sequence[EncodedPlan[bytes]]", batch)
-        runs = list(split_runs(plans))
-        replies = await self._server.run_script([ShardRun(0, run) for run in runs])
+        results = await self._server.spend(plans, [0] * len(plans))
         self.publish_freed(plans)
-        results: list[StoreResult | StoreError] = []
-        for run, reply in zip(runs, replies, strict=True):
-            results += decode_results(run, reply)
         return results
-
-
-def decode_results(run: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[StoreResult | StoreError]:
-    """Return the result of each plan of a run, or the same error for all of them."""
-    if isinstance(reply, StoreError):
-        return [reply] * len(run)
-    try:
-        return decode_reply(run, reply)
-    except (IndexError, TypeError):
-        return [StoreUnavailable("Redis returned a malformed script reply")] * len(run)
 
 
 @per_template

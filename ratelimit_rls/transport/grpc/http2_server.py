@@ -1,6 +1,7 @@
 """Native gRPC server: speaks HTTP/2 in the event loop that decides, and handles calls in batches.
 
     connections ─► calls of one event loop iteration ─► pipeline ─► connections    methods that have a pipeline
+                   (of more than one with a batch window)
     connections ─► health check ─► connections                                     grpc.health.v1.Health/Check
     connections ─► Unix socket ─► grpc.aio                                         all other methods
 
@@ -14,7 +15,9 @@ import contextlib
 import os
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context, copy_context
+from itertools import chain
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -39,6 +42,7 @@ from ratelimit_rls.transport.grpc.backlog import (
     Backlog,
     fits_iteration,
 )
+from ratelimit_rls.transport.grpc.batch_window import BatchWindow
 from ratelimit_rls.transport.grpc.call_proxy import SERVER_OPTIONS, CallProxy, ProxiedCall
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK, MAX_CHECK_BYTES, HealthCheck
 from ratelimit_rls.transport.grpc.open_connections import OpenConnections
@@ -131,13 +135,13 @@ class _Batch:
 
     def respond(self, number: int, response: Response) -> None:
         self._answered.add(number)
-        self._server.in_progress -= 1
+        self._server.on_answered(1)
         self._respond(self._connections[number], self._stream_ids[number], response)
 
     def respond_all(self, responses: Sequence[Response]) -> None:
         self._all_answered = True
         server = self._server
-        server.in_progress -= len(responses)
+        server.on_answered(len(responses))
         unflushed: list[GrpcProtocol] = []
         server.unflushed = unflushed
         try:
@@ -235,6 +239,10 @@ class Http2Server:
         self._proxy = CallProxy(self._aio_target)
         self._connections = OpenConnections(options.limits, self.config, abuse)
         self._is_dispatch_scheduled = False
+        # None: calls are decided in the iteration of the event loop in which they arrive.
+        self._window: BatchWindow | None = None
+        if options.batch_window_s > 0:
+            self._window = BatchWindow(options.batch_window_s, throttle_queue.margin_s, self.on_calls_queued)
         self._backlog: Backlog[_Method] = Backlog()
         self.in_progress = 0  # calls that are being decided
         self.unflushed: list[GrpcProtocol] | None = None
@@ -272,6 +280,8 @@ class Http2Server:
     async def close(self) -> None:
         if self._check_timer is not None:
             self._check_timer.cancel()
+        if self._window is not None:
+            self._window.close()
         if self._listening is not None:
             self._listening.close()
         if self._tls is not None:
@@ -325,6 +335,12 @@ class Http2Server:
 
     # ── called by batches ──
 
+    def on_answered(self, calls: int) -> None:
+        """Count calls that were decided. If no others are being decided, those that wait for a batch go on."""
+        self.in_progress -= calls
+        if self._window is not None and self._window.is_open and not self.in_progress:
+            self.on_calls_queued()
+
     def delay(self, connection: GrpcProtocol, stream_id: int, response: DelayedResponse) -> None:
         """Hold the response of a throttled call until its slot comes."""
         if connection.is_waiting(stream_id):
@@ -340,6 +356,10 @@ class Http2Server:
         self._is_dispatch_scheduled = False
         if self._health_checks:
             self._respond_to_health_checks()
+        if self._window is not None:
+            if self._wait_for_more(self._window):
+                return
+            self._window.close()
         if self._call_budget.is_limited:
             for method in self._methods.values():
                 self._reject_over_budget(method.queue)
@@ -352,6 +372,13 @@ class Http2Server:
             calls = method.queue.copy()
             method.queue.clear()
             self._start_pipeline(method, calls)
+
+    def _wait_for_more(self, window: BatchWindow) -> bool:
+        """Return True if the queued calls wait for others: only while the process is busy, but not too busy."""
+        if not self.in_progress or self._backlog.count:
+            return False
+        queues = [method.queue for method in self._methods.values() if method.queue]
+        return bool(queues) and window.holds(sorted(chain(*queues), key=itemgetter(3)))
 
     def _respond_to_health_checks(self) -> None:
         for connection, stream_id, message, _, _ in self._health_checks:

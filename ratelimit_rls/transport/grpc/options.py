@@ -25,3 +25,4 @@ class GrpcOptions:
     max_connection_age_grace_s: float | None = None
     limits: ServerLimits = field(default_factory=ServerLimits)
     call_budget: CallBudget | None = None
+    batch_window_s: float = 0.0  # how long calls may wait for others while the process is busy

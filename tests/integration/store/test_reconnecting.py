@@ -13,9 +13,10 @@ from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.redis.connection import PipelinedConnection, connect
+from ratelimit_rls.store.redis.deployment import decode_results
 from ratelimit_rls.store.redis.reconnecting import MAX_PAUSE_S, MIN_STABLE_S, ReconnectingConnection
-from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode
-from ratelimit_rls.store.redis.store import RedisStore, decode_results
+from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun
+from ratelimit_rls.store.redis.store import RedisStore
 from tests.support.servers import RedisServer
 from tests.support.stores import call, step
 
@@ -59,7 +60,7 @@ async def test_a_server_that_rejects_everything_causes_few_connections_and_log_l
 
 async def _denies(node: ScriptNode, run: list) -> bool:  # type: ignore[type-arg]
     try:
-        (reply,) = await node.run_script([[run]])
+        (reply,) = await node.run_script([ScriptRun(run)])
     except StoreUnavailable:
         return True
     return not (isinstance(reply, list) and isinstance(decode_results(run, reply)[0], StoreResult))

@@ -12,7 +12,16 @@ from bench import capacity, cpu, redis_instructions
 from bench.capacity import KeyMemory
 from bench.fleet import Fleet
 from bench.redis_instructions import COMMANDS, OURS, TWO_FIXED_WINDOWS, Counted
-from bench.scenarios import CLUSTER, CLUSTER_BY_DOMAIN, FLEET, REDIS_2, TOKEN_BUCKET_AND_DAY, Scenario, of_peer
+from bench.scenarios import (
+    CLUSTER,
+    CLUSTER_BY_DOMAIN,
+    CLUSTER_BY_TENANT,
+    FLEET,
+    REDIS_2,
+    TOKEN_BUCKET_AND_DAY,
+    Scenario,
+    of_peer,
+)
 from bench.servers import LOOPBACK, Started
 from bench.workload import DOMAIN, SUBDIRECTORY, write_rules
 from ratelimit_rls.core.model import Algorithm, Descriptor, Entry, Request
@@ -114,9 +123,10 @@ def test_token_bucket_and_daily_limit_are_two_limits_on_one_descriptor(tmp_path:
     assert b":fixed_window:day" in day
 
 
-def test_domain_of_a_co_located_cluster_is_the_slot(tmp_path: Path) -> None:
+def test_domain_or_tenant_of_a_co_located_cluster_is_the_slot(tmp_path: Path) -> None:
     assert planned(CLUSTER[0], tmp_path)[0].startswith(b"rl:{bench/")
     assert planned(CLUSTER_BY_DOMAIN[0], tmp_path)[0].startswith(b"rl:{bench}/")
+    assert planned(CLUSTER_BY_TENANT[0], tmp_path)[0].startswith(b"rl:{bench/tenant=tenant-01}/")
 
 
 def test_peer_has_the_same_rules_and_load() -> None:

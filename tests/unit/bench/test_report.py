@@ -21,11 +21,13 @@ from bench.scenarios import (
     CHECKS,
     CLUSTER,
     CLUSTER_BY_DOMAIN,
+    CLUSTER_BY_TENANT,
     ECHO,
     ENVOY_ALONE,
     FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
     FLEET,
+    FLEET_WINDOWS,
     LONG_LOGS,
     MANY_RULES,
     REDIS_2,
@@ -154,6 +156,7 @@ def test_pattern_selects_scenarios_and_unknown_name_lists_all() -> None:
         "redis-5-128-in-flight",
         "redis-5-cluster-128-in-flight",
         "redis-5-by-domain-cluster-128-in-flight",
+        "redis-5-by-tenant-cluster-128-in-flight",
     ]
     with pytest.raises(SystemExit, match="no scenario is named redis-3; there are: echo-native, "):
         plan(options(["--only", "redis-3"]))
@@ -186,22 +189,44 @@ def test_fleet_is_compared_with_the_peer_by_batches_and_latencies() -> None:
     ]
 
 
+def test_fleet_with_a_batch_window_is_compared_with_one_without() -> None:
+    window = FLEET_WINDOWS[-1]
+    without = replace(window, window_us=0)
+    lines = verdicts(
+        {
+            without: [replace(ONE, redis_us=10, latencies=latencies(1000))],
+            window: [replace(ONE, redis_us=8, latencies=latencies(1500))],
+        }
+    )
+    assert lines[-1] == (
+        "redis-1-fleet-4-in-flight-window-2000us ÷ redis-1-fleet-4-in-flight: Redis µs 0.80, service µs 1.00, "
+        "calls/s 1.00, p50 1.50, p95 1.50, p99 1.50, p99.9 1.50"
+    )
+
+
 def test_cluster_is_compared_with_a_single_redis_and_with_the_peer() -> None:
-    single, cluster, by_domain = SINGLE_REDIS[1], CLUSTER[1], CLUSTER_BY_DOMAIN[1]
+    single, cluster, by_domain, by_tenant = SINGLE_REDIS[1], CLUSTER[1], CLUSTER_BY_DOMAIN[1], CLUSTER_BY_TENANT[1]
     results = {
         single: [replace(ONE, redis_us=10, busiest_redis_us=10)],
         cluster: [replace(ONE, redis_us=60, busiest_redis_us=22)],
         by_domain: [replace(ONE, redis_us=20, busiest_redis_us=20)],
+        by_tenant: [replace(ONE, redis_us=12, busiest_redis_us=4)],
         of_peer(cluster): [replace(ONE, redis_us=40, busiest_redis_us=15)],
     }
     assert verdicts(results) == [
-        "redis-2-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00, "
-        "Redis µs, all masters 6.00; the busiest master 22.0 µs",
+        "redis-2-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00 (at most 1.4: met), "
+        "Redis µs, all masters 6.00 (at most 1.35: MISSED), "
+        "throughput by the busiest master 0.45 (at least 2.2: MISSED); the busiest master 22.0 µs",
         "redis-2-by-domain-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00, "
-        "Redis µs, all masters 2.00; the busiest master 20.0 µs",
+        "Redis µs, all masters 2.00, throughput by the busiest master 0.50; the busiest master 20.0 µs",
+        "redis-2-by-tenant-cluster-128-in-flight ÷ redis-2-128-in-flight: calls/s 1.00, service µs 1.00 "
+        "(at most 1.4: met), Redis µs, all masters 1.20 (at most 1.35: met), "
+        "throughput by the busiest master 2.50 (at least 2.2: met); the busiest master 4.0 µs",
         "redis-2-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, Redis µs 1.50",
         "redis-2-by-domain-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, "
         "Redis µs 0.50",
+        "redis-2-by-tenant-cluster-128-in-flight ÷ peer-2-cluster-128-in-flight: calls/s 1.00, service µs 1.00, "
+        "Redis µs 0.30",
     ]
 
 

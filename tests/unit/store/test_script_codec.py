@@ -29,7 +29,7 @@ def test_keys_and_specs_are_encoded_once_and_referenced_by_index() -> None:
 
 
 def test_keys_of_several_slots_are_grouped() -> None:
-    packed = encode_slots([[packed_plan("a1", "a2"), packed_plan("a1")], [packed_plan("b1")]], 0)
+    packed = encode_slots([packed_plan("a1", "a2"), packed_plan("a1"), packed_plan("b1")], [7, 7, 9], 0)
 
     assert packed.keys == ["a1", "a2", "b1"]
     assert unpack(">3H", packed.calls[:6]) == (2, 2, 1)

@@ -48,8 +48,10 @@ def test_responses_of_a_batch_are_written_once_for_each_connection_when_it_is_de
     headers = SimpleNamespace(deadline_in_s=inf)
     calls: Any = [(connections[number % 2], 1, b"", 0.0, headers) for number in range(4)]
     accounting: Any = server
-    accounting.in_progress = len(calls)
+    answered: list[int] = []
+    accounting.on_answered = answered.append
     batch = _Batch(accounting, calls, has_request_ids=False, wants_metadata=False)
     batch.respond_all([b"0", b"1", b"2", b"3"])
     assert [client.writes for client in clients] == [[[b"0", b"2"]], [[b"1", b"3"]]]
     assert server.unflushed is None
+    assert answered == [4]
