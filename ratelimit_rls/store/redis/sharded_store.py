@@ -265,7 +265,8 @@ def _merge(
                 refunds += _charges_to_refund(part, result, readings)
     replayed = all(result.replayed for result in merged)
     now_us = max(decided_at_us)
-    return StoreResult(denied, now_us, tuple(readings), replayed=replayed, decided_at_us=tuple(decided_at_us)), refunds
+    result = StoreResult.of(denied, now_us, readings, replayed=replayed, decided_at_us=tuple(decided_at_us))
+    return result, refunds
 
 
 def _charges_to_refund(part: ShardPart, result: StoreResult, readings: list[Reading]) -> Iterator[ShardPart]:
