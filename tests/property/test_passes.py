@@ -47,14 +47,18 @@ steps = st.builds(
     shadow_mode=st.booleans(),
     quota_mode=st.booleans(),
 )
-styles = st.builds(ResponsePolicy, st.none() | st.lists(st.sampled_from(HeaderFamily), max_size=2).map(tuple))
+styles = st.just(ResponsePolicy(None)) | st.builds(
+    ResponsePolicy, st.none() | st.lists(st.sampled_from(HeaderFamily), max_size=2).map(tuple)
+)
 readings = st.builds(
     Reading,
     st.integers(-1, 2) | st.integers(-5, 12) | st.integers(0, 2**40),
     st.just(0),
     st.integers(0, 10_000_000) | st.integers(0, 2**50),
 )
-options = st.builds(ResponseOptions, headers_enabled=st.booleans(), dynamic_metadata=st.booleans())
+options = st.just(ResponseOptions()) | st.builds(
+    ResponseOptions, headers_enabled=st.booleans(), dynamic_metadata=st.booleans()
+)
 
 
 @st.composite
