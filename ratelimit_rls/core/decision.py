@@ -41,14 +41,14 @@ def decision_of(template: PlanTemplate, result: StoreResult | None) -> Decision:
     if result is None:
         if template.rejection is not None:
             return _decide_rejected(template, template.rejection)
-        return Decision(Code.OK, tuple([_unlimited_status(one) for one in template.descriptor_plans]), template)
+        return Decision(Code.OK, tuple([unlimited_status(one) for one in template.descriptor_plans]), template)
     statuses = []
     at = 0
     readings = result.readings
     for descriptor_plan in template.descriptor_plans:
         first, at = at, at + len(descriptor_plan.steps)
         if first == at:
-            statuses.append(_unlimited_status(descriptor_plan))
+            statuses.append(unlimited_status(descriptor_plan))
         elif not descriptor_plan.watchers:
             statuses.append(_limit_status(descriptor_plan, readings[first:at]))
         else:
@@ -63,9 +63,22 @@ def decision_of(template: PlanTemplate, result: StoreResult | None) -> Decision:
     return _with_delay(decision, readings) if template.can_wait and not over else decision
 
 
+def passes(template: PlanTemplate, result: StoreResult) -> bool:
+    """Return True if the result has no more to report than that every limit passes, what it has left and its reset."""
+    return template.is_plain and not (result.replayed or result.remembered or any(result.numbers[1::3]))
+
+
+def reported_limit(numbers: Sequence[int], first: int, limits: int) -> int:
+    """Return the index of the reading that is reported for a descriptor that passes: of the limit with the least left.
+
+    `numbers` are those of a StoreResult. The readings of the descriptor begin at `first`.
+    """
+    return first if limits == 1 else min(range(first, first + 3 * limits, 3), key=numbers.__getitem__)
+
+
 def _decide_rejected(template: PlanTemplate, rejection: Rejection) -> Decision:
     statuses = tuple(
-        Status(Code.OVER_LIMIT, None, 0, 0, one) if number == rejection.descriptor_index else _unlimited_status(one)
+        Status(Code.OVER_LIMIT, None, 0, 0, one) if number == rejection.descriptor_index else unlimited_status(one)
         for number, one in enumerate(template.descriptor_plans)
     )
     code = Code.OK if template.shadow_mode else Code.OVER_LIMIT
@@ -74,14 +87,14 @@ def _decide_rejected(template: PlanTemplate, rejection: Rejection) -> Decision:
 
 def allow_without_store(template: PlanTemplate) -> Decision:
     """Return the decision for `on_store_failure: allow`. No limit is reported, since none is known."""
-    statuses = tuple([_unlimited_status(descriptor_plan) for descriptor_plan in template.descriptor_plans])
+    statuses = tuple([unlimited_status(descriptor_plan) for descriptor_plan in template.descriptor_plans])
     return Decision(Code.OK, statuses, template, without_store=OnStoreFailure.ALLOW)
 
 
 def deny_without_store(template: PlanTemplate, now_us: int) -> Decision:
     """Return the decision for `on_store_failure: deny`: every limit that can deny a call does."""
     statuses = tuple(
-        [_denied_status(one) if _can_deny(one) else _unlimited_status(one) for one in template.descriptor_plans]
+        [_denied_status(one) if _can_deny(one) else unlimited_status(one) for one in template.descriptor_plans]
     )
     over = template.purpose is not Purpose.REPORT and _is_over_limit(template, statuses)
     code = Code.OVER_LIMIT if over and not template.shadow_mode else Code.OK
@@ -119,7 +132,8 @@ def _with_delay(decision: Decision, readings: Sequence[Reading]) -> Decision:
     return decision._replace(wait_us=wait_us, delayed_by=-number) if wait_us else decision
 
 
-def _unlimited_status(descriptor_plan: DescriptorPlan) -> Status:
+def unlimited_status(descriptor_plan: DescriptorPlan) -> Status:
+    """Return the status of a descriptor that has no limits."""
     return Status(Code.OK, None, UNLIMITED_REMAINING if descriptor_plan.unlimited else 0, 0, descriptor_plan)
 
 

@@ -9,9 +9,10 @@ descriptor, entry, key, value, limit, unit, hits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
@@ -331,6 +332,7 @@ class PlanTemplate:
     own_bytes: int = 0  # size if it holds data of one request (limits, hits, metric names), which few share
     purpose: Purpose = Purpose.DECIDE
     can_wait: bool = False  # the response may have to be delayed
+    is_plain: bool = False  # a result that passes may be its outcome (`core.decision.passes`)
     on_store_failure: OnStoreFailure = OnStoreFailure.ERROR
     rejection: Rejection | None = None  # if set, there are no steps
     # A copy of the template starts empty.
@@ -385,11 +387,32 @@ class StoreResult(NamedTuple):
 
     denied: bool  # the call's verdict; charging depended on it
     now_us: int  # time of the decision, on the store's clock
-    readings: tuple[Reading, ...]  # one per key of the plan
+    numbers: tuple[int, ...]  # the readings one after the other: three numbers per key of the plan
     granted: int = 0  # for a plan that takes up to a number of hits: how many it took
     remembered: bool = False  # a cached denial: the store was not called
     replayed: bool = False  # repeated result of an idempotent call: nothing was charged now
     decided_at_us: tuple[int, ...] = ()  # per key, if not all were decided at `now_us` by one clock
+
+    @classmethod
+    def of(
+        cls,
+        denied: bool,
+        now_us: int,
+        readings: Iterable[Reading],
+        *,
+        remembered: bool = False,
+        replayed: bool = False,
+        decided_at_us: tuple[int, ...] = (),
+    ) -> StoreResult:
+        """Return a result with these readings."""
+        numbers = tuple(chain.from_iterable(readings))
+        return cls(denied, now_us, numbers, 0, remembered, replayed, decided_at_us)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """One reading per key of the plan."""
+        numbers = iter(self.numbers)
+        return tuple([construct(Reading, one) for one in zip(numbers, numbers, numbers, strict=True)])
 
 
 class Status(NamedTuple):
@@ -422,3 +445,9 @@ class Decision(NamedTuple):
     decided_at_us: tuple[int, ...] = ()  # as in StoreResult
     replayed: bool = False  # repeated result of an idempotent call: nothing was charged now
     share: Decision | None = None  # decided locally: the decision by this process's share of each limit
+
+
+Outcome = Decision | StoreResult
+"""The decision of a call. It is the result of the store itself if every limit passes (`core.decision.passes`): nearly
+every call ends like this, and then what is left of each limit is all that responses and metrics need.
+`core.decision.decision_of` returns the decision for it."""

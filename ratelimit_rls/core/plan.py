@@ -212,6 +212,7 @@ class Planner:
             own_bytes=_estimate_bytes(descriptor_plans) + request_bytes if is_own else 0,
             purpose=request.purpose,
             can_wait=any(step.max_delay_us and step.cost > 0 for step in steps),
+            is_plain=not self._policy.shadow_mode and _is_plain(request, steps, states),
             on_store_failure=self._on_store_failure(request, descriptor_plans),
         )
 
@@ -314,6 +315,11 @@ def validate_request(request: Request) -> None:
             raise BadRequest(
                 f"descriptor {index}: the limit's unit is unknown; use SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
             )
+
+
+def _is_plain(request: Request, steps: Sequence[Step], states: int) -> bool:
+    has_watchers = states > len(steps)
+    return request.purpose is not Purpose.REPORT and not has_watchers and all(step.cost >= 0 for step in steps)
 
 
 def _estimate_bytes(descriptor_plans: Sequence[DescriptorPlan]) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from time import time
 from typing import Generic, TypeVar
 
+from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.identity import Verifier
-from ratelimit_rls.core.model import Decision, Request
+from ratelimit_rls.core.model import Decision, PlanTemplate, Request, StoreResult
 from ratelimit_rls.pipeline.limiter import PlannedCall, RateLimiter
 from ratelimit_rls.pipeline.message_bounds import DEFAULT_BOUNDS, MessageBounds
 from ratelimit_rls.pipeline.request_cache import PreparedRequest, RequestCache
@@ -47,6 +48,10 @@ class Codec(ABC, Generic[T]):
     @abstractmethod
     def decode(self, message: bytes) -> PreparedRequest[T]:
         """Decode and prepare a message. Raises BadRequest if it is invalid, NotReady if there are no rules yet."""
+
+    def encode_pass(self, template: PlanTemplate, result: StoreResult, response_template: T) -> bytes:
+        """Encode the response to a call that passes all its limits, by the result of the store."""
+        return self.encode(decision_of(template, result), response_template)
 
     @abstractmethod
     def clear_cache(self) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from ratelimit_rls.core.decision import decision_of
+from ratelimit_rls.core.decision import decision_of, passes
 from ratelimit_rls.core.entitlements import Entitlements
 from ratelimit_rls.core.model import (
     Decision,
     DescriptorPlan,
     OnStoreFailure,
+    Outcome,
     Plan,
     PlanTemplate,
     Rejection,
@@ -167,18 +168,21 @@ class RateLimiter:
         results: Sequence[StoreResult | StoreError],
         wait_left_us: Callable[[int], int | None] = lambda index: None,
         answered: Collection[int] = (),
-    ) -> list[Decision | StoreError]:
-        """Return the decision of each call, in order; a StoreError if the store failed and its rules say `error`.
+    ) -> list[Outcome | StoreError]:
+        """Return the outcome of each call, in order; a StoreError if the store failed and its rules say `error`.
 
         `results` are those of the calls that need the store. `wait_left_us` returns how long a caller, by its index,
         can still be throttled by the fallback (None: as long as its rules allow). The fallback does not decide the
         calls in `answered`: they have their response.
         """
         remaining_results = iter(results)
-        decisions: list[Decision | StoreError] = []
+        decisions: list[Outcome | StoreError] = []
         undecided: dict[int, UndecidedCall] = {}
         for template, _, prepared, _, _ in calls:
             result = next(remaining_results) if prepared is not None else None
+            if result.__class__ is StoreResult and passes(template, result):  # nearly always
+                decisions.append(result)
+                continue
             if not isinstance(result, StoreError):
                 decisions.append(decision_of(template, result))
                 continue
@@ -207,9 +211,12 @@ class RateLimiter:
     ) -> list[Decision | StoreError]:
         """Decide and record calls that no pipeline has decoded: those of the admin API and of simulations."""
         begun_s = monotonic()
-        decisions = self.decide(calls, await self.spend(plans_to_spend(calls, None, request_ids)))
-        self.recorder.record(calls, decisions, begun_s)
-        return decisions
+        outcomes = self.decide(calls, await self.spend(plans_to_spend(calls, None, request_ids)))
+        self.recorder.record(calls, outcomes, begun_s)
+        return [
+            decision_of(call.template, outcome) if isinstance(outcome, StoreResult) else outcome
+            for call, outcome in zip(calls, outcomes, strict=True)
+        ]
 
     async def give_back(self, call: PlannedCall, decision: Decision) -> None:
         """Refund what an admitted call was charged: its caller disconnected before the response.

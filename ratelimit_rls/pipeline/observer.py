@@ -13,7 +13,8 @@ from typing import Any
 
 import structlog
 
-from ratelimit_rls.core.model import Decision
+from ratelimit_rls.core.decision import decision_of
+from ratelimit_rls.core.model import Decision, Outcome
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.h2.status import RpcError
 from ratelimit_rls.pipeline.batch import Batch, DelayedResponse, Response
@@ -65,11 +66,11 @@ class Observer:
                 _log.exception("tracing_failed", method=self._method)
             return None
 
-    def decided(self, pending: PendingBatch[Any], decisions: Sequence[Decision | StoreError]) -> None:
-        """Record the decisions of a batch, except those of calls that were answered before."""
-        self._recorder.record(pending.calls, decisions, pending.begun_s, pending.answered)
+    def decided(self, pending: PendingBatch[Any], outcomes: Sequence[Outcome | StoreError]) -> None:
+        """Record the outcomes of a batch, except those of calls that were answered before."""
+        self._recorder.record(pending.calls, outcomes, pending.begun_s, pending.answered)
         if pending.traced is not None or self._denial_log is not None:
-            self._trace(pending.traced, pending.numbers, decisions, pending.answered)
+            self._record_decisions(pending.traced, pending.numbers, pending.calls, outcomes, pending.answered)
 
     def decided_without_store(
         self,
@@ -80,7 +81,7 @@ class Observer:
     ) -> None:
         """Record the decisions of calls that did not wait for the store. `numbers` are their indexes in the batch."""
         self._recorder.record_without_store(calls, decisions)
-        self._trace(traced, numbers, decisions)
+        self._record_decisions(traced, numbers, calls, decisions)
 
     def responded(self, batch: Batch, responses: Sequence[tuple[int, Response]], traced: TracedBatch | None) -> None:
         """Record responses, by the index of their calls."""
@@ -101,27 +102,31 @@ class Observer:
             for number in traced.spans:
                 self._end_span(traced, number, responses[number])
 
-    def _trace(
+    def _record_decisions(
         self,
         traced: TracedBatch | None,
         numbers: Sequence[int],
-        decisions: Sequence[Decision | StoreError],
+        calls: Sequence[PlannedCall],
+        outcomes: Sequence[Outcome | StoreError],
         skipped: Collection[int] = (),
     ) -> None:
-        """Record decisions in their spans, and some denials in the log. `skipped` are indexes into `numbers`."""
+        """Record outcomes in their spans, and some denials in the log. `skipped` are indexes into `numbers`."""
         log = self._denial_log if self._denial_log is not None and self._denial_log.has_lines_left else None
         if (traced is None or not traced.spans) and log is None:
             return
         recorded = [
-            (number, decision)
-            for index, (number, decision) in enumerate(zip(numbers, decisions, strict=True))
-            if isinstance(decision, Decision) and index not in skipped
+            (number, call, outcome)
+            for index, (number, call, outcome) in enumerate(zip(numbers, calls, outcomes, strict=True))
+            if not isinstance(outcome, StoreError) and index not in skipped
         ]
         if traced is not None:
-            for number, decision in recorded:
-                traced.decided(number, decision)
+            for number, call, outcome in recorded:
+                if number in traced.spans:
+                    decision = outcome if isinstance(outcome, Decision) else decision_of(call.template, outcome)
+                    traced.decided(number, decision)
         if log is not None:
-            log.record(recorded, traced.ids if traced is not None else lambda _: None)
+            decisions = [(number, outcome) for number, _, outcome in recorded if isinstance(outcome, Decision)]
+            log.record(decisions, traced.ids if traced is not None else lambda _: None)
 
     def _count(self, response: Response, elapsed_s: float) -> None:
         if isinstance(response, RpcError):

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from ratelimit_rls.core.model import Decision
+from ratelimit_rls.core.model import Decision, Outcome, StoreResult
 from ratelimit_rls.errors import (
     BadRequest,
     CallerDeadlineExceeded,
@@ -88,9 +88,9 @@ class Pipeline(Generic[T]):
             try:
                 plans = plans_to_spend(pending.calls, pending.waits_us, pending.request_ids)
                 results = await self._limiter.spend(plans)
-                decisions = self._limiter.decide(pending.calls, results, pending.wait_left_us, pending.answered)
-                self._observer.decided(pending, decisions)
-                responses = self._encode(pending, decisions)
+                outcomes = self._limiter.decide(pending.calls, results, pending.wait_left_us, pending.answered)
+                self._observer.decided(pending, outcomes)
+                responses = self._encode(pending, outcomes)
             finally:
                 if self._store_may_be_late:
                     self._deadlines.forget(pending)
@@ -251,22 +251,24 @@ class Pipeline(Generic[T]):
 
     # ── encode ──
 
-    def _encode(self, pending: PendingBatch[T], decisions: Sequence[Decision | StoreError]) -> list[Response]:
+    def _encode(self, pending: PendingBatch[T], outcomes: Sequence[Outcome | StoreError]) -> list[Response]:
         encode = self._encode_one
         responses: list[Response] = [
-            encode(request, decision) for request, decision in zip(pending.requests, decisions, strict=True)
+            encode(request, outcome) for request, outcome in zip(pending.requests, outcomes, strict=True)
         ]
         if pending.waits_us is not None:
-            for index, decision in enumerate(decisions):
-                if isinstance(decision, Decision) and decision.wait_us:
-                    responses[index] = self._delay(pending, index, decision, responses[index])
+            for index, outcome in enumerate(outcomes):
+                if isinstance(outcome, Decision) and outcome.wait_us:
+                    responses[index] = self._delay(pending, index, outcome, responses[index])
         return responses
 
-    def _encode_one(self, request: PreparedRequest[T], decision: Decision | StoreError) -> bytes | RpcError:
-        if isinstance(decision, StoreError):
-            return self._to_error(decision)
+    def _encode_one(self, request: PreparedRequest[T], outcome: Outcome | StoreError) -> bytes | RpcError:
         try:
-            return self._codec.encode(decision, request.response_template)
+            if isinstance(outcome, StoreResult):
+                return self._codec.encode_pass(request.call.template, outcome, request.response_template)
+            if isinstance(outcome, StoreError):
+                return self._to_error(outcome)
+            return self._codec.encode(outcome, request.response_template)
         except Exception as error:
             return self._to_error(error)
 

@@ -81,18 +81,12 @@ class _DenialEntry:
         waits as long as it was asked to does not return before the end, which the store knows exactly.
         """
         elapsed_us = int((now_s - self.received_s) * 1e6)
-        readings = [
-            construct(
-                Reading,
-                (
-                    left if retry_us or reset_us > elapsed_us else capacity,
-                    retry_us - elapsed_us if retry_us > 0 else retry_us,
-                    reset_us - elapsed_us if reset_us > elapsed_us else 0,
-                ),
-            )
-            for (left, retry_us, reset_us), capacity in zip(self.result.readings, self.capacities, strict=True)
-        ]
-        return construct(StoreResult, (True, self.result.now_us + elapsed_us, tuple(readings), 0, True, False, ()))
+        numbers: list[int] = []
+        for (left, retry_us, reset_us), capacity in zip(self.result.readings, self.capacities, strict=True):
+            numbers.append(left if retry_us or reset_us > elapsed_us else capacity)
+            numbers.append(retry_us - elapsed_us if retry_us > 0 else retry_us)
+            numbers.append(reset_us - elapsed_us if reset_us > elapsed_us else 0)
+        return construct(StoreResult, (True, self.result.now_us + elapsed_us, tuple(numbers), 0, True, False, ()))
 
 
 class DenialCache:
@@ -360,14 +354,11 @@ def _denying_keys(plan: PreparedPlan, result: StoreResult) -> tuple[Hashable, ..
 def _as_charged_again(plan: PreparedPlan, result: StoreResult) -> StoreResult:
     """Return what the next call would get: limits that are always charged are over by as much again."""
     steps = [step for one in plan.layout.descriptor_plans for step in (*one.steps, *(None for _ in one.watchers))]
-    return result._replace(
-        readings=tuple(
-            reading._replace(left=reading.left - step.cost)
-            if step is not None and step.charge is Charge.ALWAYS
-            else reading
-            for step, reading in zip(steps, result.readings, strict=True)
-        )
-    )
+    numbers = list(result.numbers)
+    for number, step in enumerate(steps):
+        if step is not None and step.charge is Charge.ALWAYS:
+            numbers[3 * number] -= step.cost  # what is left
+    return result._replace(numbers=tuple(numbers))
 
 
 def _capacities(layout: PlanLayout[object], readings: Sequence[Reading]) -> Iterator[int]:

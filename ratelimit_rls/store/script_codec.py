@@ -20,7 +20,6 @@ from ratelimit_rls.core.model import (
     Penalty,
     PlanTemplate,
     Purpose,
-    Reading,
     Step,
     StoreResult,
     Watcher,
@@ -293,27 +292,28 @@ def split_runs(batch: Sequence[EncodedPlan[Arg]]) -> Iterator[Sequence[EncodedPl
 
 
 def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
+    reply = tuple(reply)
     now_us = reply[0]
     results: list[StoreResult | StoreError] = []
     at = 1
     for plan in batch:
         verdict = reply[at]
         first, at = at + 1, at + 1 + 3 * len(plan.keys)
-        if at == first + 3:  # without a loop, which takes longer than the rest: most parts of calls have one limit
-            readings: tuple[Reading, ...] = (construct(Reading, reply[first:at]),)
-        else:
-            readings = tuple([construct(Reading, reply[i : i + 3]) for i in range(first, at, 3)])
+        numbers = reply[first:at]
+        if len(numbers) != at - first:
+            raise IndexError("the reply is too short")
         if verdict == VERDICT_UNKNOWN_STATE:
-            results.append(_unknown_state(plan, readings))
+            results.append(_unknown_state(plan, numbers[::3]))
         elif plan.hits is None or plan.charged_at_us is not None:
-            results.append(construct(StoreResult, (verdict % 2 == 1, now_us, readings, 0, False, verdict > 1, ())))
+            results.append(construct(StoreResult, (verdict % 2 == 1, now_us, numbers, 0, False, verdict > 1, ())))
         else:
-            results.append(StoreResult(verdict == 0, now_us, readings, granted=verdict))
+            results.append(StoreResult(verdict == 0, now_us, numbers, granted=verdict))
     return results
 
 
-def _unknown_state(plan: EncodedPlan[Arg], readings: Sequence[Reading]) -> UnknownState:
-    marked = [key for key, reading in zip(plan.keys, readings, strict=True) if reading.left]
+def _unknown_state(plan: EncodedPlan[Arg], left: Sequence[int]) -> UnknownState:
+    """Return the error of a call that was not decided. `left` is 1 for each key whose state is unknown."""
+    marked = [key for key, is_unknown in zip(plan.keys, left, strict=True) if is_unknown]
     if not marked and plan.idempotency_key is not None:
         marked = [plan.idempotency_key]
     return UnknownState(b", ".join(map(plan.layout.decode_key, marked)).decode(errors="replace"))

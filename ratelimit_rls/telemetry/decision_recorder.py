@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Protocol
 
-from ratelimit_rls.core.model import Decision
+from ratelimit_rls.core.model import Decision, Outcome, StoreResult
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.telemetry.hot_keys import HotKeys, ObservedCall
 from ratelimit_rls.telemetry.metrics import MetricCounters, Metrics
@@ -33,7 +33,7 @@ class DecisionRecorder:
     def record(
         self,
         calls: Sequence[RecordedCall],
-        decisions: Sequence[Decision | StoreError],
+        outcomes: Sequence[Outcome | StoreError],
         begun_s: float,
         answered: Collection[int] = (),
     ) -> None:
@@ -41,20 +41,19 @@ class DecisionRecorder:
 
         Calls in `answered`, by index, got another decision, which was recorded before.
         """
-        record = self._metrics.record
-        if answered:
-            for index, (call, decision) in enumerate(zip(calls, decisions, strict=True)):
-                if decision.__class__ is Decision and index not in answered:
-                    record(decision, call.metric_counters)
-        else:
-            for call, decision in zip(calls, decisions, strict=True):
-                if decision.__class__ is Decision:
-                    record(decision, call.metric_counters)
+        record, record_pass = self._metrics.record, self._metrics.record_pass
+        for index, (call, outcome) in enumerate(zip(calls, outcomes, strict=True)):
+            if answered and index in answered:
+                continue
+            if outcome.__class__ is StoreResult:
+                record_pass(call.template, outcome, call.metric_counters)
+            elif outcome.__class__ is Decision:
+                record(outcome, call.metric_counters)
         if self._hot_keys is not None:
-            self._hot_keys.observe(calls, decisions)
+            self._hot_keys.observe(calls, outcomes)
         if self._usage_recorder is not None:
             elapsed_s = monotonic() - begun_s
-            self._usage_recorder.note([call.usage_entry for call in calls], decisions, elapsed_s, answered)
+            self._usage_recorder.note([call.usage_entry for call in calls], outcomes, elapsed_s, answered)
 
     def record_without_store(self, calls: Sequence[RecordedCall], decisions: Sequence[Decision | StoreError]) -> None:
         """Record calls that did not wait for the store. Hot keys are those of the store, so these do not count."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from ratelimit_rls.core.model import Code, Decision, DescriptorPlan, Entry, PlanTemplate
+from ratelimit_rls.core.model import Code, Decision, DescriptorPlan, Entry, Outcome, PlanTemplate
 from ratelimit_rls.core.storage_key_parser import ParsedKey, parse_key
 from ratelimit_rls.errors import StoreError, one_line
 from ratelimit_rls.telemetry.masking import Mask
@@ -142,13 +142,13 @@ class HotKeys:
         self._warned: dict[Hashable, float] = {}  # and when
         self._warnings: deque[float] = deque(maxlen=MAX_WARNINGS)
 
-    def observe(self, calls: Sequence[ObservedCall], decisions: Sequence[Decision | StoreError]) -> None:
-        """Record a batch of calls and their decisions."""
+    def observe(self, calls: Sequence[ObservedCall], outcomes: Sequence[Outcome | StoreError]) -> None:
+        """Record a batch of calls and their outcomes."""
         self._skip -= len(calls)
         if self._skip < 0:
-            self._sample(calls, decisions)
+            self._sample(calls, outcomes)
 
-    def _sample(self, calls: Sequence[ObservedCall], decisions: Sequence[Decision | StoreError]) -> None:
+    def _sample(self, calls: Sequence[ObservedCall], outcomes: Sequence[Outcome | StoreError]) -> None:
         weight = self._draw_weight  # with which the next sample was chosen
         now_s = self._clock()
         if now_s - self._current.begun_s >= GENERATION_S:
@@ -156,7 +156,7 @@ class HotKeys:
         current, size = self._current, len(calls)
         number = self._skip + size
         while number < size:
-            current.add(calls[number], decisions[number], weight)
+            current.add(calls[number], outcomes[number], weight)
             if current.draws % MAX_DRAWS == 0:
                 self._draw_weight = min(2 * self._draw_weight, MAX_DRAW_WEIGHT)
             weight = self._draw_weight
@@ -263,7 +263,7 @@ class _Generation:
         self.denied = _Summary()
         self.remembered = _Summary()  # denials from the cache, for which the store was not asked
 
-    def add(self, call: ObservedCall, decision: Decision | StoreError, weight: int) -> None:
+    def add(self, call: ObservedCall, outcome: Outcome | StoreError, weight: int) -> None:
         """Add each descriptor of the call, by the key of its first limit."""
         self.draws += 1
         self.calls += weight
@@ -272,15 +272,15 @@ class _Generation:
         if call.prepared is None or call.template.own_bytes > MAX_OWN_BYTES:
             return
         keys, at = call.prepared.keys, 0
-        decided = None if isinstance(decision, StoreError) else decision
+        decision = outcome if isinstance(outcome, Decision) else None
         for number, descriptor_plan in enumerate(call.template.descriptor_plans):
             if descriptor_plan.steps:
                 key = keys[at]
                 at += len(descriptor_plan.steps) + len(descriptor_plan.watchers)
                 self.used.add(key, weight, descriptor_plan)
-                if decided is not None and decided.statuses[number].code is Code.OVER_LIMIT:
+                if decision is not None and decision.statuses[number].code is Code.OVER_LIMIT:
                     self.denied.add(key, weight, descriptor_plan)
-                    if decided.remembered:
+                    if decision.remembered:
                         self.remembered.add(key, weight, descriptor_plan)
 
 

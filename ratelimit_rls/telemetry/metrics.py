@@ -14,6 +14,7 @@ from functools import lru_cache
 from struct import pack, unpack
 from typing import NamedTuple
 
+from ratelimit_rls.core.decision import reported_limit
 from ratelimit_rls.core.model import (
     Charge,
     Code,
@@ -24,8 +25,10 @@ from ratelimit_rls.core.model import (
     Purpose,
     Reading,
     Step,
+    StoreResult,
     WarningState,
 )
+from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.telemetry.rule_labels import rule_label
 from ratelimit_rls.telemetry.series import Durations, Series, Value
 
@@ -155,6 +158,10 @@ def short_method(method: str) -> str:
     return method.rpartition("/")[2]
 
 
+_Thresholds = tuple[int, int, int]
+"""Hits of a call, capacity of the limit, and the count above which hits are near it."""
+
+
 class LimitSeries(NamedTuple):
     """The labels by which hits are counted."""
 
@@ -174,6 +181,7 @@ class Metrics:
         self._value_sources: list[ValueSource] = []
         self._series_sources: list[SeriesSource] = []
         self._near_limit_ratio = near_limit_ratio
+        self._thresholds_of = per_template(self._thresholds)
         self._paths: set[str] = set()
         self._labels: set[str] = set()
 
@@ -261,6 +269,33 @@ class Metrics:
                 if state:  # neither None nor NORMAL
                     counted.state_warning += state is WarningState.WARNING
                     counted.state_throttled += state is WarningState.THROTTLED
+
+    def record_pass(self, template: PlanTemplate, result: StoreResult, counters: MetricCounters) -> None:
+        """Count one call that passes all its limits, like `record`, by the result of the store."""
+        numbers, at = result.numbers, 0
+        for counted, thresholds in zip(counters, self._thresholds_of(template), strict=True):
+            if isinstance(counted, PassCounter):
+                counted.count += 1
+                continue
+            reported = reported_limit(numbers, at, len(thresholds))
+            hits, capacity, near = thresholds[(reported - at) // 3]
+            at += 3 * len(thresholds)
+            counted.total_hits += hits
+            counted.within_limit += hits
+            counted.outcomes[_OK + _STORE] += 1
+            after = capacity - numbers[reported]
+            if after > near:
+                counted.near_limit += hits if after - hits >= near else after - near
+
+    def _thresholds(self, template: PlanTemplate) -> tuple[tuple[_Thresholds, ...], ...]:
+        return tuple(
+            tuple(self._limit_thresholds(step) for step in descriptor_plan.steps)
+            for descriptor_plan in template.descriptor_plans
+        )
+
+    def _limit_thresholds(self, step: Step) -> _Thresholds:
+        capacity = step.limit.burst or step.limit.requests_per_unit
+        return step.cost, capacity, near_limit(capacity, self._near_limit_ratio)
 
     def _record_policy(self, decision: Decision, counters: MetricCounters) -> None:
         """Count a decision for which no counter moved, since the store did not answer."""

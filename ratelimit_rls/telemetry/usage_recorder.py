@@ -17,7 +17,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Code, Decision, DescriptorPlan, PlanTemplate, Request, Status
+from ratelimit_rls.core.decision import reported_limit
+from ratelimit_rls.core.model import (
+    Code,
+    Decision,
+    DescriptorPlan,
+    Outcome,
+    PlanTemplate,
+    Request,
+    Status,
+    Step,
+    StoreResult,
+)
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.telemetry.histogram import bucket_of
 from ratelimit_rls.telemetry.row_budget import RowBudget
@@ -117,6 +128,14 @@ class UsageEntry:
         self._codes: dict[int, int] = {}  # the counter of its calls under that rule
         self._generation: object = None  # of that counter; if outdated, the counter must be looked up again
 
+    def used(self, result: StoreResult) -> tuple[int | None, int | None]:
+        """Return usage and capacity of the limit that is reported for a call that passes all its limits."""
+        assert self._descriptor_plan is not None, "a call without limits has no result"
+        steps = self._descriptor_plan.steps
+        reported = reported_limit(result.numbers, 0, len(steps))
+        capacity = _capacity(steps[reported // 3])
+        return capacity - result.numbers[reported], capacity
+
 
 class UsageRecorder:
     def __init__(
@@ -172,7 +191,7 @@ class UsageRecorder:
     def note(
         self,
         entries: Sequence[UsageEntry | None],
-        decisions: Sequence[Decision | StoreError],
+        outcomes: Sequence[Outcome | StoreError],
         elapsed_s: float,
         skipped: Collection[int] = (),
     ) -> None:
@@ -185,14 +204,16 @@ class UsageRecorder:
         latency_us = int(elapsed_s * 1e6)
         bucket = bucket_of(latency_us)
         if self._ahead < len(entries):
-            self._sample_admissions(entries, decisions, now_s, latency_us)
+            self._sample_admissions(entries, outcomes, now_s, latency_us)
         else:
             self._ahead -= len(entries)
         generation, passed = self._generation, Code.OK
-        for usage_entry, decision in zip(entries, decisions, strict=True):
+        for usage_entry, outcome in zip(entries, outcomes, strict=True):
             if usage_entry is None:
                 continue
-            if usage_entry._generation is generation and decision.__class__ is Decision and decision.code is passed:
+            if usage_entry._generation is generation and (
+                outcome.__class__ is StoreResult or (outcome.__class__ is Decision and outcome.code is passed)
+            ):
                 codes = usage_entry._codes
                 code = usage_entry._admitted + bucket
                 if code in codes:
@@ -200,7 +221,7 @@ class UsageRecorder:
                 else:
                     codes[code] = 1
             else:
-                self._record_one(usage_entry, decision, now_s, latency_us, bucket)
+                self._record_one(usage_entry, outcome, now_s, latency_us, bucket)
 
     def record_denial(self, usage_entry: UsageEntry, reason: str, status: int) -> None:
         """Record a call that was denied before any limit was checked, such as a 401."""
@@ -217,20 +238,22 @@ class UsageRecorder:
             )
 
     def _record_one(
-        self, usage_entry: UsageEntry, decision: Decision | StoreError, now_s: float, latency_us: int, bucket: int
+        self, usage_entry: UsageEntry, outcome: Outcome | StoreError, now_s: float, latency_us: int, bucket: int
     ) -> None:
         """Record a call that was not simply admitted, or the first of its entry in a while."""
-        if isinstance(decision, StoreError):
+        if isinstance(outcome, StoreError):
             _count(self._own_codes(usage_entry), UNDECIDED + bucket)
-        elif decision.code is Code.OK:
+        elif isinstance(outcome, StoreResult):
+            _count(self._own_codes(usage_entry), usage_entry._admitted + bucket)
+        elif outcome.code is Code.OK:
             # Under the global shadow mode a cached denial passes.
             _count(
-                self._own_codes(usage_entry), (ALLOWED_HIT if decision.remembered else usage_entry._admitted) + bucket
+                self._own_codes(usage_entry), (ALLOWED_HIT if outcome.remembered else usage_entry._admitted) + bucket
             )
-            if decision.template.shadow_mode:
+            if outcome.template.shadow_mode:
                 usage_entry._generation = None
         else:
-            self._record_denied(usage_entry, decision, now_s, latency_us, bucket)
+            self._record_denied(usage_entry, outcome, now_s, latency_us, bucket)
 
     def _record_denied(
         self, usage_entry: UsageEntry, decision: Decision, now_s: float, latency_us: int, bucket: int
@@ -305,21 +328,21 @@ class UsageRecorder:
     def _sample_admissions(
         self,
         entries: Sequence[UsageEntry | None],
-        decisions: Sequence[Decision | StoreError],
+        outcomes: Sequence[Outcome | StoreError],
         now_s: float,
         latency_us: int,
     ) -> None:
         """Record a uniform random sample of admissions. Denials are recorded regardless of the sample."""
         number = self._ahead
         while number < len(entries):
-            usage_entry, decision = entries[int(number)], decisions[int(number)]
+            usage_entry, outcome = entries[int(number)], outcomes[int(number)]
             if (
                 usage_entry is not None
-                and isinstance(decision, Decision)
-                and decision.code is Code.OK
+                and not isinstance(outcome, StoreError)
+                and (isinstance(outcome, StoreResult) or outcome.code is Code.OK)
                 and self._has_room()
             ):
-                self._waiting.append(_admission_record(now_s, self._new_id(), usage_entry, decision, latency_us))
+                self._waiting.append(_admission_record(now_s, self._new_id(), usage_entry, outcome, latency_us))
             number += 1 + self._gap()
         self._ahead = number - len(entries)
 
@@ -428,10 +451,13 @@ def _denial_record(
 
 
 def _admission_record(
-    now_s: float, log_id: int, usage_entry: UsageEntry, decision: Decision, latency_us: int
+    now_s: float, log_id: int, usage_entry: UsageEntry, outcome: Outcome, latency_us: int
 ) -> DecisionRecord:
-    limited = next((status for status in decision.statuses if status.step is not None), None)
-    current, limit = _used(limited) if limited is not None else (None, None)
+    if isinstance(outcome, StoreResult):
+        current, limit = usage_entry.used(outcome)
+    else:
+        limited = next((status for status in outcome.statuses if status.step is not None), None)
+        current, limit = _used(limited) if limited is not None else (None, None)
     return DecisionRecord(
         now_s,
         log_id,
@@ -444,12 +470,15 @@ def _admission_record(
     )
 
 
+def _capacity(step: Step) -> int:
+    return step.limit.burst or step.limit.requests_per_unit
+
+
 def _used(status: Status) -> tuple[int | None, int | None]:
     """Return usage and capacity; usage is None for a cooldown, or if the store did not answer."""
     if status.step is None:
         return None, None
-    limit = status.step.limit
-    capacity = limit.burst or limit.requests_per_unit
+    capacity = _capacity(status.step)
     return (None if status.reading is None or status.cooldown is not None else capacity - status.reading.left), capacity
 
 

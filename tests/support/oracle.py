@@ -196,7 +196,7 @@ class Oracle:
                 beside = [readings[j] for j in one.beside]
                 meant = [readings[j].retry_us for j in one.beside if not readings[j].allowed and not hasty[j]]
                 readings[i] = self._settle(one, now, admitted, beside, meant, [lowest[j] for j in one.beside])
-        return StoreResult(denied, now, tuple(readings))
+        return StoreResult.of(denied, now, tuple(readings))
 
     def _first_look(self, one: PlanKey, now: int, max_wait_us: int | None) -> Reading:
         match one.what:

@@ -41,6 +41,7 @@ class RlsCodec(Codec[ResponseTemplate]):
         self._authenticated: RequestCache[None] = RequestCache(budget)  # requests with a credential, keyed without it
         self._encoder = RlsEncoder(options or ResponseOptions())
         self.encode = self._encoder.encode
+        self.encode_pass = self._encoder.encode_pass  # type: ignore[method-assign]  # saves a Python call
         self._purpose = purpose
         self._request_id_entry = request_id_entry
         self.messages_carry_request_ids = bool(request_id_entry)

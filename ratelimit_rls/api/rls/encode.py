@@ -27,7 +27,19 @@ from ratelimit_rls.api.responses.status_selection import (
     reported_status,
     retry_after_s,
 )
-from ratelimit_rls.core.model import Code, Decision, Limit, PlanTemplate, Rejection, Request, Rule, Status
+from ratelimit_rls.core.decision import SECOND_US, UNLIMITED_REMAINING, decision_of, reported_limit, unlimited_status
+from ratelimit_rls.core.model import (
+    Code,
+    Decision,
+    DescriptorPlan,
+    Limit,
+    PlanTemplate,
+    Rejection,
+    Request,
+    Rule,
+    Status,
+    StoreResult,
+)
 from ratelimit_rls.core.plan import per_template
 
 _TEMPLATE_BYTES = 150
@@ -36,6 +48,7 @@ _OVER_LIMIT = Code.OVER_LIMIT  # the enum lookup would take longer than the comp
 
 # The tag of a field is its number times 8, plus 0 for a varint, 1 for eight bytes or 2 for length-delimited bytes.
 _CODE = tuple(bytes((1 << 3, code)) if code else b"" for code in Code)
+_PASS = _CODE[Code.OK]
 _STATUS = bytes((2 << 3 | 2,))
 _RESPONSE_HEADER = bytes((3 << 3 | 2,))
 _RAW_BODY = bytes((5 << 3 | 2,))
@@ -73,6 +86,9 @@ class ResponseTemplate:
     has_header_policy: bool = False  # a rule of the call chooses headers
     has_deny_policy: bool = False  # a rule of the call has a `deny` policy
     undecided: tuple[int, ...] = ()  # indexes of descriptors, in order, that are not part of the decision
+    # For a call that passes, and if responses have nothing else: the status of each descriptor, or the beginning of its
+    # body for each of its limits.
+    passing: tuple[bytes | tuple[bytes, ...], ...] | None = None
     # Metadata of the reported rule by the id() of its step (0: no limit applied), encoded on first use. For denials, it
     # ends just before the value of `retry_after`.
     denied_by: dict[int, bytes] = field(default_factory=dict)
@@ -92,13 +108,34 @@ class RlsEncoder:
         self._builder = ResponseBuilder(options, draw)
         self._metadata_enabled = options.dynamic_metadata
         self._headers_enabled = options.headers_enabled
+        self._shared_template = per_template(self._make_shared_template)
         self._limit_key, self._remaining_key, self._reset_key = map(
             _header_key, (options.limit_header, options.remaining_header, options.reset_header)
         )
 
     def response_template(self, request: Request, template: PlanTemplate) -> ResponseTemplate:
-        shared = _shared_template(template)
+        shared = self._shared_template(template)
         return replace(shared, metadata=encode_struct(describe_request(request))) if self._metadata_enabled else shared
+
+    def encode_pass(self, template: PlanTemplate, result: StoreResult, response_template: ResponseTemplate) -> bytes:
+        """Encode the response to a call that passes all its limits, like `encode`, by the result of the store."""
+        if response_template.passing is None or response_template.undecided:
+            return self.encode(decision_of(template, result), response_template)
+        numbers, at = result.numbers, 0
+        parts = [_PASS]
+        for passing in response_template.passing:
+            if isinstance(passing, bytes):
+                parts.append(passing)
+                continue
+            reported = reported_limit(numbers, at, len(passing))
+            left = numbers[reported]
+            body = passing[(reported - at) // 3]
+            if left > 0:
+                body += _STATUS_REMAINING + varint(left if left < UNLIMITED_REMAINING else UNLIMITED_REMAINING)
+            body += _reset(-(-numbers[reported + 2] // SECOND_US))
+            parts.append(_STATUS + varint(len(body)) + body)
+            at += 3 * len(passing)
+        return b"".join(parts)
 
     def encode(self, decision: Decision, response_template: ResponseTemplate) -> bytes:
         code = decision.code
@@ -122,6 +159,19 @@ class RlsEncoder:
         elif code is _OVER_LIMIT:
             parts.append(_metadata(self._rule_metadata(decision, response_template)))
         return b"".join(parts)
+
+    def _make_shared_template(self, template: PlanTemplate) -> ResponseTemplate:
+        """Return what requests with the same plan template share. Only the metadata is specific to a request."""
+        rules = [one.rule for one in template.descriptor_plans if one.rule is not None and one.steps]
+        has_header_policy = any(map(_has_header_policy, rules))
+        has_more = has_header_policy or self._headers_enabled or self._metadata_enabled
+        return ResponseTemplate(
+            current_limits={id(step): _current_limit(step.limit) for step in template.steps},
+            rules_have_metadata=has_metadata(template),
+            has_header_policy=has_header_policy,
+            has_deny_policy=any(rule.deny is not None for rule in rules),
+            passing=None if has_more else tuple(map(_passing, template.descriptor_plans)),
+        )
 
     def _encode_denial(self, decision: Decision, rejection: Rejection, response_template: ResponseTemplate) -> bytes:
         """Encode a denial that no limit caused. Envoy's filter chooses the status; the metadata has the reason."""
@@ -177,16 +227,11 @@ class RlsEncoder:
         return _with_double(encoded, retry_after_s(denying))
 
 
-@per_template
-def _shared_template(template: PlanTemplate) -> ResponseTemplate:
-    """Return what requests with the same plan template share. Only the metadata is specific to a request."""
-    rules = [one.rule for one in template.descriptor_plans if one.rule is not None and one.steps]
-    return ResponseTemplate(
-        current_limits={id(step): _current_limit(step.limit) for step in template.steps},
-        rules_have_metadata=has_metadata(template),
-        has_header_policy=any(map(_has_header_policy, rules)),
-        has_deny_policy=any(rule.deny is not None for rule in rules),
-    )
+def _passing(descriptor_plan: DescriptorPlan) -> bytes | tuple[bytes, ...]:
+    """Return the status of a descriptor without limits; otherwise the beginning of its body for each of its limits."""
+    if not descriptor_plan.steps:
+        return _field(_STATUS, _status(unlimited_status(descriptor_plan), {}))
+    return tuple(_CODE[Code.OK] + _current_limit(step.limit) for step in descriptor_plan.steps)
 
 
 def _has_header_policy(rule: Rule) -> bool:

@@ -114,7 +114,7 @@ class LeasedPlan:
         if len(readings) < len(self.whole.keys):
             return None  # the store has never reported one of them
         store_time_us = min(part.lease.store_time_us(now_us) for part in self.hot)
-        return StoreResult(True, store_time_us, tuple(readings), remembered=True)
+        return StoreResult.of(True, store_time_us, tuple(readings), remembered=True)
 
     def denied_leases(self, served: int, readings: Sequence[Reading]) -> Iterator[tuple[Lease, Sequence[Reading]]]:
         """Yield the leases of hot parts that the store denied, except for those that were served."""
@@ -182,7 +182,7 @@ class ServedCall(NamedTuple):
                 for part, taken in self.taken:
                     part.lease.put_back(taken)
         elif len(self.taken) == 1:
-            return StoreResult(False, store_times_us[0], tuple(self.taken[0][0].lease.readings(self.at_us)))
+            return StoreResult.of(False, store_times_us[0], tuple(self.taken[0][0].lease.readings(self.at_us)))
         readings: list[Any] = [None] * len(self.plan.whole.keys)
         for part, _ in self.taken:
             readings[part.numbers.start : part.numbers.stop] = part.lease.readings(self.at_us)
@@ -190,4 +190,4 @@ class ServedCall(NamedTuple):
             for number, reading in zip(self.remainder.numbers, rest.readings, strict=True):
                 readings[number] = reading
         denied, remembered = (rest.denied, rest.remembered) if rest is not None else (False, False)
-        return StoreResult(denied, min(store_times_us), tuple(readings), remembered=remembered)
+        return StoreResult.of(denied, min(store_times_us), tuple(readings), remembered=remembered)

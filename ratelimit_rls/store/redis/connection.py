@@ -45,8 +45,8 @@ class PipelinedConnection(asyncio.Protocol):
     def send(self, command: bytes, due_s: float = inf) -> asyncio.Future[Any]:
         """Send a command. The result is a value or a ReplyError; without a reply it raises StoreUnavailable.
 
-        The connection is closed if somebody still waits for the reply at `due_s` of the monotonic clock: later replies
-        would be late, too, and nothing must accumulate. One timer serves all commands.
+        The connection is closed if the reply is still awaited at `due_s` of the monotonic clock: later replies would be
+        late, too, and nothing must accumulate. One timer serves all commands.
         """
         reply: asyncio.Future[Any] = self.closed.get_loop().create_future()
         if self.closed.done():

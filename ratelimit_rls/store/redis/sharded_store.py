@@ -298,15 +298,15 @@ def _is_denied(call: ShardedPlan, readings: Sequence[Reading]) -> bool:
 
 def merge_passing(results: Sequence[StoreResult | StoreError]) -> StoreResult | None:
     """Return the result of a call of which every part passes, which nearly every call does; None for any other."""
-    readings: tuple[Reading, ...] = ()
+    numbers: tuple[int, ...] = ()
     decided_at_us: tuple[int, ...] = ()
     for result in results:
         if isinstance(result, StoreError) or result.denied or result.replayed:
             return None
         _, now_us, own, _, _, _, _ = result
-        readings += own
-        decided_at_us += (now_us,) * len(own)
-    return construct(StoreResult, (False, max(decided_at_us), readings, 0, False, False, decided_at_us))
+        numbers += own
+        decided_at_us += (now_us,) * (len(own) // 3)
+    return construct(StoreResult, (False, max(decided_at_us), numbers, 0, False, False, decided_at_us))
 
 
 def merge(
@@ -332,7 +332,8 @@ def merge(
                 refunds += [(one, shard) for one in _charges_to_refund(plan, part, result, readings)]
     replayed = all(result.replayed for result in merged)
     now_us = max(decided_at_us)
-    return StoreResult(denied, now_us, tuple(readings), replayed=replayed, decided_at_us=tuple(decided_at_us)), refunds
+    result = StoreResult.of(denied, now_us, readings, replayed=replayed, decided_at_us=tuple(decided_at_us))
+    return result, refunds
 
 
 def _charges_to_refund(

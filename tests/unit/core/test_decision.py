@@ -39,7 +39,7 @@ DENIED = Reading(left=0, retry_us=12_000_000, reset_us=41_000_000)
 
 def _decide(keys: list[str], *readings: Reading, denied: bool = False, policy: Policy | None = None) -> Decision:
     request = Request("d", tuple(Descriptor((Entry(key, "v"),)) for key in keys))
-    answer = StoreResult(denied, 1_000, tuple(readings)) if readings else None
+    answer = StoreResult.of(denied, 1_000, tuple(readings)) if readings else None
     return decision_of(Planner(TREE, policy or Policy()).plan(request).template, answer)
 
 
@@ -124,7 +124,7 @@ WATCHED_TREE = compile_documents({"f.yaml": WATCHED.encode()}).tree
 
 def _decide_watched(key: str, *readings: Reading, denied: bool = False, purpose: Purpose = Purpose.DECIDE) -> Decision:
     request = Request("d", (Descriptor((Entry(key, "v"),)),), purpose=purpose)
-    return decision_of(Planner(WATCHED_TREE, Policy()).plan(request).template, StoreResult(denied, 1_000, readings))
+    return decision_of(Planner(WATCHED_TREE, Policy()).plan(request).template, StoreResult.of(denied, 1_000, readings))
 
 
 def test_watcher_states_are_in_the_status() -> None:
@@ -236,5 +236,5 @@ def test_refund_is_never_denied() -> None:
 def test_cached_denial_is_marked() -> None:
     template = _decide(["user"], DENIED).template
 
-    assert decision_of(template, StoreResult(True, 1_000, (DENIED,), remembered=True)).remembered
-    assert not decision_of(template, StoreResult(True, 1_000, (DENIED,))).remembered
+    assert decision_of(template, StoreResult.of(True, 1_000, (DENIED,), remembered=True)).remembered
+    assert not decision_of(template, StoreResult.of(True, 1_000, (DENIED,))).remembered

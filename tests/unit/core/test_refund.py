@@ -30,7 +30,7 @@ DENIED = Reading(0, 60_000_000, 60_000_000)
 def _refunded_costs(descriptors: tuple[Descriptor, ...], *readings: Reading) -> dict[int, int]:
     """Return the refunded costs by the index of the key."""
     template = Planner(TREE, Policy()).plan(Request("d", descriptors)).template
-    refunded = refund(decision_of(template, StoreResult(False, 1_000, readings)))
+    refunded = refund(decision_of(template, StoreResult.of(False, 1_000, readings)))
     if refunded is None:
         return {}
     assert set(refunded.charged_at_us) == {1_000}
@@ -61,7 +61,7 @@ def test_looks_and_refunds_have_no_refund() -> None:
 
 def test_refund_has_time_of_each_charge() -> None:
     template = Planner(TREE, Policy()).plan(Request("d", _descriptors("queue"))).template
-    answer = StoreResult(False, 1_000, (DELAYED, NORMAL), decided_at_us=(900, 1_000))
+    answer = StoreResult.of(False, 1_000, (DELAYED, NORMAL), decided_at_us=(900, 1_000))
     refunded = refund(decision_of(template, answer))
 
     assert refunded is not None
@@ -72,7 +72,7 @@ def test_only_debt_keeps_max_delay() -> None:
     """Other charges may have been unused since, and are refunded conservatively."""
     template = Planner(TREE, Policy()).plan(Request("d", _descriptors("queue"))).template
     at_once, delayed = (
-        refund(decision_of(template, StoreResult(False, 0, (reading, NORMAL))))
+        refund(decision_of(template, StoreResult.of(False, 0, (reading, NORMAL))))
         for reading in (DELAYED._replace(retry_us=0), DELAYED)
     )
 

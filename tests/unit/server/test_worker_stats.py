@@ -34,7 +34,7 @@ STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 OUTLINE = PlanTemplate(
     "edge", True, (STEP,), (DescriptorPlan(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),)
 )
-DENIED = decision_of(OUTLINE, StoreResult(True, 0, (Reading(0, 5, 1),)))
+DENIED = decision_of(OUTLINE, StoreResult.of(True, 0, (Reading(0, 5, 1),)))
 TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
 REQUESTS = series(REFERENCE_REQUESTS, "ShouldRateLimit")
 WORKERS_THERE = series(WORKERS)

@@ -13,7 +13,7 @@ from ratelimit_rls.store import instrumented
 from ratelimit_rls.store.instrumented import InstrumentedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 
-ANSWER = StoreResult(False, 0, ())
+ANSWER = StoreResult.of(False, 0, ())
 
 
 class Scripted:

@@ -21,7 +21,7 @@ def prepared(*limits: KeyedOp) -> ShardedPlan:
 
 
 def passing(now_us: int, left: int) -> StoreResult:
-    return StoreResult(False, now_us, (Reading(left, 0, 7),))
+    return StoreResult.of(False, now_us, (Reading(left, 0, 7),))
 
 
 RESULTS = [passing(1_000, 3), passing(3_000, 1), passing(2_000, 2)]
@@ -42,7 +42,7 @@ def test_parts_that_pass_are_merged_as_any_others_are() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        StoreResult(True, 2_000, (Reading(0, 5, 5),)),
+        StoreResult.of(True, 2_000, (Reading(0, 5, 5),)),
         passing(2_000, 2)._replace(replayed=True),
         StoreUnavailable("no connection"),
     ],

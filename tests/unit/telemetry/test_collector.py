@@ -93,7 +93,7 @@ class Setup:
         answer = None
         if template.steps:
             denied = reading is DENIED and not all(step.shadow_mode for step in template.steps)
-            answer = StoreResult(denied, 0, (reading,) * len(template.steps), remembered=remembered)
+            answer = StoreResult.of(denied, 0, (reading,) * len(template.steps), remembered=remembered)
         decision = decision_of(template, answer)
         if without_store:
             decision = decision._replace(without_store=OnStoreFailure.LOCAL)
@@ -158,7 +158,7 @@ def test_a_look_is_counted_as_a_decision_and_a_report_is_not() -> None:
     setup = Setup()
     for purpose in (Purpose.REPORT, Purpose.LOOK):
         template = setup.plan({"user": "a"}, purpose=purpose).template
-        decision = decision_of(template, StoreResult(True, 0, (DENIED,)))
+        decision = decision_of(template, StoreResult.of(True, 0, (DENIED,)))
         setup.metrics.record(decision, setup.metrics.metric_counters(template))
     assert setup.decisions() == {("my.edge", "my.edge.user", "over_limit", "store"): 1}
 
@@ -172,7 +172,7 @@ def test_rules_and_domains_of_many_reloads_are_bounded(monkeypatch: pytest.Monke
             Request(f"edge-{number}", (Descriptor((Entry("user", "a"),)),))
         )
         counted.record(
-            decision_of(plan.template, StoreResult(False, 0, (PASSES,))), counted.metric_counters(plan.template)
+            decision_of(plan.template, StoreResult.of(False, 0, (PASSES,))), counted.metric_counters(plan.template)
         )
     labels = {one.attributes[:2] for one in collect(counted) if one.instrument == instruments.DECISIONS.name}
     assert len(labels) == 6

@@ -25,8 +25,8 @@ from ratelimit_rls.telemetry.traces import TraceIds
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
 OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
-PASSED = decision_of(OUTLINE, StoreResult(False, 0, (Reading(3, 0, 1),)))
-DENIED = decision_of(OUTLINE, StoreResult(True, 0, (Reading(-1, 5_000_000, 1),)))
+PASSED = decision_of(OUTLINE, StoreResult.of(False, 0, (Reading(3, 0, 1),)))
+DENIED = decision_of(OUTLINE, StoreResult.of(True, 0, (Reading(-1, 5_000_000, 1),)))
 
 
 class Clock:
@@ -67,7 +67,7 @@ def test_an_overridden_limit_is_logged_without_request_values(clock: Clock) -> N
     log = DenialLog(5, clock)
     with structlog.testing.capture_logs() as lines:
         assert log.has_lines_left
-        log.record([(0, decision_of(own, StoreResult(True, 0, (Reading(-1, 1, 1),))))], lambda _: None)
+        log.record([(0, decision_of(own, StoreResult.of(True, 0, (Reading(-1, 1, 1),))))], lambda _: None)
     assert [line["rule"] for line in lines] == ["_override"]
 
 

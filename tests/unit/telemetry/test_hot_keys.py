@@ -82,7 +82,7 @@ def call_of(*keys: bytes, template: PlanTemplate = ONE) -> Call:
 
 @cache
 def decided(template: PlanTemplate, *readings: Reading, remembered: bool = False) -> Decision:
-    answer = StoreResult(any(not reading.allowed for reading in readings), 0, readings)
+    answer = StoreResult.of(any(not reading.allowed for reading in readings), 0, readings)
     return decision_of(template, answer)._replace(remembered=remembered)
 
 

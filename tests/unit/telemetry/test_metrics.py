@@ -29,7 +29,7 @@ def counted(after: int, hits: int, *, charge: Charge = Charge.ALWAYS, shadow: bo
     template = PlanTemplate("d", True, (step,), (DescriptorPlan(None, (step,), hits, "d.k"),))
     over = after > LIMIT
     left = LIMIT - (after - hits if over and charge is Charge.ADMITTED else after)
-    answer = StoreResult(over and not shadow, 0, (Reading(left, 1 if over else 0, 1),))
+    answer = StoreResult.of(over and not shadow, 0, (Reading(left, 1 if over else 0, 1),))
     counters = metrics.limit("d.k")
     metrics.record(decision_of(template, answer), (counters,))
     return counters
@@ -88,7 +88,7 @@ def test_warn_at_states_are_counted_and_exported_only_above_zero() -> None:
     for state in (WarningState.NORMAL, WarningState.WARNING, WarningState.WARNING, WarningState.THROTTLED):
         denied = state is WarningState.THROTTLED
         reading = Reading(0, 1 if denied else 0, 1)
-        metrics.record(decision_of(template, StoreResult(denied, 0, (reading, Reading(state, 0, 0)))), (counters,))
+        metrics.record(decision_of(template, StoreResult.of(denied, 0, (reading, Reading(state, 0, 0)))), (counters,))
 
     states = {name: count for name, count in metrics.names().items() if ".state_" in name}
     prefix = "ratelimit.service.rate_limit.d.k"

@@ -168,7 +168,7 @@ def test_a_denial_has_the_rule_and_is_not_an_error() -> None:
     setup = Setup()
     batch = setup.batch(W3C)
     batch.planned(0, OUTLINE)
-    batch.decided(0, decision_of(OUTLINE, StoreResult(True, 0, (Reading(-1, 5, 1),))))
+    batch.decided(0, decision_of(OUTLINE, StoreResult.of(True, 0, (Reading(-1, 5, 1),))))
     batch.ended(0)
     (span,) = setup.spans()
     assert span.status.status_code is StatusCode.UNSET

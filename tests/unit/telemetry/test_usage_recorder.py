@@ -69,7 +69,7 @@ def outline_of(
 
 
 def decided(template: PlanTemplate, *readings: Reading, denied: bool = False, remembered: bool = False) -> Decision:
-    return decision_of(template, StoreResult(denied, 0, readings, remembered=remembered) if readings else None)
+    return decision_of(template, StoreResult.of(denied, 0, readings, remembered=remembered) if readings else None)
 
 
 def request_of(**entries: str) -> Request:

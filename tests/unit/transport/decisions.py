@@ -65,7 +65,7 @@ def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decis
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
     outline = PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode)
     readings = tuple(reading for one in met for reading in one.readings)
-    return decision_of(outline, StoreResult(_is_denied(met), now_us, readings) if steps else None)
+    return decision_of(outline, StoreResult.of(_is_denied(met), now_us, readings) if steps else None)
 
 
 def _is_denied(met: Sequence[Met]) -> bool:

@@ -154,7 +154,7 @@ class TestNumberOfValues:
 
 async def test_error_text_is_truncated_before_formatting(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr(json_module, "one_line", lambda text: str(sizes.append(len(text))))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(json_module, "header_value", lambda text: str(sizes.append(len(text))))  # type: ignore[func-returns-value]
 
     await Caller().post(b'{"' + b"x" * 60_000 + b'":1}')
 

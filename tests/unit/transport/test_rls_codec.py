@@ -91,14 +91,14 @@ async def test_responses_are_in_the_order_of_the_batch(limiter: Limiter) -> None
 
 async def test_encoding_error_affects_only_its_call(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
     codec = RlsCodec(limiter)
-    encode = codec.encode
+    encode_pass = codec.encode_pass
 
-    def fail_once(decision, response_template):  # type: ignore[no-untyped-def]
-        if decision.statuses[0].remaining == 1:
+    def fail_once(template, result, response_template):  # type: ignore[no-untyped-def]
+        if result.readings[0].left == 1:
             raise ZeroDivisionError
-        return encode(decision, response_template)
+        return encode_pass(template, result, response_template)
 
-    monkeypatch.setattr(codec, "encode", fail_once)
+    monkeypatch.setattr(codec, "encode_pass", fail_once)
     with capture_logs() as lines:
         broken, fine = await answers(codec, ask("a"), ask("a"))
     assert broken == RpcError(StatusCode.INTERNAL, "internal error")
