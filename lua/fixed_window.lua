@@ -14,7 +14,8 @@ local fixed_window = {}
 local function place_spec(spec, now)
   if spec.placed ~= now then
     local window = spec.window
-    spec.placed, spec.index, spec.reset = now, floor(now / window) % 65536, window - now % window
+    local into = now % window
+    spec.placed, spec.index, spec.reset = now, (now - into) / window % 65536, window - into
   end
 end
 

@@ -20,7 +20,7 @@ function gcra.read(raw)
   if not tat then
     return unknown_form
   end
-  return { tat = tonumber(tat), part = tonumber(part) or 0 }
+  return { tat = tat + 0, part = part == "" and 0 or part + 0 }
 end
 
 -- floor(time * limit / window): the number of whole intervals in us + part / limit; negative if us is.
@@ -34,7 +34,6 @@ local function whole_intervals(us, part, spec)
   return floor((part - rest) / window) - whole
 end
 
-
 function gcra.spend(state, spec, now, cost)
   local window, limit = spec.window, spec.limit
   local tat, part = now, 0
@@ -46,7 +45,7 @@ function gcra.spend(state, spec, now, cost)
   end
   local far, far_part = mul_div(spec.burst, window, limit) -- how far ahead the TAT may be
 
-  local need = needed(cost, spec)
+  local need = cost == 0 and needed(cost, spec) or cost
   local over, long, long_part = false, 0, 0
   if cost >= 0 then
     long, long_part = mul_div(need, window, limit)

@@ -21,7 +21,7 @@ function leaky_bucket.read(raw)
   if not at then
     return unknown_form
   end
-  return { at = tonumber(at), level = tonumber(level), part = tonumber(part), empty = tonumber(empty) }
+  return { at = at + 0, level = level + 0, part = part + 0, empty = empty + 0 }
 end
 
 -- Microseconds until much * window + part units of 1 / window have leaked out, rounded up.
@@ -54,7 +54,7 @@ function leaky_bucket.spend(state, spec, now, cost)
   end
   local filled = part > 0 and level + 1 or level -- a partial unit occupies a whole one
 
-  local need = needed(cost, spec)
+  local need = cost == 0 and needed(cost, spec) or cost
   local over = filled + need > burst and cost >= 0
   local allowed = not over or spec.always
   if allowed then

@@ -90,7 +90,7 @@ local function violated(state, spec, now, retry)
   return after
 end
 
--- outcome: that of the descriptor's own limits (decide.lua).
+-- outcome: that of the descriptor's own limits (watchers.lua).
 function penalty.settle(state, spec, now, outcome)
   local _, violations, retry, reset = penalty.spend(state, spec, now, spec.cost)
   if spec.cost <= 0 or retry > 0 then

@@ -30,7 +30,7 @@ local sliding_log = { is_list = true }
 --   used       hits in use, from the base to the newest element
 local function parse_entry(text)
   local at, total = match(text, "^(%d+) (%d+)$")
-  return at and { at = tonumber(at), total = tonumber(total) }
+  return at and { at = at + 0, total = total + 0 }
 end
 
 local function element(log, i)

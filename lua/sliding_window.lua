@@ -25,7 +25,7 @@ function sliding_window.read(raw)
   if not index then
     return unknown_form
   end
-  return { index = tonumber(index), current = tonumber(current), previous = tonumber(previous) }
+  return { index = index + 0, current = current + 0, previous = previous + 0 }
 end
 
 -- The part of `previous` that still counts, rounded up: a hit counts until all of it is outside of the window.

@@ -20,7 +20,7 @@ function token_bucket.read(raw)
   if not at then
     return unknown_form
   end
-  return { at = tonumber(at), tokens = tonumber(tokens), part = tonumber(part), full = tonumber(full) }
+  return { at = at + 0, tokens = tokens + 0, part = part + 0, full = full + 0 }
 end
 
 -- Microseconds until short * window - part units of 1 / window have been added, rounded up.
@@ -52,7 +52,7 @@ function token_bucket.spend(state, spec, now, cost)
     at, tokens, part = level_at(state, spec, now)
   end
 
-  local need = needed(cost, spec)
+  local need = cost == 0 and needed(cost, spec) or cost
   local over = tokens < need and cost >= 0
   local allowed = not over or spec.always
   if allowed then

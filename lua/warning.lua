@@ -22,7 +22,7 @@ function warning.spend(state)
   return state, 0, 0, 0
 end
 
--- outcome: that of the descriptor's own limits (decide.lua).
+-- outcome: that of the descriptor's own limits (watchers.lua).
 function warning.settle(state, spec, now, outcome)
   -- Usage only decreases between calls, so its minimum since the last call was just before this one.
   local warned = outcome.usage > spec.limit or (state ~= nil and state > now and outcome.lowest >= spec.burst)

@@ -5,5 +5,5 @@ Depends on the time alone, so that the arguments of a run do not. Times that are
 are not: the microsecond selects one of a million points, far apart.
 ]]
 local function jitter(now, limit)
-  return now % 1000003 * 7919 % tonumber(limit)
+  return now % 1000003 * 7919 % limit
 end

@@ -9,8 +9,8 @@ Bounds  a < 2^53, b < 2^53, c < 2^45, all integers >= 0, c >= 1. Exact whenever 
 local function mul_div(a, b, c)
   local product = a * b
   if product < 9007199254740992 then
-    local quotient = floor(product / c)
-    return quotient, product - quotient * c
+    local rest = product % c
+    return (product - rest) / c, rest
   end
   -- a * b / c = a * whole + a * part / c, with part < c < 2^45, so that (rest + part) * 128 stays below 2^53.
   local whole = floor(b / c)

@@ -18,9 +18,8 @@ at most `most_age` windows old: a state wrongly taken as old admits once more, o
 local most_age = 61440
 
 local function place(now, window, state_index)
-  local index = floor(now / window)
-  local into = now - index * window
-  index = index % 65536
+  local into = now % window
+  local index = (now - into) / window % 65536
   if not state_index then
     return index, into, 2
   end

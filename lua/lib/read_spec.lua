@@ -1,8 +1,14 @@
 --[[
 read_spec(algorithms, text) -> the spec of one step, or of a watcher
 
-Parses an argument that decide.lua documents. As a Redis function, and in the embedded store, equal texts are parsed
-once, since rules need few. A spec may be changed only during one run of the script.
+text       "algorithm|limit|window_us|burst|cost|flags"
+window_us  or, for calendar windows, three times: "start next after" (lib/place_in_calendar.lua)
+cost       hits to charge; 0: look; negative: refund
+flags      +1 charge always, +2 shadow_mode, +4 quota_mode, +8 same descriptor as the previous step;
+           +16 for each microsecond that the step may wait for its slot (throttle; never with +1)
+
+A watcher (penalty.lua, warning.lua) is a step after the limits of its descriptor; it defines its own meaning of these
+numbers. As a Redis function, and in the embedded store, equal texts are parsed once, since rules need few.
 ]]
 local most_specs = 1000 -- hits and limits in requests make many; when full, all are parsed again
 
@@ -16,12 +22,12 @@ local function parse_spec(algorithms, text)
     local start, next_start, after = match(window, "^(%d+) (%d+) (%d+)$")
     bounds = { tonumber(start), tonumber(next_start), tonumber(after) }
   end
-  flags, cost = tonumber(flags), tonumber(cost)
+  flags, cost = flags + 0, cost + 0
   local algorithm = algorithms[name]
   local is_simple = not algorithm.is_list and not algorithm.settle and flags < 16
-  return {
+  local spec = {
     algorithm = algorithm,
-    limit = tonumber(limit),
+    limit = limit + 0,
     window = window_us,
     bounds = bounds,
     burst = tonumber(burst) or burst,
@@ -38,6 +44,10 @@ local function parse_spec(algorithms, text)
     -- A limit with one string, that never waits (short_paths.lua):
     is_simple = is_simple,
   }
+  if spec.delay > 0 then -- to charge a limit whose slot the call waits for
+    spec.as_debt = setmetatable({ always = true }, { __index = spec })
+  end
+  return spec
 end
 
 local function read_spec(algorithms, text)
@@ -48,8 +58,6 @@ local function read_spec(algorithms, text)
     end
     spec = parse_spec(algorithms, text)
     specs_read[text], spec_count = spec, spec_count + 1
-  elseif spec.delay > 0 then
-    spec.always = false -- a run that failed while it charged a debt has left it set (decide.lua)
   end
   return spec
 end

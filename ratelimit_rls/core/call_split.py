@@ -46,7 +46,7 @@ def key_ranges(descriptor_plans: Sequence[DescriptorPlan]) -> list[range]:
 
 
 def is_denied(descriptor_plans: Sequence[DescriptorPlan], readings: Sequence[Reading], quota_passes: bool) -> bool:
-    """Return the verdict over states from several places, as lua/decide.lua computes it for states from one."""
+    """Return the verdict over states from several places, as lua/calls.lua computes it for states from one."""
     quotas = [True] if quota_passes else []
     for descriptor_plan, numbers in zip(descriptor_plans, key_ranges(descriptor_plans), strict=True):
         if not descriptor_plan.steps:

@@ -1,6 +1,6 @@
 """Turn the result of the store into a decision, or make one without the store.
 
-The store computes the verdict (lua/decide.lua), because charging depends on it. This module derives what is reported
+The store computes the verdict (lua/calls.lua), because charging depends on it. This module derives what is reported
 for each descriptor.
 """
 
@@ -118,7 +118,7 @@ def _denied_status(descriptor_plan: DescriptorPlan) -> Status:
 
 
 def _is_over_limit(template: PlanTemplate, statuses: Sequence[Status]) -> bool:
-    """Return the verdict as in lua/decide.lua: any limit denies a call, quotas only if none of them passes."""
+    """Return the verdict as in lua/calls.lua: any limit denies a call, quotas only if none of them passes."""
     denying = [status.step for status in statuses if status.step is not None]
     if not all(step.quota_mode for step in denying):
         return True

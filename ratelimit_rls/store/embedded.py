@@ -20,10 +20,12 @@ from ratelimit_rls.store.base import PreparedPlan
 from ratelimit_rls.store.lua_script import definitions, read_source
 from ratelimit_rls.store.script_codec import (
     DEFAULT_IDEMPOTENCY_S,
+    NO_JITTER,
     EncodedPlan,
     PlanLayout,
     decode_reply,
     encode_batch,
+    is_short,
     make_layout,
     split_runs,
 )
@@ -36,13 +38,9 @@ _PROGRAM = """
 return function(budget_bytes)
   local redis, set_now, size, settle = new_keyspace(budget_bytes)
   {definitions}
-  local function run(now, calls, keys, ...)
-    local KEYS, ARGV = {{}}, {{ now, "0", calls, select(keys + 1, ...) }}
-    for i = 1, keys do
-      KEYS[i] = (select(i, ...))
-    end
+  local function run(now, calls, ...)
     set_now(now)
-    local reply = decide(KEYS, ARGV)
+    local reply = decide({{ ... }}, {{ calls, now }})
     settle()
     return unpack(reply)
   end
@@ -124,7 +122,7 @@ class EmbeddedStore:
         now_us = self._clock()
         for run in split_runs(batch):
             packed = encode_batch(run, now_us, self._once_s)
-            reply = self._run(now_us, packed.calls, len(packed.keys), *packed.keys, *packed.specs)
+            reply = self._run(now_us, NO_JITTER + packed.text, *packed.keys)
             results += decode_reply(run, [int(number) for number in reply])
         return results
 
@@ -134,7 +132,7 @@ class EmbeddedStore:
         keys, single = plan.keys, layout.single
         arguments: tuple[_Arg, ...] = ()
         if single is not None and len(set(keys)) == len(keys):
-            arguments = (single.calls, len(keys), *keys, *single.specs)
+            arguments = (NO_JITTER + single, *keys)
         return SinglePlan(EncodedPlan(keys, layout), arguments)
 
     def spend_single(self, alone: SinglePlan) -> StoreResult | None:
@@ -144,7 +142,7 @@ class EmbeddedStore:
             assert isinstance(result, StoreResult)
             return result
         reply = self._run(self._clock(), *alone.arguments)
-        if not reply[1] and not any(reply[3::3]):
+        if is_short(reply, [alone.plan]) or (not reply[1] and not any(reply[3::3])):
             return None
         (result,) = decode_reply([alone.plan], [int(number) for number in reply])
         assert isinstance(result, StoreResult), "the embedded store has only states of this release"

@@ -29,7 +29,7 @@ LIBRARY = (
     "unknown_form",
     "whole_number",
 )
-DECIDING = ("short_paths", "decide")
+DECIDING = ("runs", "short_paths", "states", "records", "watchers", "calls", "decide")
 
 
 def script_dir() -> Traversable:

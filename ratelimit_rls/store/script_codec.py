@@ -1,12 +1,12 @@
-"""Encoder of a batch of plans as script arguments, and decoder of the reply (lua/decide.lua documents the layout).
+"""Encoder of a batch of plans as script arguments (lua/runs.lua), and decoder of the reply (lua/decide.lua).
 
-Both stores encode alike; only the representation of an argument differs. A batch is joined from arguments that each
-plan has ready, never built argument by argument.
+Both stores encode alike; only the representation of a key differs. A batch is joined from keys and specs that each
+plan has ready.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ratelimit_rls.core.calendar import Bounds, bounds
 from ratelimit_rls.core.model import (
+    Algorithm,
     Charge,
     DescriptorPlan,
     Penalty,
@@ -58,11 +59,10 @@ Arg = TypeVar("Arg", bound=Hashable)
 class PlanLayout(Generic[Arg]):
     """The encoding shared by all plans of one template: a spec for each step and each watcher, ready to be joined."""
 
-    specs: tuple[Arg | CalendarSpec[Arg], ...]
+    specs: tuple[bytes | CalendarSpec, ...]
+    windows_us: tuple[int, ...]  # length of each step's window; 0: not a fixed window since the epoch
     flags: int
-    single: (
-        ScriptCall[Arg] | None
-    )  # a run of one such plan with different keys, without them; None: it depends on the time
+    single: bytes | None  # text of a run of one such plan with different keys; None: it depends on the time
     descriptor_plans: tuple[DescriptorPlan, ...]
     encode: Callable[[bytes], Arg]
     decode_key: Callable[[Arg], bytes]
@@ -127,25 +127,23 @@ class ScriptCall(NamedTuple, Generic[Arg]):
     """The arguments of one run of the script."""
 
     keys: Sequence[Arg]
-    specs: Sequence[Arg]
-    calls: bytes
+    text: bytes  # the calls with their specs; a jitter line goes before it
 
 
-class CalendarSpec(Generic[Arg]):
+class CalendarSpec:
     """The spec of a calendar limit: the windows around the current time are filled in when a batch is sent."""
 
-    def __init__(self, step: Step, joined: bool, encode: Callable[[bytes], Arg]) -> None:
+    def __init__(self, step: Step, joined: bool) -> None:
         self._step = step
         self._joined = joined
-        self._encode = encode
         self._bounds = Bounds(0, 0, 0)
-        self._ready: Arg
+        self._ready: bytes
 
-    def at(self, now_us: int) -> Arg:
+    def at(self, now_us: int) -> bytes:
         if not self._bounds.start_us <= now_us < self._bounds.next_us:
             limit = self._step.limit
             self._bounds = bounds(limit.unit, limit.timezone, now_us)
-            self._ready = self._encode(limit_spec(self._step, self._joined, b"%d %d %d" % self._bounds))
+            self._ready = limit_spec(self._step, self._joined, b"%d %d %d" % self._bounds)
         return self._ready
 
 
@@ -175,13 +173,15 @@ def _join(*fields: bytes | int) -> bytes:
 def make_layout(
     template: PlanTemplate, encode: Callable[[bytes], Arg], decode_key: Callable[[Arg], bytes]
 ) -> PlanLayout[Arg]:
-    """Build the layout of a template. `encode` makes a key or a spec what its store sends."""
+    """Build the layout of a template. `encode` makes a key what its store sends."""
     flags = CALL_QUOTA_PASSES if template.quota_passes else 0
     flags += CALL_SHADOWED if template.shadow_mode else 0
-    specs = tuple(spec for descriptor_plan in template.descriptor_plans for spec in _specs(descriptor_plan, encode))
+    specs = tuple(spec for descriptor_plan in template.descriptor_plans for spec in _specs(descriptor_plan))
+    windows_us = tuple(us for descriptor_plan in template.descriptor_plans for us in _windows_us(descriptor_plan))
     frees_capacity = any(step.cost < 0 for step in template.steps)
     return PlanLayout(
         specs,
+        windows_us,
         flags,
         _single(specs, flags),
         template.descriptor_plans,
@@ -192,21 +192,41 @@ def make_layout(
     )
 
 
-def _specs(descriptor_plan: DescriptorPlan, encode: Callable[[bytes], Arg]) -> Iterator[Arg | CalendarSpec[Arg]]:
+def _specs(descriptor_plan: DescriptorPlan) -> Iterator[bytes | CalendarSpec]:
     for number, step in enumerate(descriptor_plan.steps):
-        yield CalendarSpec(step, number > 0, encode) if step.limit.timezone else encode(limit_spec(step, number > 0))
+        yield CalendarSpec(step, number > 0) if step.limit.timezone else limit_spec(step, number > 0)
     for watcher in descriptor_plan.watchers:
-        yield encode(watcher_spec(watcher, descriptor_plan.steps[0].cost))
+        yield watcher_spec(watcher, descriptor_plan.steps[0].cost)
 
 
-def _single(specs: Sequence[Arg | CalendarSpec[Arg]], flags: int) -> ScriptCall[Arg] | None:
-    distinct: dict[Arg, int] = {}
+def _windows_us(descriptor_plan: DescriptorPlan) -> Iterator[int]:
+    for step in descriptor_plan.steps:
+        limit = step.limit
+        yield limit.window_us if limit.algorithm is Algorithm.FIXED_WINDOW and not limit.timezone else 0
+    for _ in descriptor_plan.watchers:
+        yield 0
+
+
+def jitter_line(jitter_ms: int) -> bytes:
+    """Return the first line of a run's text: the limit of what is added to TTLs."""
+    return b"%d\n" % jitter_ms
+
+
+NO_JITTER = jitter_line(0)
+
+
+def _text(specs: Iterable[bytes], numbers: Sequence[int]) -> bytes:
+    return b"%s\n\n%s" % (b"\n".join(specs), pack(f">{len(numbers)}H", *numbers))
+
+
+def _single(specs: Sequence[bytes | CalendarSpec], flags: int) -> bytes | None:
+    distinct: dict[bytes, int] = {}
     numbers = [0, len(specs), flags]
     for number, spec in enumerate(specs):
         if isinstance(spec, CalendarSpec):
             return None
         numbers += number, distinct.setdefault(spec, len(distinct))
-    return ScriptCall((), tuple(distinct), pack(f">{len(numbers)}H", *numbers))
+    return _text(distinct, numbers)
 
 
 def encode_batch(
@@ -220,7 +240,7 @@ def encode_batch(
         plan = batch[0]
         single = plan.layout.single
         if single is not None and plan.is_unmodified and len(set(plan.keys)) == len(plan.keys):
-            return ScriptCall(plan.keys, single.specs, single.calls)
+            return ScriptCall(plan.keys, single)
     return encode_slots(batch, (), now_us, idempotency_s)
 
 
@@ -232,7 +252,7 @@ def encode_slots(
 ) -> ScriptCall[Arg]:
     """Encode a batch whose keys are in several slots of one server. `slots`: of each plan, those of a slot together."""
     keys: dict[Arg, int] = {}
-    specs: dict[Arg | CalendarSpec[Arg], int] = {}
+    specs: dict[bytes | CalendarSpec, int] = {}
     ends: list[int] = []  # the number of keys up to each plan
     numbers: list[int] = []
     for plan in batch:
@@ -250,7 +270,7 @@ def encode_slots(
     groups = [end - start for start, end in pairwise((0, *slot_ends))]
     head = [len(groups), *groups] if len(groups) > 1 else [0]
     dated = [spec.at(now_us) if isinstance(spec, CalendarSpec) else spec for spec in specs]
-    return ScriptCall(list(keys), dated, pack(f">{len(head) + len(numbers)}H", *head, *numbers))
+    return ScriptCall(list(keys), _text(dated, [*head, *numbers]))
 
 
 def _header(plan: EncodedPlan[Arg], keys: dict[Arg, int], idempotency_s: int) -> Iterator[int]:
@@ -293,6 +313,8 @@ def split_runs(batch: Sequence[EncodedPlan[Arg]]) -> Iterator[Sequence[EncodedPl
 
 def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
     reply = tuple(reply)
+    if is_short(reply, batch):
+        return _decode_short(batch, reply)
     now_us = reply[0]
     results: list[StoreResult | StoreError] = []
     at = 1
@@ -308,6 +330,24 @@ def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> lis
             results.append(construct(StoreResult, (verdict % 2 == 1, now_us, numbers, 0, False, verdict > 1, ())))
         else:
             results.append(StoreResult(verdict == 0, now_us, numbers, granted=verdict))
+    return results
+
+
+def is_short(reply: Sequence[int], batch: Sequence[EncodedPlan[Arg]]) -> bool:
+    """Return True if the reply has only what is left of each limit: all are fixed windows that allow."""
+    return len(reply) == 1 + sum([len(plan.keys) for plan in batch])
+
+
+def _decode_short(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
+    now_us = reply[0]
+    results: list[StoreResult | StoreError] = []
+    at = 1
+    for plan in batch:
+        numbers: list[int] = []
+        for window_us in plan.layout.windows_us:
+            numbers += reply[at], 0, window_us - now_us % window_us
+            at += 1
+        results.append(construct(StoreResult, (False, now_us, tuple(numbers), 0, False, False, ())))
     return results
 
 

@@ -214,5 +214,5 @@ def decode_results(plans: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[
         return [reply] * len(plans)
     try:
         return decode_reply(plans, reply)
-    except (IndexError, TypeError):
+    except (IndexError, TypeError, ZeroDivisionError):  # the latter: a short reply to limits that never get one
         return [StoreUnavailable("Redis returned a malformed script reply")] * len(plans)

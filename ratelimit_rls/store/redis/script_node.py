@@ -14,7 +14,7 @@ from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
 from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
 from ratelimit_rls.store.redis.reply_errors import SPANS_SLOTS, did_not_run, is_error
 from ratelimit_rls.store.redis.resp import bulk, command
-from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch, encode_slots
+from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch, encode_slots, jitter_line
 
 
 class ScriptRun(NamedTuple):
@@ -63,7 +63,7 @@ class ScriptNode:
         self._must_write = must_write
         self._has_function = False
         self.spans_slots = True  # whether one run may use several slots of this server
-        self._jitter = bulk(b"%d" % options.jitter_ms)
+        self._jitter = jitter_line(options.jitter_ms)
         self.connection = ReconnectingConnection(
             name,
             connect,
@@ -138,18 +138,16 @@ class ScriptNode:
         # Only calendar windows depend on the time of this process.
         time_us = time.time_ns() // 1000 if now_us is None else now_us
         if not run.slots or run.slots[0] == run.slots[-1]:
-            keys, specs, calls = encode_batch(run.plans, time_us, options.idempotency_s)
-            declared, others = keys, keys[:0]
+            keys, text = encode_batch(run.plans, time_us, options.idempotency_s)
+            parts = [bulk(b"%d" % len(keys)), *keys, bulk(self._jitter + text)]
+            if now_us is not None:
+                parts.append(bulk(b"%d" % now_us))
         else:
-            keys, specs, calls = encode_slots(run.plans, run.slots, time_us, options.idempotency_s)
+            keys, text = encode_slots(run.plans, run.slots, time_us, options.idempotency_s)
+            now = _SERVER_TIME if now_us is None else bulk(b"%d" % now_us)
             # Declared keys must be of one slot.
-            declared, others = keys[:1], keys[1:]
-        parts = [bulk(b"%d" % len(declared)), *declared, self._now(now_us), self._jitter, bulk(calls), *others, *specs]
+            parts = [bulk(b"1"), keys[0], bulk(self._jitter + text), now, *keys[1:]]
         return len(parts), b"".join(parts)
-
-    @staticmethod
-    def _now(now_us: int | None) -> bytes:
-        return _SERVER_TIME if now_us is None else bulk(b"%d" % now_us)
 
     async def close(self) -> None:
         await self.connection.close()

@@ -56,5 +56,5 @@ class RedisStore(RedisKeyspace):
 
 @per_template
 def layout(template: PlanTemplate) -> PlanLayout[bytes]:
-    """Return the layout with specs encoded as RESP."""
+    """Return the layout of plans whose keys are encoded as RESP."""
     return make_layout(template, bulk, bulk_value)

@@ -16,7 +16,16 @@ from ratelimit_rls.store.script_codec import (
 
 def packed_plan(*keys: str, flags: int = 0) -> EncodedPlan[str]:
     return EncodedPlan(
-        keys, PlanLayout(tuple(f"spec of {key[0]}" for key in keys), flags, None, (), bytes.decode, str.encode)
+        keys,
+        PlanLayout(
+            tuple(b"spec of %s" % key[:1].encode() for key in keys),
+            (0,) * len(keys),
+            flags,
+            None,
+            (),
+            bytes.decode,
+            str.encode,
+        ),
     )
 
 
@@ -24,15 +33,17 @@ def test_keys_and_specs_are_encoded_once_and_referenced_by_index() -> None:
     packed = encode_batch([packed_plan("a1", "b1"), packed_plan("b1", "a2", flags=3)], 0)
 
     assert packed.keys == ["a1", "b1", "a2"]
-    assert packed.specs == ["spec of a", "spec of b"]
-    assert unpack(">13H", packed.calls) == (0, 2, 0, 0, 0, 1, 1, 2, 3, 1, 1, 2, 0)
+    specs, _, calls = packed.text.partition(b"\n\n")
+    assert specs.split(b"\n") == [b"spec of a", b"spec of b"]
+    assert unpack(">13H", calls) == (0, 2, 0, 0, 0, 1, 1, 2, 3, 1, 1, 2, 0)
 
 
 def test_keys_of_several_slots_are_grouped() -> None:
     packed = encode_slots([packed_plan("a1", "a2"), packed_plan("a1"), packed_plan("b1")], [7, 7, 9], 0)
 
     assert packed.keys == ["a1", "a2", "b1"]
-    assert unpack(">3H", packed.calls[:6]) == (2, 2, 1)
+    _, _, calls = packed.text.partition(b"\n\n")
+    assert unpack(">3H", calls[:6]) == (2, 2, 1)
 
 
 def test_runs_are_bounded_and_never_split_a_call() -> None:

@@ -60,7 +60,7 @@ def rule(*limits: Limit, path: str = "edge.user", headers: Sequence[HeaderFamily
 
 
 def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decision:
-    """Return the decision that lua/decide.lua would make."""
+    """Return the decision that lua/calls.lua would make."""
     descriptor_plans = tuple(one.descriptor_plan() for one in met)
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
     outline = PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode)

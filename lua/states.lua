@@ -1,0 +1,119 @@
+--[[
+states.lua — the states of a run: read before the first one is written, kept while calls are decided, written at the end.
+
+begin_states(run, keys, stored, now)   before the calls are decided, and before they are decided again
+state_before(key_index, spec)          the state of a step after the previous calls; `unknown_form` if it cannot be read
+read_stored(groups, keys)              the stored texts of all keys; or nil and the error
+are_new(groups)                        whether what looked like missing keys are missing, so that they may be written
+write_states(jitter_ms)                writes every state that has changed, and the records
+forget_states()                        after the run, since states may be large
+]]
+
+-- Of the current run.
+local run, keys, now
+
+-- By index of the key: the stored text; the state that was read from it, the state after the calls so far, and the spec
+-- whose algorithm writes it. Tables that every run needs are kept and cleared, because filling a new one costs several
+-- times as much as using it.
+local stored
+local original, state, owner = {}, {}, {}
+local key_count = 0 -- of the run that they are of
+
+-- By index of the key: true if it has a string, none of which was stored.
+local is_new = {}
+
+-- By index of the key: records of idempotent calls of this run, and their lifetime in seconds; false: delete.
+local recorded, recorded_s = {}, {}
+
+local function forget_states()
+  for key_index = 1, key_count do
+    original[key_index], state[key_index], owner[key_index] = nil, nil, nil
+  end
+  key_count = 0
+end
+
+local function begin_states(of_run, of_keys, texts, at)
+  forget_states() -- of a run that failed, or that began again
+  run, keys, stored, now = of_run, of_keys, texts, at
+  key_count = #keys
+  if next(is_new) then
+    is_new = {}
+  end
+  if next(recorded) then
+    recorded, recorded_s = {}, {}
+  end
+end
+
+local function state_before(key_index, spec)
+  if not owner[key_index] then
+    local text, algorithm = stored[key_index], spec.algorithm
+    local before = text
+    if text ~= unknown_form then
+      before = algorithm.read(text, keys[key_index], spec, now)
+      is_new[key_index] = not text and not algorithm.is_list or nil
+    end
+    original[key_index], state[key_index], owner[key_index] = before, before, spec
+  end
+  return state[key_index]
+end
+
+-- There is one command for each group, because it cannot span slots.
+local function read_stored(groups, of_keys)
+  if not groups then
+    local found = redis.pcall("MGET", unpack(of_keys))
+    return not found.err and found, found
+  end
+  local texts, first = {}, 1
+  for _, size in ipairs(groups) do
+    local found = redis.pcall("MGET", unpack(of_keys, first, first + size - 1))
+    if found.err then
+      return nil, found
+    end
+    for i = 1, size do
+      texts[first + i - 1] = found[i]
+    end
+    first = first + size
+  end
+  return texts
+end
+
+-- Keys of another type look like missing ones to MGET. Those that are about to be written as new strings are looked up,
+-- and marked as states of an unknown form.
+local function are_new(groups)
+  local marked, first = false, 1
+  for _, size in ipairs(groups or { #keys }) do
+    local names, indexes = {}, {}
+    for key_index = first, first + size - 1 do
+      if is_new[key_index] and (state[key_index] ~= original[key_index] or recorded[key_index]) then
+        names[#names + 1], indexes[#names + 1] = keys[key_index], key_index
+      end
+    end
+    if names[1] and redis.call("EXISTS", unpack(names)) > 0 then
+      for i = 1, #names do
+        if redis.call("EXISTS", names[i]) > 0 then
+          stored[indexes[i]], marked = unknown_form, true
+        end
+      end
+    end
+    first = first + size
+  end
+  return not marked
+end
+
+local function write_states(jitter_ms)
+  for key_index = 1, #keys do
+    local before, after = original[key_index], state[key_index]
+    if after ~= before then
+      local spec = owner[key_index]
+      spec.algorithm.write(keys[key_index], after, before, spec, now, jitter_ms)
+    end
+  end
+  -- Last: if a write fails, a call that may not have been counted must not be replayed as counted.
+  for key_index, text in pairs(recorded) do
+    if text then
+      redis.call("SET", keys[key_index], text, "PX", format("%d", recorded_s[key_index] * 1000))
+    else
+      redis.call("DEL", keys[key_index])
+    end
+  end
+end
