@@ -74,6 +74,7 @@ soak: .venv/.stamp ## two hours of load, of faults and of a million keys, watchi
 	$(BIN)/python -m bench.attack_soak --addresses different
 	$(BIN)/python -m bench.attack_soak --addresses same
 	$(BIN)/python -m tests.fuzz --minutes 10
+	$(BIN)/python -m tests.support.readers
 
 docs: proto ## write reference pages, pictures, dashboards and the schema of the chart anew from the code
 	$(BIN)/python -m tools.reference.generate

@@ -87,8 +87,11 @@ def per_template(make: Callable[[PlanTemplate], Derived]) -> Callable[[PlanTempl
     return made_once
 
 
-KeyParts = tuple[TagEncoder, tuple[tuple[bytes, ...], ...]]
-"""Encoder for the tags of a template with steps, and the key suffixes of each descriptor in plan order."""
+KeySuffixes = tuple[tuple[bytes, ...], ...]
+"""For each descriptor, the ends of its keys in plan order: one per step, then one per watcher."""
+
+KeyParts = tuple[TagEncoder, KeySuffixes]
+"""Encoder for the tags of a template with steps, and its key suffixes."""
 
 _KEY_PARTS: DerivedKey[KeyParts] = DerivedKey()
 
@@ -152,10 +155,12 @@ class Planner:
         config = self._tree.identities.get(request.domain)
         return subject_limits.apply(request, matches, config.blocked_status if config else BLOCKED_STATUS)
 
+    def tag_encoder(self, domain: str) -> TagEncoder:
+        """Return the encoder of the tags of a domain of the tree."""
+        return tag_encoder(self._key_start, domain, self._tree.domains[domain].shard_by)
+
     def _key_parts(self, template: PlanTemplate) -> KeyParts:
-        tags = tag_encoder(self._key_start, template.domain, self._tree.domains[template.domain].shard_by)
-        states = [(*(step.limit for step in one.steps), *one.watchers) for one in template.descriptor_plans]
-        parts = tags, tuple(tuple(b":" + key_suffix(state) for state in own) for own in states)
+        parts = self.tag_encoder(template.domain), key_suffixes(template)
         template.derived[_KEY_PARTS] = parts
         return parts
 
@@ -180,7 +185,7 @@ class Planner:
         return template
 
     def _cache(self, kind: object, template: PlanTemplate) -> None:
-        self._cached_bytes += template.own_bytes or _estimate_bytes(template.descriptor_plans)
+        self._cached_bytes += template_bytes(template)
         if self._cached_bytes > MAX_TEMPLATE_CACHE_BYTES:
             self._templates.clear()
             self._cached_bytes = 0
@@ -277,6 +282,17 @@ class Planner:
         """Return whether denials take effect. If not, calls are neither delayed nor penalised."""
         policy = self._policy
         return request.purpose is not Purpose.REPORT and not policy.shadow_mode and not policy.quota_mode
+
+
+def key_suffixes(template: PlanTemplate) -> KeySuffixes:
+    """Return the ends of the keys of a template's counters."""
+    states = [(*(step.limit for step in one.steps), *one.watchers) for one in template.descriptor_plans]
+    return tuple(tuple(b":" + key_suffix(state) for state in own) for own in states)
+
+
+def template_bytes(template: PlanTemplate) -> int:
+    """Estimate the memory of a template and what is derived from it."""
+    return template.own_bytes or _estimate_bytes(template.descriptor_plans)
 
 
 def rejected_template(

@@ -49,6 +49,7 @@ _KEPT_BYTES = 128
 _UNSAFE = re.compile(r"[%/={}~\x00-\x20\x7f]")
 _ESCAPED = [f"%{byte:02X}".encode() if _UNSAFE.match(chr(byte)) else bytes([byte]) for byte in range(256)]
 _UNSAFE_BYTES = bytes(byte for byte in range(128) if _UNSAFE.match(chr(byte)))
+_UNSAFE_BUT_PERCENT = _UNSAFE_BYTES.replace(b"%", b"")
 
 
 class ShardBy(Enum):
@@ -115,12 +116,44 @@ class TagEncoder:
             return self._before + text + self._after
         return self._start + self._escape_and_shorten(entries)
 
+    def tag_format(self, entries: Sequence[tuple[str, str | None]]) -> TagFormat | None:
+        """Return the format of the tags of descriptors that differ in some values: None stands for such a value.
+
+        Return None if there is no such format.
+        """
+        texts = [_entry_format(*entry) for entry in entries]
+        has_colon = any(b":" in text for text in texts)
+        by_domain = self._shard_by is ShardBy.DOMAIN
+        if by_domain and has_colon:
+            return None
+        text = b"".join([_percent_escaped(self._before), *[b"/" + text for text in texts], self._after])
+        return TagFormat(text, len(self._start) + MAX_TAG_BYTES + len(b"{}"), not by_domain)
+
     def _escape_and_shorten(self, entries: Sequence[Entry]) -> bytes:
         first = self._domain
         whole = b"/".join([first, *[b"%s=%s" % (_escape(key), _escape(value)) for key, value in entries]])
         if self._shard_by is ShardBy.DOMAIN:
             return _domain_sharded_tag(first, whole)
         return b"{%s}" % (whole if len(whole) <= MAX_TAG_BYTES else _shorten(whole, whole))
+
+
+class TagFormat(NamedTuple):
+    """The tags of descriptors that differ in some values only: a constant, a value, a constant, and so on."""
+
+    text: bytes  # a format for the `%` of bytes, with %b for each of these values
+    max_bytes: int  # a longer tag is shortened by TagEncoder
+    allows_colons: bool  # False: TagEncoder escapes colons of values, depending on their entry
+
+    def of(self, values: Sequence[bytes]) -> bytes | None:
+        """Return the tag for these ASCII values. Return None if only TagEncoder can make it."""
+        if len(values) == 1:  # usually
+            value = values[0]
+            tag = self.text % (value if value.isalnum() else escape_value(value))
+        else:
+            tag = self.text % tuple([value if value.isalnum() else escape_value(value) for value in values])
+        if len(tag) > self.max_bytes or not (self.allows_colons or b":" not in b"".join(values)):
+            return None
+        return tag
 
 
 class _KeyShardedTagEncoder(TagEncoder):
@@ -138,6 +171,20 @@ class _KeyShardedTagEncoder(TagEncoder):
             if entry.key == key:
                 return self._start + self._key_sharded_tag(at, entries)
         return super().of(entries)
+
+    def tag_format(self, entries: Sequence[tuple[str, str | None]]) -> TagFormat | None:
+        keys = [key for key, _ in entries]
+        if self._key not in keys:
+            return super().tag_format(entries)
+        at = keys.index(self._key)
+        texts = [_entry_format(*entry) for entry in entries]
+        values_are_in_order = all(value is not None for _, value in entries[:at]) or entries[at][1] is not None
+        if not values_are_in_order or any(b":" in text for text in texts):
+            return None
+        shared = b"%s/%s" % (_percent_escaped(self._domain), texts[at])
+        texts[at] = b""
+        text = b"%s{%s}/%s" % (_percent_escaped(self._start), shared, b"/".join(texts))
+        return TagFormat(text, len(self._start) + MAX_TAG_BYTES + len(b"{}/"), False)
 
     def _key_sharded_tag(self, at: int, entries: Sequence[Entry]) -> bytes:
         texts = [b"%s=%s" % (_escape(key), _escape(value)) for key, value in entries]
@@ -201,6 +248,26 @@ def key_suffix(state: Limit | Watcher) -> bytes:
     if isinstance(state, Limit):
         return f"{state.algorithm.value}:{state.window}".encode()
     return b"penalty" if isinstance(state, Penalty) else b"warning"
+
+
+def escape_value(value: bytes) -> bytes:
+    """Escape an ASCII value of an entry."""
+    if b"%" not in value:
+        value = value.replace(b"/", b"%2F")  # of paths, and usually all that has to be escaped
+        if len(value.translate(None, _UNSAFE_BUT_PERCENT)) == len(value):
+            return value
+        value = value.replace(b"%2F", b"/")
+    return b"".join([_ESCAPED[byte] for byte in value])
+
+
+def _entry_format(key: str, value: str | None) -> bytes:
+    """Return an entry as part of a TagFormat. `value` is None if it differs."""
+    return _percent_escaped(_escape(key)) + b"=" + (b"%b" if value is None else _percent_escaped(_escape(value)))
+
+
+def _percent_escaped(text: bytes) -> bytes:
+    """Return a text as part of a format for the `%` of bytes."""
+    return text.replace(b"%", b"%%")
 
 
 def _escape(text: str) -> bytes:

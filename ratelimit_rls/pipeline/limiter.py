@@ -16,6 +16,7 @@ from ratelimit_rls.core.entitlements import Entitlements
 from ratelimit_rls.core.model import (
     Decision,
     DescriptorPlan,
+    Entry,
     OnStoreFailure,
     Outcome,
     Plan,
@@ -35,7 +36,7 @@ from ratelimit_rls.store.base import PreparedPlan, Store
 from ratelimit_rls.telemetry.decision_recorder import DecisionRecorder
 from ratelimit_rls.telemetry.hot_keys import HotKeys
 from ratelimit_rls.telemetry.metrics import MetricCounters, Metrics
-from ratelimit_rls.telemetry.usage_recorder import UsageEntry, UsageRecorder
+from ratelimit_rls.telemetry.usage_recorder import RECORDED_KEYS, UsageEntry, UsageRecorder
 
 MAX_IN_FLIGHT = 10_000
 
@@ -115,14 +116,24 @@ class RateLimiter:
         yield "ratelimit.store.calls_in_flight", self._in_flight
         yield from self._fallback.gauges()
 
-    def plan(self, request: Request) -> Plan:
-        """Return the counters that a request uses. Raises BadRequest if it is invalid, NotReady without rules."""
+    @property
+    def recorded_keys(self) -> Collection[str]:
+        """The keys of the descriptor entries that are recorded with calls."""
+        return RECORDED_KEYS if self._usage_recorder is not None else ()
+
+    @property
+    def planner(self) -> Planner:
+        """The planner for the rules in force. Raises NotReady without rules."""
         current_rules = self._rules.current
         if current_rules is None:
             raise NotReady("no rate limit configuration loaded")
         if current_rules is not self._planned:
             self._planned, self._planner = current_rules, Planner(current_rules.tree, self._policy, self._entitlements)
-        return self._planner.plan(request)
+        return self._planner
+
+    def plan(self, request: Request) -> Plan:
+        """Return the counters that a request uses. Raises BadRequest if it is invalid, NotReady without rules."""
+        return self.planner.plan(request)
 
     def prepare(self, request: Request) -> PlannedCall:
         """Plan a request and encode the plan for the store. Raises BadRequest or NotReady like `plan`."""
@@ -130,6 +141,15 @@ class RateLimiter:
         prepared = self._store.prepare(plan) if plan.keys else None
         self._fallback.prime(plan.template)
         return self._call(request, plan.template, prepared, plan.valid)
+
+    def prepare_like(self, call: PlannedCall, keys: tuple[bytes, ...], recorded: Sequence[Entry]) -> PlannedCall:
+        """Return a call that differs from another one in the keys of its counters and in its recorded entries."""
+        template, metric_counters, _, _, _ = call
+        prepared = self._store.prepare(construct(Plan, (template, keys, None))) if keys else None
+        recorder, usage_entry = self._usage_recorder, None
+        if recorder is not None:
+            usage_entry = recorder.usage_entry_of(recorded, template, template.domain)
+        return construct(PlannedCall, (template, metric_counters, prepared, None, usage_entry))
 
     def reject(self, request: Request, rejection: Rejection) -> PlannedCall:
         """Return a call that is denied whatever its limits are. Raises BadRequest like `prepare`."""

@@ -14,7 +14,8 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ratelimit_rls.core.decision import reported_limit
@@ -22,6 +23,7 @@ from ratelimit_rls.core.model import (
     Code,
     Decision,
     DescriptorPlan,
+    Entry,
     Outcome,
     PlanTemplate,
     Request,
@@ -76,6 +78,9 @@ _FIELDS = {
     "method": "method",
 }
 """Descriptor entries that identify the caller and the endpoint."""
+
+RECORDED_KEYS = frozenset(_FIELDS)
+"""Keys of the entries that a UsageEntry is made from."""
 
 _MAX_LENGTHS = {"user": 255, "ip": 64, "endpoint": 500, "method": 16}
 """Maximum lengths in characters, as of the database columns."""
@@ -171,18 +176,22 @@ class UsageRecorder:
 
     def usage_entry(self, request: Request, template: PlanTemplate) -> UsageEntry:
         """Return the entry of a request. Create it once per plan, after credentials were resolved, and keep it."""
+        entries = chain.from_iterable([descriptor.entries for descriptor in request.descriptors])
+        return self.usage_entry_of(entries, template, request.domain)
+
+    def usage_entry_of(self, entries: Iterable[Entry], template: PlanTemplate, domain: str) -> UsageEntry:
+        """Return the entry of a request of this domain with these entries, or with those of RECORDED_KEYS alone."""
         found: dict[str, str] = {}
-        for descriptor in request.descriptors:
-            for key, value in descriptor.entries:
-                field = _FIELDS.get(key)
-                if field is not None and value:
-                    found.setdefault(field, value)
+        for key, value in entries:
+            field = _FIELDS.get(key)
+            if field is not None and value:
+                found.setdefault(field, value)
         texts = {field: _storable(found.get(field, ""), max_length) for field, max_length in _MAX_LENGTHS.items()}
         texts["endpoint"] = _storable(
             found.get("endpoint", "").partition("?")[0].partition("#")[0], _MAX_LENGTHS["endpoint"]
         )
         caller = RecordedCaller(
-            domain=_storable(template.domain or request.domain, _MAX_DOMAIN_LENGTH),
+            domain=_storable(template.domain or domain, _MAX_DOMAIN_LENGTH),
             api_key=_key_id(found.get("api_key")),
             **texts,
         )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import pack
 from typing import Any, TypeVar, cast
+from zlib import crc32
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
@@ -40,6 +41,7 @@ from ratelimit_rls.protos.messages import POOL, CheckRequest, RateLimitRequest, 
 from ratelimit_rls.transport.http.json_api import json_app
 from ratelimit_rls.transport.http.json_bounds import check_json
 from tests.hostile import hpack
+from tests.support.readers import RandomRules
 from tests.unit.h2.client import METHOD, PROXIED_METHOD, Client, prefixed
 
 MAX_LIST_BYTES = 32_768
@@ -362,6 +364,15 @@ def _is_ordinary(message: Any, data: bytes) -> bool:
     )
 
 
+RULES = [RandomRules(seed) for seed in range(16)]
+RULES_MESSAGES = [message for one in RULES for message in one.messages(5)]
+
+
+def check_readers(data: bytes) -> str:
+    """The compiled reader prepares a RateLimitRequest as the general one does, under some random rules."""
+    return f"{[one.readers.compare_one(data) for one in RULES[crc32(data) % 4 :: 4]]}"
+
+
 def check_request(**fields: Any) -> bytes:
     return json_format.ParseDict({"attributes": fields}, CheckRequest(), descriptor_pool=POOL).SerializeToString()
 
@@ -550,6 +561,7 @@ TARGETS = [
     Target("frames", [b"".join(FRAME_RECORDS), b"".join(CALL), b"".join(SECOND)], FRAME_RECORDS, check_frames),
     Target("header blocks", BLOCKS, [*FIELDS, hpack.resized(0), hpack.resized(100), _SEPARATOR], check_hpack),
     Target("heads", HEADS, HEAD_WORDS, check_heads),
+    Target("compiled reader", RULES_MESSAGES, PROTOBUF_WORDS, check_readers),
     Target("RateLimitRequest", REQUESTS, PROTOBUF_WORDS, check_rls),
     Target("CheckRequest", CHECKS, PROTOBUF_WORDS, check_authz),
     Target("JSON", BODIES, JSON_WORDS, check_body),

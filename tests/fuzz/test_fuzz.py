@@ -16,6 +16,7 @@ INPUTS = {
     "header blocks": 40_000,
     "heads": 150_000,
     "RateLimitRequest": 15_000,
+    "compiled reader": 60_000,
     "CheckRequest": 100_000,
     "JSON": 8_000,
 }

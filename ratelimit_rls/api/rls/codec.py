@@ -6,8 +6,10 @@ from dataclasses import replace
 from time import time
 
 from ratelimit_rls.api.responses import ResponseOptions
+from ratelimit_rls.api.rls.compiled_reader import CompiledReader, DomainRules
 from ratelimit_rls.api.rls.decode import decode as decode_request
 from ratelimit_rls.api.rls.encode import ResponseTemplate, RlsEncoder
+from ratelimit_rls.api.rls.request_shapes import RequestShapes
 from ratelimit_rls.core.credential_resolution import resolve_credentials
 from ratelimit_rls.core.identity import IdentityConfig, Verifier
 from ratelimit_rls.core.model import Purpose, Request
@@ -45,6 +47,10 @@ class RlsCodec(Codec[ResponseTemplate]):
         self._purpose = purpose
         self._request_id_entry = request_id_entry
         self.messages_carry_request_ids = bool(request_id_entry)
+        self._shapes = RequestShapes(limiter)
+        # Requests of one shape are prepared to the same, except for the keys of their counters and what is recorded.
+        self._shapes_are_uniform = not (request_id_entry or self._encoder.describes_requests)
+        self._reader = self._make_reader()
 
     @property
     def max_message_bytes(self) -> int:
@@ -53,6 +59,26 @@ class RlsCodec(Codec[ResponseTemplate]):
     def clear_cache(self) -> None:
         self.cache.clear()
         self._authenticated.clear()
+        self._shapes.clear()
+        self._reader = self._make_reader()
+
+    def _make_reader(self) -> CompiledReader | None:
+        """Return the reader for the rules in force, if it covers any requests."""
+        loaded = self.limiter.rules
+        if loaded is None or not self._shapes_are_uniform or self._purpose is not Purpose.DECIDE:
+            return None
+        planner, has_subject_limits = self.limiter.planner, self.limiter.has_subject_limits
+        domains = {
+            name: DomainRules(root, planner.tag_encoder(name), has_subject_limits)
+            for name, root in loaded.tree.domains.items()
+            if self._identity_config(name) is None
+        }
+        return CompiledReader(
+            domains,
+            max_bytes=self.bounds.plain_bytes,
+            max_descriptors=self.bounds.descriptors,
+            recorded_keys=self.limiter.recorded_keys,
+        )
 
     def _lookup_valid(self, message: bytes) -> PreparedRequest[ResponseTemplate] | None:
         """Look up a message where subjects have limits of their own, which may end before the rules change."""
@@ -62,6 +88,19 @@ class RlsCodec(Codec[ResponseTemplate]):
         return None
 
     def decode(self, message: bytes) -> PreparedRequest[ResponseTemplate]:
+        read = self._reader.read(message) if self._reader is not None else None
+        if read is None:
+            return self._decode_any(message)
+        prepared = self._shapes.prepare(read)
+        if prepared is None:
+            prepared = self._decode_any(message)
+            self._shapes.learn(read.shape, prepared)
+        else:
+            self.cache.put_if_repeated(message, prepared)
+        return prepared
+
+    def _decode_any(self, message: bytes) -> PreparedRequest[ResponseTemplate]:
+        """Decode a message in general: not only those that the compiled reader covers."""
         request = decode_request(message, self._purpose, self.bounds)
         had_credential = False
         identity = self._identity_config(request.domain)

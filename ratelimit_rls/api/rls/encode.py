@@ -113,6 +113,11 @@ class RlsEncoder:
             _header_key, (options.limit_header, options.remaining_header, options.reset_header)
         )
 
+    @property
+    def describes_requests(self) -> bool:
+        """Return True if responses describe their request, so that few requests share a response template."""
+        return self._metadata_enabled
+
     def response_template(self, request: Request, template: PlanTemplate) -> ResponseTemplate:
         shared = self._shared_template(template)
         return replace(shared, metadata=encode_struct(describe_request(request))) if self._metadata_enabled else shared

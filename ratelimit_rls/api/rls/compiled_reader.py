@@ -1,0 +1,291 @@
+"""Reader of RateLimitRequests along the rules: from the bytes of a message to its counters, without message objects.
+
+    0A 04 edge │ 12 1D │ 0A 0C │ 0A 04 plan 12 │ 04 free │ 0A 0D │ 0A 04 user 12 │ 05 alice │ 12 …
+    domain                       key             value           key             value
+    path:   edge ──────────────────────────────► free ─────────────────────────► any value ● rule
+    tag:    rl:{edge/plan=free/user=%b}                                          alice
+
+The bytes of a key name a step in the tree of rules: the children that an entry with this key can select, mostly a
+single one. So a descriptor is read along a path through the tree, and the values that no rule names are collected. At
+the end of the path, the tag of the descriptor's counters is a constant text with these values in it (`TagFormat`).
+
+The rules at the ends of the paths, with the hits, are the shape of a request. Requests of one shape differ in their
+values only: they share the plan template and all that is derived from it. The meaning of a shape is learned from the
+first request that has it, which the general reader (decode.py, core/match.py, core/plan.py) prepares. The general
+reader also prepares what this one does not cover, and it rejects invalid requests. So it alone defines what a request
+means; tests compare both readers on random rules and bytes.
+
+Not covered: texts that are not ASCII or longer than 127 bytes, empty values, limits or hits of a single descriptor,
+more than 16 hits, tags that must be shortened, keys that a wildcard matches, rules with `limits_of` where subjects
+have limits of their own, and domains whose entries carry credentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from ratelimit_rls.core.model import Entry, construct
+from ratelimit_rls.core.plan import MAX_SHARED_HITS
+from ratelimit_rls.core.storage_keys import ShardBy, TagEncoder, TagFormat, tag_encoder
+from ratelimit_rls.core.tree import Node, find_child
+
+MAX_PATHS = 4096
+"""Maximum paths that a level keeps for its children; beyond that, it compiles all of them again."""
+
+MAX_DESCRIPTORS = 8192
+"""Maximum descriptors that are kept for a domain, twice: about 6 MiB."""
+
+MAX_LENGTH = 127
+"""Maximum length of a text, an entry or a descriptor: longer lengths take more than one byte."""
+
+# The tag of a field is its number times 8, plus 0 for a varint or 2 for length-delimited bytes.
+_DOMAIN = 1 << 3 | 2
+_DESCRIPTOR = 2 << 3 | 2
+_HITS = 3 << 3
+_ENTRY = 1 << 3 | 2
+_KEY = 1 << 3 | 2
+_VALUE = 2 << 3 | 2
+
+_Entry = tuple[str, str | None]
+"""Key and value; None if each value has a counter of its own."""
+
+_Read = tuple[object, bytes, tuple[Entry, ...]]
+"""Part of the shape, tag and recorded entries of a descriptor."""
+
+Shape = tuple[object, ...]
+"""Hits, then the identity of each descriptor's rule; with the descriptor's bytes, if its values are part of metrics."""
+
+
+class ReadRequest(NamedTuple):
+    """A request as far as its rules and values say what to count."""
+
+    shape: Shape
+    tags: list[bytes]  # of the counters of each descriptor; empty if it has no rule
+    recorded: list[Entry]  # entries with the keys that are recorded
+
+
+class DomainRules(NamedTuple):
+    """The rules of a domain, and the encoder of its tags."""
+
+    root: Node
+    tags: TagEncoder
+    has_subject_limits: bool  # whether subjects have limits of their own
+
+
+class CompiledReader:
+    """Reads the requests of some domains. A path is compiled when a request takes it for the first time."""
+
+    def __init__(
+        self,
+        domains: Mapping[str, DomainRules],
+        *,
+        max_bytes: int,
+        max_descriptors: int,
+        recorded_keys: Collection[str] = (),
+    ) -> None:
+        """Cover messages of at most `max_bytes` with at most `max_descriptors` descriptors."""
+        recorded = {bytes((_KEY, len(key))) + key.encode() + bytes((_VALUE,)): key for key in recorded_keys}
+        self._max_bytes = max_bytes
+        self._max_descriptors = max_descriptors
+        self._domains: dict[bytes, _DomainPaths] = {}
+        for name, rules in domains.items():
+            if name.isascii() and 0 < len(name) <= MAX_LENGTH:
+                start = bytes((_DOMAIN, len(name))) + name.encode()
+                self._domains[start] = _DomainPaths(_Path(rules, rules.root, ()), recorded)
+
+    def read(self, message: bytes) -> ReadRequest | None:
+        """Return what a request counts. Return None if it is not covered, or invalid."""
+        size = len(message)
+        if not 2 < size <= self._max_bytes or not message.isascii():
+            return None
+        at = 2 + message[1]
+        domain = self._domains.get(message[:at])
+        if domain is None:
+            return None
+        known = domain.descriptors.get
+        shape: list[object] = [0]
+        tags: list[bytes] = []
+        recorded: list[Entry] = []
+        try:
+            while at < size and message[at] == _DESCRIPTOR:
+                begin = at + 2
+                at = begin + message[at + 1]
+                text = message[begin:at]
+                part, tag, entries = known(text) or domain.read(text)
+                shape.append(part)
+                tags.append(tag)
+                if entries:
+                    recorded += entries
+            if at < size:
+                shape[0] = hits = message[at + 1]
+                if message[at] != _HITS or at + 2 != size or hits > MAX_SHARED_HITS:
+                    return None
+        except (IndexError, _NotCovered):
+            return None
+        if at > size or not 0 < len(tags) <= self._max_descriptors:
+            return None
+        return construct(ReadRequest, (tuple(shape), tags, recorded))
+
+
+class _DomainPaths:
+    """The paths of a domain's rules, and the descriptors that were read lately."""
+
+    __slots__ = ("_older", "_recorded_keys", "_root", "descriptors")
+
+    def __init__(self, root: _Path, recorded_keys: Mapping[bytes, str]) -> None:
+        """`recorded_keys`: by the bytes of the key, from its tag to the tag of the value."""
+        self._root = root
+        self._recorded_keys = recorded_keys
+        # When there are too many, those that were not read since the last time are dropped.
+        self.descriptors: dict[bytes, _Read] = {}
+        self._older: dict[bytes, _Read] = {}
+
+    def read(self, text: bytes) -> _Read:
+        """Read a descriptor that is not in `descriptors`, and add it. Raises IndexError if a length is wrong."""
+        read = self._older.get(text)
+        if read is None:
+            path, values = self._root, []
+            recorded_keys, recorded = self._recorded_keys, []
+            at, size = 0, len(text)
+            while at < size:
+                value_at = at + 6 + text[at + 3]
+                end = value_at + text[value_at - 1]
+                if text[at] != _ENTRY or text[at + 1] != end - at - 2:
+                    raise _NotCovered
+                key = text[at + 2 : value_at - 1]
+                step = path.steps.get(key) or path.step(key)
+                value = text[value_at:end]
+                path = step.select(value) if isinstance(step, _Level) else step
+                if path.has_open_value:
+                    values.append(value)
+                if recorded_keys and key in recorded_keys:
+                    recorded.append(Entry(recorded_keys[key], value.decode()))
+                at = end
+            if at != size:
+                raise _NotCovered
+            read = *path.read(text, values), tuple(recorded)
+        if len(self.descriptors) >= MAX_DESCRIPTORS:
+            self._older, self.descriptors = self.descriptors, {}
+        self.descriptors[text] = read
+        return read
+
+
+class _NotCovered(Exception):
+    """Only the general reader can read this request."""
+
+
+class _Path:
+    """A node of the rules, and the entries that lead to it."""
+
+    __slots__ = (
+        "_entries",
+        "_exact_keys",
+        "_metrics_have_values",
+        "_node",
+        "_rules",
+        "_tag_format",
+        "has_open_value",
+        "is_varied",
+        "rule_id",
+        "steps",
+    )
+
+    def __init__(
+        self, rules: DomainRules, node: Node, entries: tuple[_Entry, ...], *, metrics_have_values: bool = False
+    ) -> None:
+        self._rules = rules
+        self._node = node
+        self._entries = entries
+        self._exact_keys: frozenset[str] | None = None  # of children with one value; None: not known yet
+        self._metrics_have_values = metrics_have_values or node.value_to_metric
+        self._tag_format: TagFormat | None = None  # None: not covered
+        rule = node.rule
+        if rule is not None and not (rule.limits_of is not None and rules.has_subject_limits):
+            self._tag_format = rules.tags.tag_format(entries)
+        # By the bytes of a key: the path of every value, or the level that selects the path by the value.
+        self.steps: dict[bytes, _Path | _Level] = {}
+        self.has_open_value = bool(entries) and entries[-1][1] is None  # whether the last value is part of the tag
+        self.is_varied = self._metrics_have_values or (rule is not None and rule.detailed_metric)
+        self.rule_id = 0 if rule is None else id(rule)  # stable as long as the tree
+
+    def read(self, text: bytes, values: list[bytes]) -> tuple[object, bytes]:
+        """Return the part of the shape, and the tag, of the descriptor of this text, which ends here.
+
+        Raises _NotCovered.
+        """
+        rule_id = self.rule_id
+        if not rule_id:
+            return 0, b""
+        tag_format = self._tag_format
+        tag = tag_format.of(values) if tag_format is not None else None
+        if tag is None:
+            raise _NotCovered
+        return (rule_id, text) if self.is_varied else rule_id, tag
+
+    def step(self, key_field: bytes) -> _Path | _Level:
+        """Compile the step of an entry with this key. Raises _NotCovered.
+
+        Steps are kept only for keys that the rules have: clients may send any number of others, which wildcards for
+        keys may match.
+        """
+        if len(key_field) < 3 or key_field[0] != _KEY or key_field[-1] != _VALUE:
+            raise _NotCovered
+        node, key = self._node, key_field[2:-1].decode()
+        if self._exact_keys is None:
+            self._exact_keys = frozenset([exact_key for exact_key, _ in node.exact])
+        step: _Path | _Level
+        wildcards = [one for one in node.wildcards if one.key.matches(key)]
+        if any(len(one.key.parts) > 1 for one in wildcards):
+            raise _NotCovered
+        if key in self._exact_keys or key in node.patterns or wildcards:
+            step = _Level(self, node, key)
+        elif key in node.by_key:
+            step = self.child(node.by_key[key], key, False)
+        else:
+            return _NO_MATCH
+        self.steps[key_field] = step
+        return step
+
+    def child(self, node: Node, key: str, is_one_of_many: bool) -> _Path:
+        """Compile the path to a child. `is_one_of_many`: a wildcard or pattern selects it."""
+        value = node.value or None
+        if is_one_of_many:
+            value = (node.shared_value or node.key) if node.share_threshold else None
+        return _Path(self._rules, node, (*self._entries, (key, value)), metrics_have_values=self._metrics_have_values)
+
+
+class _Level:
+    """The children of a node that an entry with one key can select, by its value."""
+
+    __slots__ = ("_exact", "_key", "_node", "_others", "_parent")
+
+    def __init__(self, parent: _Path, node: Node, key: str) -> None:
+        self._parent = parent
+        self._node = node
+        self._key = key
+        self._exact: dict[bytes, _Path] = {}  # by their value
+        self._others: dict[int, _Path] = {}  # by the id() of their node
+
+    def select(self, value: bytes) -> _Path:
+        """Return the path of an entry with this value."""
+        return self._exact.get(value) or self._find(value)
+
+    def _find(self, value: bytes) -> _Path:
+        child, is_one_of_many = find_child(self._node, Entry(self._key, value.decode()))
+        if child is None:
+            return _NO_MATCH
+        if child.value and not is_one_of_many:
+            if len(self._exact) == MAX_PATHS:
+                self._exact.clear()
+            path = self._exact[value] = self._parent.child(child, self._key, is_one_of_many)
+            return path
+        path_of_many = self._others.get(id(child))
+        if path_of_many is None:
+            path_of_many = self._others[id(child)] = self._parent.child(child, self._key, is_one_of_many)
+        return path_of_many
+
+
+_NO_RULES = DomainRules(Node(""), tag_encoder(b"", "", ShardBy.DESCRIPTOR), False)
+_NO_MATCH = _Path(_NO_RULES, _NO_RULES.root, ())
+"""The path of a descriptor that matches no rule, whatever its further entries are."""
