@@ -12,7 +12,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from ratelimit_rls.core.decision import decision_of, passes
-from ratelimit_rls.core.entitlements import Entitlements
+from ratelimit_rls.core.entitlements import Entitlement, Entitlements, EntitlementValidity
 from ratelimit_rls.core.model import (
     Decision,
     DescriptorPlan,
@@ -85,7 +85,7 @@ class RateLimiter:
         self._fallback = fallback or Fallback(metrics)
         self._max_in_flight = max_in_flight
         self._in_flight = 0
-        self._entitlements = entitlements
+        self.entitlements = entitlements
         self._usage_recorder = usage_recorder
         self.recorder = DecisionRecorder(metrics, hot_keys, usage_recorder)
         self._planned: RulesVersion | None = None  # the rules of `_planner`
@@ -96,11 +96,6 @@ class RateLimiter:
     def rules(self) -> RulesVersion | None:
         """The rules in force; a PlannedCall prepared under others must be prepared again."""
         return self._rules.current
-
-    @property
-    def has_subject_limits(self) -> bool:
-        """Return True if subjects may have limits of their own: prepared calls may become stale without new rules."""
-        return self._entitlements is not None
 
     @property
     def remaining_capacity(self) -> int:
@@ -128,7 +123,7 @@ class RateLimiter:
         if current_rules is None:
             raise NotReady("no rate limit configuration loaded")
         if current_rules is not self._planned:
-            self._planned, self._planner = current_rules, Planner(current_rules.tree, self._policy, self._entitlements)
+            self._planned, self._planner = current_rules, Planner(current_rules.tree, self._policy, self.entitlements)
         return self._planner
 
     def plan(self, request: Request) -> Plan:
@@ -142,14 +137,22 @@ class RateLimiter:
         self._fallback.prime(plan.template)
         return self._call(request, plan.template, prepared, plan.valid)
 
-    def prepare_like(self, call: PlannedCall, keys: tuple[bytes, ...], recorded: Sequence[Entry]) -> PlannedCall:
-        """Return a call that differs from another one in the keys of its counters and in its recorded entries."""
+    def prepare_like(
+        self,
+        call: PlannedCall,
+        keys: tuple[bytes, ...],
+        recorded: Sequence[Entry],
+        entitlements: Sequence[Entitlement],
+    ) -> PlannedCall:
+        """Return a call that differs from another one in the keys of its counters, its recorded entries, and the
+        entitlements that it was made from."""
         template, metric_counters, _, _, _ = call
         prepared = self._store.prepare(construct(Plan, (template, keys, None))) if keys else None
         recorder, usage_entry = self._usage_recorder, None
         if recorder is not None:
             usage_entry = recorder.usage_entry_of(recorded, template, template.domain)
-        return construct(PlannedCall, (template, metric_counters, prepared, None, usage_entry))
+        valid = EntitlementValidity(tuple(entitlements)) if entitlements else None
+        return construct(PlannedCall, (template, metric_counters, prepared, valid, usage_entry))
 
     def reject(self, request: Request, rejection: Rejection) -> PlannedCall:
         """Return a call that is denied whatever its limits are. Raises BadRequest like `prepare`."""

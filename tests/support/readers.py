@@ -7,10 +7,13 @@ import json
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from math import inf
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from ratelimit_rls.api.rls.codec import RlsCodec
+from ratelimit_rls.core.entitlements import Block, EntitlementValidity
+from ratelimit_rls.core.model import Limit, Subject, Unit
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.pipeline.limiter import RateLimiter
@@ -22,7 +25,7 @@ from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.usage_recorder import UsageRecorder
 
 DOMAIN = "d%/"
-KEYS = ("a", "user", "org", "k:/%")
+KEYS = ("a", "user", "tier", "k:/%")
 VALUES = ("a", "b", "ab", "a/b", "%", "a:b", "{~ }", "10.0.0.1", "::1", "*")
 UNLIKELY_VALUES = ("", "é", "ä" * 63, "x" * 100, "x" * 118, "x" * 127, "x" * 128, "/" * 110)
 BYTES = b"\x00\x01\x02\x03\x05\x08\x0a\x10\x12\x18\x1a\x22\x7f\x80\xff"
@@ -30,6 +33,32 @@ BYTES = b"\x00\x01\x02\x03\x05\x08\x0a\x10\x12\x18\x1a\x22\x7f\x80\xff"
 
 POLICIES = (Policy(), Policy(key_prefix="p%:{x}"), Policy(shadow_mode=True), Policy(quota_mode=True))
 STORE = EmbeddedStore()
+
+
+class ValueEntitlement(NamedTuple):
+    limits: tuple[Limit, ...] | None
+    source: str = "custom"
+    block: Block | None = None
+    until_s: float = inf
+    stale: bool = False
+
+
+TIER_LIMITS = (Limit(7, Unit.MINUTE), Limit(70, Unit.DAY))
+
+
+class ValueEntitlements:
+    """Subjects whose values decide what they are entitled to: a tier, limits of their own, a block, or nothing."""
+
+    def of(self, kind: Subject, subject: str, tier: str) -> ValueEntitlement:
+        match subject[:1]:
+            case "a":
+                return ValueEntitlement(TIER_LIMITS, "tier gold")
+            case "b":
+                return ValueEntitlement((Limit(len(subject), Unit.HOUR),))
+            case "1":
+                return ValueEntitlement(None, "", Block("reason"))
+            case _:
+                return ValueEntitlement((Limit(1, Unit.HOUR),) if tier == "a" else None, "")
 
 
 class Readers:
@@ -41,7 +70,14 @@ class Readers:
     def __init__(self, rules: bytes, policy: Policy) -> None:
         active = ActiveRules()
         active.swap(compile_documents({"f": rules}).tree, digest="", files=1, loaded_at=datetime.now(UTC))
-        limiter = RateLimiter(active, STORE, Metrics(), policy, usage_recorder=UsageRecorder(sample=0, max_waiting=1))
+        limiter = RateLimiter(
+            active,
+            STORE,
+            Metrics(),
+            policy,
+            entitlements=ValueEntitlements(),
+            usage_recorder=UsageRecorder(sample=0, max_waiting=1),
+        )
         self._codec, self._general = RlsCodec(limiter), RlsCodec(limiter)
 
     def compare(self, messages: Iterable[bytes]) -> int:
@@ -63,14 +99,13 @@ def outcome(codec: RlsCodec, message: bytes, *, is_general: bool = False) -> tup
         call, response_template, request_id = codec._decode_any(message) if is_general else codec.decode(message)
     except BadRequest as error:
         return str(error)
-    assert call.usage_entry is not None
-    return (
-        *call._replace(usage_entry=None),
-        call.usage_entry.caller,
-        call.usage_entry.rule,
-        response_template,
-        request_id,
-    )
+    template, metric_counters, prepared, valid, usage_entry = call
+    assert usage_entry is not None
+    entitlements = valid._entitlements if isinstance(valid, EntitlementValidity) else ()
+    recorded = usage_entry.caller, usage_entry.rule
+    if template.rejection is not None:  # such a template belongs to one request
+        return repr(template), entitlements, recorded, request_id
+    return template, metric_counters, prepared, entitlements, recorded, response_template, request_id
 
 
 class RandomRules:
@@ -79,7 +114,7 @@ class RandomRules:
     def __init__(self, seed: int) -> None:
         self._chance = Random(seed)
         self._descriptors = random_level(self._chance, depth=0)
-        sharding = self._chance.choice(["descriptor", "domain", {"key": "org"}, {"key": "a"}])
+        sharding = self._chance.choice(["descriptor", "domain", {"key": "user"}, {"key": "a"}])
         document = {"domain": DOMAIN, "shard_by": sharding, "descriptors": self._descriptors}
         self.readers = Readers(json.dumps(document).encode(), self._chance.choice(POLICIES))
 
@@ -100,6 +135,8 @@ def random_level(chance: Random, depth: int) -> list[dict[str, Any]]:
         identity = json.dumps([one.get(name) for name in ("key", "value", "match")])
         if chance.random() < 0.7:
             one |= _limits(chance)
+            if "share_threshold" in one:
+                one.pop("limits_of", None)
             if chance.random() < 0.15:
                 one["detailed_metric"] = True
         if chance.random() < 0.1:
@@ -136,6 +173,7 @@ def _limits(chance: Random) -> dict[str, Any]:
             {"rate_limit": limit | {"replaces": [{"name": "n"}]}},
             {"rate_limit": limit | {"algorithm": "gcra"}, "penalty": {"after": 2, "within": "1m", "multipliers": [2]}},
             {"rate_limit": {"unit": "month", "requests_per_unit": 3, "calendar": True, "timezone": "Europe/Berlin"}},
+            *[{"rate_limit": limit, "limits_of": "user"}] * 3,
             {"limits": [limit | {"unit": "hour"}, limit | {"unit": "minute", "name": "n"}]},
         ]
     )

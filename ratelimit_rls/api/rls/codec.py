@@ -39,7 +39,7 @@ class RlsCodec(Codec[ResponseTemplate]):
         super().__init__(limiter, verifier, bounds)
         budget = budget or CacheBudget(DEFAULT_CACHE_BYTES)
         self.cache: RequestCache[ResponseTemplate] = RequestCache(budget)
-        self.lookup = self._lookup_valid if limiter.has_subject_limits else self.cache.get
+        self.lookup = self._lookup_valid if limiter.entitlements is not None else self.cache.get
         self._authenticated: RequestCache[None] = RequestCache(budget)  # requests with a credential, keyed without it
         self._encoder = RlsEncoder(options or ResponseOptions())
         self.encode = self._encoder.encode
@@ -67,9 +67,9 @@ class RlsCodec(Codec[ResponseTemplate]):
         loaded = self.limiter.rules
         if loaded is None or not self._shapes_are_uniform or self._purpose is not Purpose.DECIDE:
             return None
-        planner, has_subject_limits = self.limiter.planner, self.limiter.has_subject_limits
+        planner = self.limiter.planner
         domains = {
-            name: DomainRules(root, planner.tag_encoder(name), has_subject_limits)
+            name: DomainRules(root, planner.tag_encoder(name))
             for name, root in loaded.tree.domains.items()
             if self._identity_config(name) is None
         }
@@ -78,6 +78,7 @@ class RlsCodec(Codec[ResponseTemplate]):
             max_bytes=self.bounds.plain_bytes,
             max_descriptors=self.bounds.descriptors,
             recorded_keys=self.limiter.recorded_keys,
+            entitlements=self.limiter.entitlements,
         )
 
     def _lookup_valid(self, message: bytes) -> PreparedRequest[ResponseTemplate] | None:
@@ -94,7 +95,7 @@ class RlsCodec(Codec[ResponseTemplate]):
         prepared = self._shapes.prepare(read)
         if prepared is None:
             prepared = self._decode_any(message)
-            self._shapes.learn(read.shape, prepared)
+            self._shapes.learn(read, prepared)
         else:
             self.cache.put_if_repeated(message, prepared)
         return prepared

@@ -25,9 +25,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ratelimit_rls.core.model import Entry, construct
+from ratelimit_rls.core.entitlements import Entitlement, Entitlements
+from ratelimit_rls.core.model import Entry, Subject, construct
 from ratelimit_rls.core.plan import MAX_SHARED_HITS
 from ratelimit_rls.core.storage_keys import ShardBy, TagEncoder, TagFormat, tag_encoder
+from ratelimit_rls.core.subject_limits import TIER
 from ratelimit_rls.core.tree import Node, find_child
 
 MAX_PATHS = 4096
@@ -50,8 +52,13 @@ _VALUE = 2 << 3 | 2
 _Entry = tuple[str, str | None]
 """Key and value; None if each value has a counter of its own."""
 
-_Read = tuple[object, bytes, tuple[Entry, ...]]
-"""Part of the shape, tag and recorded entries of a descriptor."""
+
+class _ReadDescriptor(NamedTuple):
+    part: object  # of the shape
+    tag: bytes
+    recorded: tuple[Entry, ...]
+    subject: tuple[Subject, str] | None  # whose limits may replace those of the rule
+
 
 Shape = tuple[object, ...]
 """Hits, then the identity of each descriptor's rule; with the descriptor's bytes, if its values are part of metrics."""
@@ -63,6 +70,7 @@ class ReadRequest(NamedTuple):
     shape: Shape
     tags: list[bytes]  # of the counters of each descriptor; empty if it has no rule
     recorded: list[Entry]  # entries with the keys that are recorded
+    entitlements: list[Entitlement]  # that the shape depends on
 
 
 class DomainRules(NamedTuple):
@@ -70,7 +78,6 @@ class DomainRules(NamedTuple):
 
     root: Node
     tags: TagEncoder
-    has_subject_limits: bool  # whether subjects have limits of their own
 
 
 class CompiledReader:
@@ -83,11 +90,16 @@ class CompiledReader:
         max_bytes: int,
         max_descriptors: int,
         recorded_keys: Collection[str] = (),
+        entitlements: Entitlements | None = None,
     ) -> None:
-        """Cover messages of at most `max_bytes` with at most `max_descriptors` descriptors."""
+        """Cover messages of at most `max_bytes` with at most `max_descriptors` descriptors.
+
+        Without `entitlements`, subjects have no limits of their own.
+        """
         recorded = {bytes((_KEY, len(key))) + key.encode() + bytes((_VALUE,)): key for key in recorded_keys}
         self._max_bytes = max_bytes
         self._max_descriptors = max_descriptors
+        self._entitlements = entitlements
         self._domains: dict[bytes, _DomainPaths] = {}
         for name, rules in domains.items():
             if name.isascii() and 0 < len(name) <= MAX_LENGTH:
@@ -107,12 +119,20 @@ class CompiledReader:
         shape: list[object] = [0]
         tags: list[bytes] = []
         recorded: list[Entry] = []
+        entitlements: list[Entitlement] = []
         try:
             while at < size and message[at] == _DESCRIPTOR:
                 begin = at + 2
                 at = begin + message[at + 1]
                 text = message[begin:at]
-                part, tag, entries = known(text) or domain.read(text)
+                part, tag, entries, subject = known(text) or domain.read(text)
+                if subject is not None and self._entitlements is not None:
+                    entitlement = self._entitlements.of(*subject, "")
+                    if entitlement.block is not None:
+                        return None
+                    entitlements.append(entitlement)
+                    if entitlement.limits is not None:
+                        part = part, id(entitlement.limits)  # the entitlement is kept with the shape
                 shape.append(part)
                 tags.append(tag)
                 if entries:
@@ -125,7 +145,7 @@ class CompiledReader:
             return None
         if at > size or not 0 < len(tags) <= self._max_descriptors:
             return None
-        return construct(ReadRequest, (tuple(shape), tags, recorded))
+        return construct(ReadRequest, (tuple(shape), tags, recorded, entitlements))
 
 
 class _DomainPaths:
@@ -138,14 +158,14 @@ class _DomainPaths:
         self._root = root
         self._recorded_keys = recorded_keys
         # When there are too many, those that were not read since the last time are dropped.
-        self.descriptors: dict[bytes, _Read] = {}
-        self._older: dict[bytes, _Read] = {}
+        self.descriptors: dict[bytes, _ReadDescriptor] = {}
+        self._older: dict[bytes, _ReadDescriptor] = {}
 
-    def read(self, text: bytes) -> _Read:
+    def read(self, text: bytes) -> _ReadDescriptor:
         """Read a descriptor that is not in `descriptors`, and add it. Raises IndexError if a length is wrong."""
         read = self._older.get(text)
         if read is None:
-            path, values = self._root, []
+            path, values, value = self._root, [], b""
             recorded_keys, recorded = self._recorded_keys, []
             at, size = 0, len(text)
             while at < size:
@@ -164,7 +184,9 @@ class _DomainPaths:
                 at = end
             if at != size:
                 raise _NotCovered
-            read = *path.read(text, values), tuple(recorded)
+            part, tag = path.read(text, values)
+            subject = (path.limits_of, value.decode()) if path.limits_of is not None else None
+            read = construct(_ReadDescriptor, (part, tag, tuple(recorded), subject))
         if len(self.descriptors) >= MAX_DESCRIPTORS:
             self._older, self.descriptors = self.descriptors, {}
         self.descriptors[text] = read
@@ -187,6 +209,7 @@ class _Path:
         "_tag_format",
         "has_open_value",
         "is_varied",
+        "limits_of",
         "rule_id",
         "steps",
     )
@@ -201,7 +224,8 @@ class _Path:
         self._metrics_have_values = metrics_have_values or node.value_to_metric
         self._tag_format: TagFormat | None = None  # None: not covered
         rule = node.rule
-        if rule is not None and not (rule.limits_of is not None and rules.has_subject_limits):
+        self.limits_of = None if rule is None else rule.limits_of
+        if rule is not None and not (rule.limits_of is not None and TIER in dict(entries)):
             self._tag_format = rules.tags.tag_format(entries)
         # By the bytes of a key: the path of every value, or the level that selects the path by the value.
         self.steps: dict[bytes, _Path | _Level] = {}
@@ -286,6 +310,6 @@ class _Level:
         return path_of_many
 
 
-_NO_RULES = DomainRules(Node(""), tag_encoder(b"", "", ShardBy.DESCRIPTOR), False)
+_NO_RULES = DomainRules(Node(""), tag_encoder(b"", "", ShardBy.DESCRIPTOR))
 _NO_MATCH = _Path(_NO_RULES, _NO_RULES.root, ())
 """The path of a descriptor that matches no rule, whatever its further entries are."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ratelimit_rls.api.rls.compiled_reader import ReadRequest, Shape
 from ratelimit_rls.api.rls.encode import ResponseTemplate
+from ratelimit_rls.core.entitlements import Entitlement
 from ratelimit_rls.core.model import construct
 from ratelimit_rls.core.plan import KeySuffixes, key_suffixes, template_bytes
 from ratelimit_rls.pipeline.limiter import PlannedCall, RateLimiter
@@ -24,6 +25,7 @@ class _LearnedShape(NamedTuple):
     response_template: ResponseTemplate
     suffixes: KeySuffixes
     single_suffixes: tuple[bytes, ...] | None  # if each descriptor has exactly one
+    entitlements: tuple[Entitlement, ...]  # the shape names their limits by identity
 
 
 class RequestShapes:
@@ -36,18 +38,20 @@ class RequestShapes:
 
     def prepare(self, read: ReadRequest) -> PreparedRequest[ResponseTemplate] | None:
         """Prepare a request; None if its shape is not known."""
-        shape, tags, recorded = read
+        shape, tags, recorded, entitlements = read
         learned = self._learned.get(shape)
         if learned is None:
             return None
-        call, response_template, suffixes, single_suffixes = learned
+        call, response_template, suffixes, single_suffixes, _ = learned
         if single_suffixes is not None:
             keys = tuple(map(add, tags, single_suffixes))
         else:
             keys = tuple([tag + suffix for tag, own in zip(tags, suffixes, strict=True) for suffix in own])
-        return construct(PreparedRequest, (self._limiter.prepare_like(call, keys, recorded), response_template, None))
+        return construct(
+            PreparedRequest, (self._limiter.prepare_like(call, keys, recorded, entitlements), response_template, None)
+        )
 
-    def learn(self, shape: Shape, prepared: PreparedRequest[ResponseTemplate]) -> None:
+    def learn(self, read: ReadRequest, prepared: PreparedRequest[ResponseTemplate]) -> None:
         """Learn a shape from a request that the general reader has prepared."""
         template = prepared.call.template
         self._bytes += template_bytes(template)
@@ -56,7 +60,9 @@ class RequestShapes:
             return
         suffixes = key_suffixes(template)
         single = tuple([own[0] for own in suffixes]) if all(len(own) == 1 for own in suffixes) else None
-        self._learned[shape] = _LearnedShape(prepared.call, prepared.response_template, suffixes, single)
+        self._learned[read.shape] = _LearnedShape(
+            prepared.call, prepared.response_template, suffixes, single, tuple(read.entitlements)
+        )
 
     def clear(self) -> None:
         self._learned.clear()
