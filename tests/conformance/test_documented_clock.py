@@ -46,7 +46,7 @@ def replay(section: Any, store: StoreUnderTest) -> list[Any]:
             (decision,) = store.run(limiter.check([call]))
             assert isinstance(decision, Decision)
             passed += decision.code is Code.OK
-        rows.append(row._replace(passed=passed, left=decision.statuses[0].remaining, told=describe(decision)))  # type: ignore[arg-type, union-attr]
+        rows.append(row._replace(passed=passed, left=decision.statuses[0].remaining, printed=describe(decision)))  # type: ignore[arg-type, union-attr]
     return rows
 
 

@@ -185,7 +185,7 @@ descriptors:
 FORGED = f"rlk_{'a' * 12}_{'s' * 43}"
 
 
-async def test_credential_counts_for_its_user_and_is_never_shown(api: AdminApi, admin: Client) -> None:
+async def test_credential_counts_for_its_user_and_is_in_no_response(api: AdminApi, admin: Client) -> None:
     api.load(PROVED)
     await admin.put("/users/alice", json={})
     key = await api.key("alice")
@@ -304,14 +304,14 @@ async def test_simulation_does_not_block_the_event_loop(sqlite_admin: Client) ->
 async def test_simulations_run_one_at_a_time_with_bounded_waiters(
     sqlite_admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    under_way = max_under_way = 0
+    running = max_running = 0
 
     async def counting(*descriptors_body: Any) -> SimulatedDecisions:
-        nonlocal under_way, max_under_way
-        under_way += 1
-        max_under_way = max(max_under_way, under_way)
+        nonlocal running, max_running
+        running += 1
+        max_running = max(max_running, running)
         result = await simulate(*descriptors_body)
-        under_way -= 1
+        running -= 1
         return result
 
     monkeypatch.setattr(decisions, "simulate", counting)
@@ -319,7 +319,7 @@ async def test_simulations_run_one_at_a_time_with_bounded_waiters(
     result = await asyncio.gather(*[sqlite_admin.post("/decisions/simulate", **sent) for _ in range(MAX_WAITING + 3)])
     assert sorted(answer.status_code for answer in result) == [*[200] * (MAX_WAITING + 1), 429, 429]
     assert {answer.headers.get("retry-after") for answer in result} == {None, "2"}
-    assert max_under_way == 1
+    assert max_running == 1
     assert (await sqlite_admin.post("/decisions/simulate", **sent)).status_code == 200
 
 

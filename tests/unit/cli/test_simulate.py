@@ -161,8 +161,8 @@ def test_progress_is_one_line_on_terminals_and_is_cleared(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(sys.modules["ratelimit_rls.cli.simulate"], "PROGRESS_INTERVAL_S", 0)
     ended = run("simulate", rules, *PROFILE)
-    *shown, last = ended.err.split("\r")[1:]
-    assert " a second, " in shown[-1]
-    assert " left" in shown[-1]
+    *updates, last = ended.err.split("\r")[1:]
+    assert " a second, " in updates[-1]
+    assert " left" in updates[-1]
     assert "\n" not in ended.err
     assert last.strip("\x1b[K") == ""
