@@ -56,7 +56,7 @@ and `message`, or, for a rules document, with `file`, `line`, `column` and `mess
 | 403 | `forbidden` | the role of the token does not suffice, or the request is cross-origin |
 | 404 | `not-found` | no such resource or path |
 | 405 | `method-not-allowed` | `Allow` lists the allowed methods |
-| 409 | `conflict`, `secret-told-once` | a name is taken, or a resource is in use; the secret was already returned |
+| 409 | `conflict`, `secret-already-returned` | a name is taken or a resource in use; the secret was returned before |
 | 412 | `stale` | the resource was modified; `ETag` has its current version |
 | 408, 431 | | the request took too long; it has more than 100 header fields or 16 KiB of headers; plain text |
 | 413 | `too-large` | the body has more than 1 MiB |

@@ -1,4 +1,4 @@
-"""Authentication and authorization of every operation in the OpenAPI document, so that none is forgotten."""
+"""Authentication and authorization of every operation in the OpenAPI document, so that none is missed."""
 
 from __future__ import annotations
 

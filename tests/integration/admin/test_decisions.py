@@ -77,7 +77,7 @@ async def test_reset_clears_counters_and_is_audited(sqlite_api: AdminApi, sqlite
     assert (await sqlite_admin.post("/decisions/check", json=descriptors_body("path", "/a"))).json()["code"] == "ok"
     rows = (await sqlite_admin.get("/audit", params={"kind": "counters"})).json()["items"]
     assert [(row["action"], row["subject"], row["after"]) for row in rows] == [
-        ("reset", "edge", {"descriptors": ["path=/a"], "forgotten": forgotten}) for forgotten in (1, 1)
+        ("reset", "edge", {"descriptors": ["path=/a"], "counters_reset": deleted}) for deleted in (1, 1)
     ]
     reader = sqlite_api.client(await sqlite_api.token("read"))
     assert (await reader.post("/counters/reset", json=descriptors_body("path", "/a"))).status_code == 403
@@ -113,7 +113,7 @@ async def test_failed_reset_is_an_error_and_leaves_its_audit_entry(sqlite_api: A
         assert sent.status_code == expected
     assert (len(sent.json()["counters"]), sent.headers["idempotency-replayed"]) == (1, "true")
     rows = (await sqlite_admin.get("/audit")).json()["items"]
-    assert [(row["action"], row["after"]["forgotten"]) for row in rows] == [("reset", 1)] * 3
+    assert [(row["action"], row["after"]["counters_reset"]) for row in rows] == [("reset", 1)] * 3
 
 
 async def test_explain_shows_match_steps_and_source_of_limits(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
@@ -168,8 +168,8 @@ async def test_own_limits_of_a_blocked_caller_are_explained_and_reset(api: Admin
     assert (walk["limits"], walk["entitlement"]["source"]) == (own, "custom")
     assert walk["entitlement"]["block"] == {"reason": "abuse", "until": "2027-01-15T09:00:00Z"}
     assert [key.rpartition(":")[2] for key in walk["counters"]] == ["3600"]
-    forgotten = (await admin.post("/counters/reset", json=descriptors_body("user", "bob"))).json()
-    assert forgotten == {"counters": walk["counters"], "total": 1}
+    deleted = (await admin.post("/counters/reset", json=descriptors_body("user", "bob"))).json()
+    assert deleted == {"counters": walk["counters"], "total": 1}
 
 
 PROVED = """\
@@ -202,7 +202,7 @@ async def test_credential_counts_for_its_user_and_is_in_no_response(api: AdminAp
     answers += [await admin.post("/counters/reset", json=descriptors_body("x-api-key", key))]
     assert answers[-1].json()["counters"] == walk["counters"] != []
     answers += [await admin.get("/audit", params={"kind": "counters"})]
-    assert answers[-1].json()["items"][0]["after"] == {"descriptors": ["user=alice"], "forgotten": 1}
+    assert answers[-1].json()["items"][0]["after"] == {"descriptors": ["user=alice"], "counters_reset": 1}
     assert not any(key in answer.text or key.split("_", 2)[2] in answer.text for answer in answers)
 
 

@@ -80,8 +80,8 @@ async def test_reset_is_audited_with_all_details(api: AdminApi, admin: Client) -
     result = [(row["actor"], row["token_id"], row["address"], row["request_id"], row["after"]) for row in rows]
     done = {"descriptors": ["user=alice"]}
     assert result == [
-        ("RLS_ADMIN_TOKEN", "RLS_ADMIN_TOKEN", "127.0.0.1", "", {**done, "forgotten": 0}),
-        ("ann", token.split("_")[1], "127.0.0.1", "call-7", {**done, "forgotten": 1}),
+        ("RLS_ADMIN_TOKEN", "RLS_ADMIN_TOKEN", "127.0.0.1", "", {**done, "counters_reset": 0}),
+        ("ann", token.split("_")[1], "127.0.0.1", "call-7", {**done, "counters_reset": 1}),
     ]
 
 

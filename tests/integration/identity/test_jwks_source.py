@@ -185,8 +185,8 @@ async def test_fetch_interval_has_jitter_and_is_short_after_a_failure(publisher:
 async def test_failure_is_logged_once_and_keeps_the_keys(
     publisher: Publisher, tmp_path: Path, broken: dict[str, Any], message: str
 ) -> None:
-    forgotten = []
-    source = JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: forgotten.append(1))
+    changes = []
+    source = JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: changes.append(1))
     await source.fetch_initial()
     for name, value in broken.items():
         setattr(publisher, name, value)
@@ -200,7 +200,7 @@ async def test_failure_is_logged_once_and_keeps_the_keys(
     assert [line["log_level"] for line in logs] == ["warning", "info"]
     assert message in logs[0]["error"]
     assert logs[0]["keys"] == len(source.keys.keys) == 1
-    assert forgotten == [1]  # equal keys are not a change
+    assert changes == [1]  # equal keys are not a change
 
 
 async def test_allowed_redirect_is_followed(publisher: Publisher, tmp_path: Path) -> None:
