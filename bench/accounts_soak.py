@@ -115,8 +115,8 @@ class Record:
             f" {each:.0f} bytes a user with its key"
         )
         for paced in self.paced:
-            rate, us, held = median(paced.calls_per_s), median(paced.us), paced.resident_bytes / MIB
-            yield f"  {paced.users:>7,} users: {rate:,.0f} calls/s, {us:.1f} µs, then {held:.0f} MiB"
+            rate, us, resident_mib = median(paced.calls_per_s), median(paced.us), paced.resident_bytes / MIB
+            yield f"  {paced.users:>7,} users: {rate:,.0f} calls/s, {us:.1f} µs, then {resident_mib:.0f} MiB"
         yield f"  a call among many ÷ among few: {self.slower:.2f} (at most {MAX_SLOWDOWN:g})"
         yield f"  a change acted after {median(self.acted_s):.3f} s, at most {max(self.acted_s):.3f} s"
         reload = self.reload

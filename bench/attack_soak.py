@@ -33,7 +33,7 @@ from bench.cpu import process_s, resident_bytes
 from tests.hostile.attackers import Attacker, Attackers
 from tests.hostile.attacks import ATTACKS, Port
 from tests.hostile.harness import MIB, UnderAttack
-from tests.hostile.innocent import Innocent, Waits
+from tests.hostile.well_behaved_client import Waits, WellBehavedClient
 from tests.support.ports import free_port
 
 CONNECTIONS = 50
@@ -52,7 +52,7 @@ SERVER_CORE, CLIENT_CORE = 0, 1
 LOOK_S = 0.25
 WARM_UP_S = 3.0
 TOKEN = "the-admin-token-of-the-soak"
-INNOCENT = "127.0.0.1"
+WELL_BEHAVED_ADDRESS = "127.0.0.1"
 ATTACKER = "127.0.0.2"
 
 
@@ -97,7 +97,9 @@ class Administrator:
                 changes.done += 1
 
     def _change(self, number: int) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20, source_address=(INNOCENT, 0))
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self._port, timeout=20, source_address=(WELL_BEHAVED_ADDRESS, 0)
+        )
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         method, what = [("PUT", ""), ("PUT", "/block"), ("DELETE", "/block")][number % 3]
         body = json.dumps({}) if method == "PUT" else None
@@ -153,7 +155,7 @@ class Phase:
         return int(median(self.memory_bytes[-quarter:]) - median(before))
 
     def lines(self) -> Iterator[str]:
-        waits, held = self.waits, [one / MIB for one in self.memory_bytes]
+        waits, memory_mib = self.waits, [one / MIB for one in self.memory_bytes]
         yield (
             f"{self.name}, {self.seconds:.0f} s: {waits.calls:,} calls, {waits.failed} failed; p50 {waits.p50_ms:.2f}, "
             f"p95 {waits.p95_ms:.1f}, p99 {waits.p99_ms:.1f}, p99.9 {waits.p99_9_ms:.1f}, "
@@ -165,10 +167,10 @@ class Phase:
         )
         for fault in waits.faults:
             yield f"  {fault}"
-        marks = " ".join(f"{held[len(held) * at // 12]:.0f}" for at in range(12))
+        marks = " ".join(f"{memory_mib[len(memory_mib) * at // 12]:.0f}" for at in range(12))
         yield (
-            f"  memory {marks} {held[-1]:.0f} MiB, at most {max(held):.0f}, grown by {self.growth_bytes / MIB:.0f}; "
-            f"CPU {self.cpu_s / self.seconds:.0%}"
+            f"  memory {marks} {memory_mib[-1]:.0f} MiB, at most {max(memory_mib):.0f}, "
+            f"grown by {self.growth_bytes / MIB:.0f}; CPU {self.cpu_s / self.seconds:.0%}"
         )
         yield (
             f"  {self.changes.done} changes, {len(self.changes.failed)} failed, longest {self.changes.longest_s:.2f} s"
@@ -196,7 +198,7 @@ def violations(
     found = []
     for phase in (calm, attacked):
         if phase.waits.failed or not phase.waits.calls:
-            found.append(f"{phase.name}: {phase.waits.failed} innocent calls failed")
+            found.append(f"{phase.name}: {phase.waits.failed} well-behaved calls failed")
         if phase.changes.failed or not phase.changes.done:
             found.append(f"{phase.name}: {len(phase.changes.failed)} changes failed")
     if later_ms > max_later_ms:
@@ -256,7 +258,7 @@ class Soak:
     def __init__(
         self,
         service: UnderAttack,
-        calls: Innocent,
+        calls: WellBehavedClient,
         admin: Administrator,
         *,
         source: str,
@@ -335,7 +337,9 @@ def soak(
             os.sched_setaffinity(0, {CLIENT_CORE})
             running.callback(os.sched_setaffinity, 0, cores)
         core = CLIENT_CORE if pins else None
-        calls = running.enter_context(Innocent(service.grpc_port, service.pid, per_s=per_s, source=INNOCENT, core=core))
+        calls = running.enter_context(
+            WellBehavedClient(service.grpc_port, service.pid, per_s=per_s, source=WELL_BEHAVED_ADDRESS, core=core)
+        )
         admin = running.enter_context(Administrator(admin_port))
         time.sleep(WARM_UP_S)
         soaked = Soak(service, calls, admin, source=source, bytes_per_s=bytes_per_s, seed=seed, core=core)
@@ -382,7 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     calm, attacked = soak(
         chosen.minutes * 60,
         chosen.calm_minutes * 60,
-        source=ATTACKER if chosen.addresses == "different" else INNOCENT,
+        source=ATTACKER if chosen.addresses == "different" else WELL_BEHAVED_ADDRESS,
         connections=chosen.connections,
         per_s=chosen.per_second,
         bytes_per_s=chosen.send_mib * MIB,
@@ -390,8 +394,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print(*calm.lines(), *attacked.lines(), sep="\n")
     found = violations(calm, attacked, chosen.max_later_ms, chosen.max_growth_mib, fair=chosen.busy)
-    said = "ok" if not found else f"NOT OK: {'; '.join(found)}"
-    print(f"{chosen.addresses} addresses, seed {seed}, load average {os.getloadavg()[0]:.1f}: {said}", flush=True)
+    verdict = "ok" if not found else f"NOT OK: {'; '.join(found)}"
+    print(f"{chosen.addresses} addresses, seed {seed}, load average {os.getloadavg()[0]:.1f}: {verdict}", flush=True)
     return 1 if found else 0
 
 

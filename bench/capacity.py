@@ -202,11 +202,11 @@ def measure_memory(case: MemoryCase, redis: StartedRedis) -> KeyMemory:
     """Fill an empty Redis with the keys of a case and measure them. Another process must not use it."""
     address = f"redis://{redis.url}"
     with Redis.from_url(address, socket_timeout=TIMEOUT_S) as client:
-        asyncio.run(_visit(case, redis, 1))  # loads the script
+        asyncio.run(_fill(case, redis, 1))  # loads the script
         client.execute_command("FLUSHALL", "SYNC")
         _wait_until_alone(client)
         before = int(client.info("memory")["used_memory"])
-        asyncio.run(_visit(case, redis, case.callers))
+        asyncio.run(_fill(case, redis, case.callers))
         _wait_until_alone(client)
         grown_bytes = int(client.info("memory")["used_memory"]) - before
         keys = [key for key in client.scan_iter(count=1000) if key.endswith(case.only)]
@@ -214,17 +214,17 @@ def measure_memory(case: MemoryCase, redis: StartedRedis) -> KeyMemory:
             for key in keys:
                 pipeline.memory_usage(key, samples=0)
             usage = pipeline.execute()
-        held = [len(state.split()) - 2 for state in client.mget(keys)] if case is PENALTIES else []
+        violations = [len(state.split()) - 2 for state in client.mget(keys)] if case is PENALTIES else []
         client.execute_command("FLUSHALL", "SYNC")
     expected = case.callers * case.endpoints * case.keys_each
-    if held and set(held) != {VIOLATIONS}:
-        raise LoadError(f"{case.name}: {min(held)} to {max(held)} violations a key instead of {VIOLATIONS}")
+    if violations and set(violations) != {VIOLATIONS}:
+        raise LoadError(f"{case.name}: {min(violations)} to {max(violations)} violations a key instead of {VIOLATIONS}")
     if len(keys) != expected:
         raise LoadError(f"{case.name}: {len(keys)} keys instead of {expected}")
     return KeyMemory(len(keys), sum(usage) / len(keys), grown_bytes)
 
 
-async def _visit(case: MemoryCase, redis: StartedRedis, callers: int) -> None:
+async def _fill(case: MemoryCase, redis: StartedRedis, callers: int) -> None:
     """Make the calls of every caller on a connection that is closed afterwards, so that it is not measured."""
     key = "organisation" if case is ORGANISATIONS else "client"
     planner = _planner([f"  - key: {key}", "    descriptors:", f"      - {{key: endpoint, {case.rule}}}"])

@@ -182,12 +182,12 @@ def _inject_faults(
         time.sleep(drawn.uniform(*CALM_S))
     time.sleep(CALM_S[1])
     baseline = record.vitals["warm"] = vitals(service, servers)
-    told_s = time.monotonic()
+    reported_s = time.monotonic()
     while (now_s := time.monotonic()) < ends_s:
         faults.any()
         time.sleep(drawn.uniform(*CALM_S))
-        if now_s - told_s >= 60.0:
-            told_s = now_s
+        if now_s - reported_s >= 60.0:
+            reported_s = now_s
             print(f"{len(faults.done):4} faults{len(load.calls):9,} calls   {vitals(service, servers)}", flush=True)
     settled_s = time.monotonic() + SETTLE_S
     time.sleep(SETTLE_S / 2)
@@ -323,7 +323,7 @@ def _unexpected_outcomes(calls: Sequence[CallRecord]) -> Iterator[str]:
 def _unexpected_outcomes_without_redis(calls: Sequence[CallRecord], fault: Fault) -> Iterator[str]:
     if fault.away is None:
         return
-    gone_s, back_s = fault.away
+    down_s, back_s = fault.away
     words: dict[OnStoreFailure, set[Outcome]] = {
         OnStoreFailure.ALLOW: {Code.OK},
         OnStoreFailure.DENY: {Code.OVER_LIMIT},
@@ -331,7 +331,7 @@ def _unexpected_outcomes_without_redis(calls: Sequence[CallRecord], fault: Fault
         OnStoreFailure.ERROR: {grpc.StatusCode.UNAVAILABLE},
     }
     for call in calls:
-        meanwhile = call.begun_s > gone_s + AWAY_MARGIN_S and call.ended_s < back_s
+        meanwhile = call.begun_s > down_s + AWAY_MARGIN_S and call.ended_s < back_s
         if meanwhile and call.outcome not in words[call.kind.policy] and not unanswered(call):
             yield f"without Redis, {call.kind.name} (`{call.kind.policy.value}`) got {call.outcome}"
 
@@ -383,8 +383,8 @@ def report(record: Record) -> Iterator[str]:
             without = f"at most {max(plain, default=0)} in {len(plain)} windows without faults"
             most = max(window.admitted for window in own)
             yield f"  {kind.name}: a limit of {kind.limit}, admitted {without}, {most} in any of {len(own)}"
-    for when, held in record.vitals.items():
-        yield f"  {when:9}{held}"
+    for when, figures_of_process in record.vitals.items():
+        yield f"  {when:9}{figures_of_process}"
 
 
 def _outcome_label(call: CallRecord) -> str:

@@ -69,9 +69,9 @@ class Faults:
         """Kill a server and restart it empty."""
         server, begun_s = self._server(), time.time()
         server.kill()
-        gone_s = time.time()
+        down_s = time.time()
         time.sleep(self._drawn.uniform(0.1, MAX_DOWN_S))
-        away = gone_s, time.time()
+        away = down_s, time.time()
         server.start()
         self._settle()
         self._note("killed and restarted", begun_s, away=away if len(self._servers) == 1 else None, forgets=True)

@@ -58,7 +58,7 @@ class StateKind:
 
     name: str
     rule: str  # `…` is replaced by the window
-    visits: tuple[SpendStep, ...]
+    steps: tuple[SpendStep, ...]
     keys: int = 1  # keys per caller at the end, including this one
 
 
@@ -125,12 +125,12 @@ class KeyspaceFill:
 
     def bytes_each(self) -> float:
         """Return the bytes per state written by the last step. Raises TooSlow."""
-        for visit in self._kind.visits:  # loads the script, and has Lua allocate what the largest runs need
-            self._visit(visit, min(self._callers, BATCH))
+        for step in self._kind.steps:  # loads the script, and has Lua allocate what the largest runs need
+            self._spend_and_close(step, min(self._callers, BATCH))
         self._server.cli("FLUSHALL", "SYNC")  # SYNC: Valkey would free earlier data asynchronously
         used_bytes = [self._used_bytes()]
-        for visit in self._kind.visits:
-            self._visit(visit, self._callers)
+        for step in self._kind.steps:
+            self._spend_and_close(step, self._callers)
             used_bytes.append(self._used_bytes())
         if self._server.cli("DBSIZE") != self._callers * self._kind.keys:
             raise TooSlow
@@ -142,27 +142,27 @@ class KeyspaceFill:
 
     def _some_keys(self) -> Iterator[bytes]:
         for number in (0, self._callers // 2, self._callers - 1):
-            plan = self._plan(number, self._kind.visits[-1].hits)
+            plan = self._plan(number, self._kind.steps[-1].hits)
             yield from plan.keys
             yield make_idempotency_key(plan.keys, layout(plan.template).operation, _id(number))
 
-    def _visit(self, visit: SpendStep, callers: int) -> None:
+    def _spend_and_close(self, step: SpendStep, callers: int) -> None:
         """Make the calls on a connection that is closed afterwards, so that its buffers are not measured."""
-        asyncio.run(self._spend(visit, callers))
+        asyncio.run(self._spend(step, callers))
         while self._clients() > 1:
             time.sleep(0.01)
 
-    async def _spend(self, visit: SpendStep, callers: int) -> None:
+    async def _spend(self, step: SpendStep, callers: int) -> None:
         address = RedisServers("single", (RedisAddress("127.0.0.1", self._server.port),))
         store = redis_store(address, None, RedisOptions(timeout_s=60.0, idempotency_s=self._once_s))
         await store.start()
         try:
             numbers = iter(range(callers))
             while some := list(islice(numbers, BATCH)):
-                requested = [store.prepare(self._plan(number, visit.hits)) for number in some]
-                if visit.with_id:
+                requested = [store.prepare(self._plan(number, step.hits)) for number in some]
+                if step.with_id:
                     requested = [one.idempotent(_id(number)) for number, one in zip(some, requested, strict=True)]
-                for _ in range(visit.times):
+                for _ in range(step.times):
                     for answer in await store.spend(requested):
                         if isinstance(answer, Exception):
                             raise answer
@@ -215,7 +215,7 @@ def measure(server_name: str, kind: StateKind, callers: int, filling: Lock) -> S
 
 def _filled(server: RedisServer, kind: StateKind, callers: int) -> tuple[int, float, float]:
     """Return the window, the bytes per state, and when the last state is due to expire."""
-    calls = callers * sum(visit.times for visit in kind.visits)
+    calls = callers * sum(step.times for step in kind.steps)
     while True:
         length_s = window_s(calls, time.time())
         attempt = KeyspaceFill(kind, server, callers, length_s)
@@ -237,7 +237,7 @@ def soak(
 
     def measured(pair: tuple[str, StateKind]) -> StateMeasurement:
         server, kind = pair
-        return measure(server, kind, callers // max(visit.times for visit in kind.visits), filling)
+        return measure(server, kind, callers // max(step.times for step in kind.steps), filling)
 
     with ThreadPoolExecutor(at_once) as pool:
         yield from pool.map(measured, pairs)

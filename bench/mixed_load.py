@@ -126,7 +126,7 @@ class MixedLoad:
         self._address = address
         self._drawn = random.Random(seed)
         self._over = threading.Event()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._methods: list[aio.UnaryUnaryMultiCallable[bytes, bytes]] = []
@@ -158,26 +158,26 @@ class MixedLoad:
         channels = [aio.insecure_channel(self._address, options=own_pool) for _ in range(CONNECTIONS)]
         self._methods = [channel.unary_unary(SHOULD_RATE_LIMIT) for channel in channels]
         await asyncio.gather(self._look_at_the_clock(), *(self._keep_asking(kind) for kind in KINDS))
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        while self._running:
+            await asyncio.wait(self._running)
         await asyncio.gather(*(channel.close() for channel in channels))
 
     async def _keep_asking(self, kind: LoadKind) -> None:
         next_s = time.monotonic() + self._drawn.random() / kind.per_second
-        visit = self._visits(kind)
+        call = self._caller(kind)
         while not self._over.is_set():
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             next_s = max(next_s + 1 / kind.per_second, time.monotonic() - 1.0)
-            task = asyncio.ensure_future(visit(kind, self._drawn.randrange(kind.values)))
-            self._under_way.add(task)
+            task = asyncio.ensure_future(call(kind, self._drawn.randrange(kind.values)))
+            self._running.add(task)
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+        self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failure = task.exception()
 
-    def _visits(self, kind: LoadKind) -> Callable[[LoadKind, int], Awaitable[None]]:
+    def _caller(self, kind: LoadKind) -> Callable[[LoadKind, int], Awaitable[None]]:
         if kind.retried:
             return self._ask_again
         return self._give_back if kind.gives_back else self._ask_once

@@ -71,7 +71,7 @@ not full again when their caller's next call comes, since a full one has no stat
 
 PEER_KEYS = ("user", "route")
 FIXED_WINDOW, TWO_FIXED_WINDOWS = _lone("1-fixed_window", "user"), _lone("2-fixed_window", "user", "route")
-OURS = [
+OWN_CASES = [
     FIXED_WINDOW,
     TWO_FIXED_WINDOWS,
     *(_lone(f"1-{name}", name) for name in ("token_bucket", "gcra", "sliding_window", "leaky_bucket", "sliding_log")),
@@ -82,12 +82,12 @@ COMMANDS = [
     _lone("1-incrby-expire", "user", client="commands"),
     _lone("2-incrby-expire", *PEER_KEYS, client="commands"),
 ]
-THEIRS = [_lone("1-peer", "user", client="peer"), _lone("2-peer", *PEER_KEYS, client="peer")]
+PEER_CASES = [_lone("1-peer", "user", client="peer"), _lone("2-peer", *PEER_KEYS, client="peer")]
 
 
 def offered(*, peer: bool) -> list[InstructionCase]:
     """Return all cases, optionally with those of envoyproxy/ratelimit."""
-    return [*OURS, *COMMANDS, *(THEIRS if peer else [])]
+    return [*OWN_CASES, *COMMANDS, *(PEER_CASES if peer else [])]
 
 
 def available() -> bool:

@@ -35,7 +35,7 @@ rest is overhead of Lua and Python."""
 
 MAX_GROWTH = 0.05
 LOOK_EVERY_S = 0.25
-TELL_EVERY_S = 10.0
+REPORT_INTERVAL_S = 10.0
 
 RULES = """\
 domain: soak
@@ -107,8 +107,8 @@ def soak(lines: int, *, against: bool = False) -> Record:
         writer.terminate()
         writer.join()
     if simulating.returncode == 0:
-        told = json.loads(printed)
-        record.calls, record.took_s = told["calls"], told["took_s"]
+        reported = json.loads(printed)
+        record.calls, record.took_s = reported["calls"], reported["took_s"]
     return record
 
 
@@ -119,18 +119,18 @@ def _environment() -> dict[str, str]:
 
 def _watch(process: subprocess.Popen[str], record: Record, lines: Callable[[], int]) -> None:
     """Sample the memory, and print the progress periodically."""
-    began = told = time.monotonic()
-    lines_told = 0
+    began = reported = time.monotonic()
+    lines_reported = 0
     while process.poll() is None:
         with suppress(OSError, IndexError):  # it ended meanwhile
             record.looks_bytes.append(resident_bytes(process.pid))
         time.sleep(LOOK_EVERY_S)
         now = time.monotonic()
-        if now - told >= TELL_EVERY_S:
+        if now - reported >= REPORT_INTERVAL_S:
             done = lines()
-            rate, memory = (done - lines_told) * 60 / (now - told), record.looks_bytes[-1] >> 20
+            rate, memory = (done - lines_reported) * 60 / (now - reported), record.looks_bytes[-1] >> 20
             print(f"{now - began:6.0f} s{done:12,} lines{rate:12,.0f} a minute{memory:6} MiB", flush=True)
-            told, lines_told = now, done
+            reported, lines_reported = now, done
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -140,10 +140,10 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     record = soak(chosen.lines, against=chosen.against)
     rate = record.calls * 60 / record.took_s if record.took_s else 0
-    said = "ok" if record.well else "NOT OK"
+    verdict = "ok" if record.well else "NOT OK"
     print(
         f"simulate: {record.calls:,} of {record.lines:,} lines in {record.took_s:.0f} s ({rate:,.0f} a minute), "
-        f"at most {record.peak_bytes >> 20} MiB, {record.growth:+.1%} since half time: {said}"
+        f"at most {record.peak_bytes >> 20} MiB, {record.growth:+.1%} since half time: {verdict}"
     )
     return 0 if record.well else 1
 

@@ -73,8 +73,8 @@ def soak(name: str, service: Service, calls: Sequence[bytes], minutes: int, minu
 def verdict(records: dict[str, Record]) -> int:
     """Print the verdict of each store; return the exit code."""
     for name, record in records.items():
-        said = "ok" if record.well else "NOT OK"
-        print(f"{name}: {record.errors} errors, {record.growth:+.1%} memory since half time: {said}")
+        outcome = "ok" if record.well else "NOT OK"
+        print(f"{name}: {record.errors} errors, {record.growth:+.1%} memory since half time: {outcome}")
     return 0 if all(record.well for record in records.values()) else 1
 
 

@@ -181,7 +181,7 @@ local function decide_call(reply, replied, first, last, options)
   return charged_anyway or admitted
 end
 
--- Of calls without flags.
+-- Options of calls without flags.
 local no_options = { max_wait = math.huge }
 
 -- Decides a call, or replies with the result that is recorded for it.

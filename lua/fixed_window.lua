@@ -71,7 +71,7 @@ function fixed_window.spend(state, spec, now, cost)
   if cost == 0 then
     return state, limit - count, retry, reset
   end
-  count = count + cost < most_hits and count + cost or most_hits
+  count = count + cost < MAX_HITS and count + cost or MAX_HITS
   return count * 65536 + index, limit - count, retry, reset
 end
 

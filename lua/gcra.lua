@@ -67,8 +67,8 @@ function gcra.spend(state, spec, now, cost)
     end
     if tat < now then
       tat, part = now, 0
-    elseif tat - now > most_wait then
-      tat, part = now + most_wait, 0
+    elseif tat - now > MAX_WAIT_US then
+      tat, part = now + MAX_WAIT_US, 0
     end
   end
 

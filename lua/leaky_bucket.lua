@@ -28,7 +28,7 @@ end
 local function drain_us(much, part, spec)
   local whole, rest = mul_div(much, spec.window, spec.limit)
   local us = whole - floor(-(rest + part) / spec.limit)
-  return us < most_wait and us or most_wait
+  return us < MAX_WAIT_US and us or MAX_WAIT_US
 end
 
 -- The level now, or at the time of the state if the clock was set back: nothing leaks until it has caught up.
@@ -61,8 +61,8 @@ function leaky_bucket.spend(state, spec, now, cost)
     level = level + cost
     if level < 0 then
       level, part = 0, 0
-    elseif level > most_hits then
-      level = most_hits
+    elseif level > MAX_HITS then
+      level = MAX_HITS
     end
     filled = part > 0 and level + 1 or level
   end

@@ -39,7 +39,7 @@ function penalty.read(raw)
 end
 
 -- The index of the first violation that has not expired.
-local function first_remembered(state, spec, now)
+local function first_unexpired(state, spec, now)
   local first = 1
   while state[first] and state[first] <= now - spec.window do
     first = first + 1
@@ -47,7 +47,7 @@ local function first_remembered(state, spec, now)
   return first
 end
 
-local function until_forgotten(state, spec, now)
+local function until_expired(state, spec, now)
   local last = state[#state] + spec.window
   last = last > state.until_us and last or state.until_us
   return last > now and last - now or 0
@@ -61,7 +61,7 @@ function penalty.spend(state, spec, now, cost)
   if cost >= 0 and state.holds and now < state.until_us then
     retry = state.until_us - now
   end
-  return state, #state - first_remembered(state, spec, now) + 1, retry, until_forgotten(state, spec, now)
+  return state, #state - first_unexpired(state, spec, now) + 1, retry, until_expired(state, spec, now)
 end
 
 -- The state after a violation at `now` with retry time `retry`.
@@ -71,12 +71,12 @@ local function violated(state, spec, now, retry)
     highest = highest + 1
     multipliers[highest] = tonumber(multiplier)
   end
-  local most = spec.limit + highest - 1
+  local max_violations = spec.limit + highest - 1
   local after = {}
   if state then
-    local first = first_remembered(state, spec, now)
-    if #state - first + 2 > most then
-      first = #state + 2 - most
+    local first = first_unexpired(state, spec, now)
+    if #state - first + 2 > max_violations then
+      first = #state + 2 - max_violations
     end
     for i = first, #state do
       after[#after + 1] = state[i]
@@ -85,7 +85,7 @@ local function violated(state, spec, now, retry)
   after[#after + 1] = now
   local number = #after - spec.limit + 1
   local cooldown = retry * (multipliers[number < 1 and 1 or number])
-  after.until_us = now + (cooldown < most_wait and cooldown or most_wait)
+  after.until_us = now + (cooldown < MAX_WAIT_US and cooldown or MAX_WAIT_US)
   after.holds = number >= 1
   return after
 end
@@ -99,11 +99,11 @@ function penalty.settle(state, spec, now, outcome)
   local in_cooldown = state and now < state.until_us
   if outcome.retry > 0 and outcome.holds and not in_cooldown then
     local after = violated(state, spec, now, outcome.retry)
-    return after, #after, after.holds and after.until_us - now or 0, until_forgotten(after, spec, now)
+    return after, #after, after.holds and after.until_us - now or 0, until_expired(after, spec, now)
   end
   if in_cooldown and outcome.admitted then
     local after = { until_us = 0, holds = false, unpack(state) }
-    return after, violations, 0, until_forgotten(after, spec, now)
+    return after, violations, 0, until_expired(after, spec, now)
   end
   return state, violations, 0, reset
 end
@@ -113,7 +113,7 @@ function penalty.write(key, state, _, spec, now, jitter_ms)
   for i = 1, #state do
     words[i + 1] = format("%d", state[i])
   end
-  redis.call("SET", key, table.concat(words, " "), "PX", ttl_ms(until_forgotten(state, spec, now), jitter_ms))
+  redis.call("SET", key, table.concat(words, " "), "PX", ttl_ms(until_expired(state, spec, now), jitter_ms))
 end
 
 algorithms.penalty = penalty

@@ -48,7 +48,7 @@ end
 -- How many hits are left after a charge of a state that is not of the current window; negative if it must be undone.
 local function begin_window(step, key, spec, before, result)
   local is_ours = before > 0 and result < 9007199254740992
-  if before ~= 0 and not (is_ours and (spec.index - before) % 65536 <= most_age) then
+  if before ~= 0 and not (is_ours and (spec.index - before) % 65536 <= MAX_AGE) then
     return -1 -- the clock was set back, or it is not a state of ours
   end
   begun_count, begun_keys = begun_count + 1, begun_keys or {}

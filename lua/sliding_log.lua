@@ -13,10 +13,10 @@ Cost       elements expired plus elements added; a denial, a refund and a lookup
 
 Within one batch `now` is constant, so a batch adds at most one element and removes some of the newest.
 ]]
-local most_entries = 20000
+local MAX_ENTRIES = 20000
 
 -- Number of newest elements that are searched for a charge to refund, and rewritten.
-local most_rewritten = 64
+local MAX_REWRITTEN = 64
 
 local sliding_log = { is_list = true }
 
@@ -148,7 +148,7 @@ function sliding_log.spend(state, spec, now, cost)
     local need = needed(cost, spec)
     local over = used + need > limit
     allowed = not over or spec.always
-    if allowed and used + cost <= most_hits then
+    if allowed and used + cost <= MAX_HITS then
       added = added + cost
     end
     if over and need > limit then
@@ -190,7 +190,7 @@ function sliding_log.give_back(state, _, _, hits, charged_at)
     newest[#newest + 1] = entry
     of_then = of_then or (entry.at == charged_at and #newest) or nil
     at = at - 1
-    if at < 0 or #newest == most_rewritten then
+    if at < 0 or #newest == MAX_REWRITTEN then
       return state
     end
     entry = element(log, at)
@@ -200,9 +200,9 @@ function sliding_log.give_back(state, _, _, hits, charged_at)
   end
   local charged = newest[of_then].total - entry.total
   hits = hits < charged and hits or charged
-  local most, total, tail = newest[of_then].total - hits, entry.total, {}
+  local max_total, total, tail = newest[of_then].total - hits, entry.total, {}
   for i = #newest, 1, -1 do
-    local after = i < of_then and newest[i].total - hits or math.min(newest[i].total, most)
+    local after = i < of_then and newest[i].total - hits or math.min(newest[i].total, max_total)
     if after > total then -- without elements that have no hits
       tail[#tail + 1] = { at = newest[i].at, total = after }
       total = after
@@ -254,7 +254,7 @@ function sliding_log.write(key, state, _, spec, now, jitter_ms)
   end
   if state.added > 0 then
     local entry = format("%d %d", state.added_at, total + state.added)
-    if log.used > spec.limit and redis.call("LLEN", key) > most_entries then
+    if log.used > spec.limit and redis.call("LLEN", key) > MAX_ENTRIES then
       redis.call("LSET", key, "-1", entry)
     else
       redis.call("RPUSH", key, entry)

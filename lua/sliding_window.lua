@@ -66,7 +66,7 @@ function sliding_window.spend(state, spec, now, cost)
     local over = current + weighted(previous, window, into) + need > limit
     allowed = not over or spec.always
     if allowed then
-      spent = current + cost < most_hits and current + cost or most_hits
+      spent = current + cost < MAX_HITS and current + cost or MAX_HITS
     end
     if not over then
       retry = 0

@@ -9,7 +9,7 @@ write_states(jitter_ms)                writes every state that has changed, and 
 forget_states()                        after the run, since states may be large
 ]]
 
--- Of the current run.
+-- The current run, its keys and its time.
 local run, keys, now
 
 -- By index of the key: the stored text; the state that was read from it, the state after the calls so far, and the spec
@@ -17,7 +17,7 @@ local run, keys, now
 -- times as much as using it.
 local stored
 local original, state, owner = {}, {}, {}
-local key_count = 0 -- of the run that they are of
+local key_count = 0 -- number of keys of the run that filled these tables
 
 -- By index of the key: true if it has a string, none of which was stored.
 local is_new = {}

@@ -27,7 +27,7 @@ end
 local function refill_us(short, part, spec)
   local whole, rest = mul_div(short, spec.window, spec.limit)
   local us = whole - floor((part - rest) / spec.limit)
-  return us < most_wait and us or most_wait
+  return us < MAX_WAIT_US and us or MAX_WAIT_US
 end
 
 -- The tokens now, or at the time of the state if the clock was set back: none are added until it has caught up.
@@ -59,8 +59,8 @@ function token_bucket.spend(state, spec, now, cost)
     tokens = tokens - cost
     if tokens >= burst then
       tokens, part = burst, 0
-    elseif tokens < -most_hits then
-      tokens = -most_hits
+    elseif tokens < -MAX_HITS then
+      tokens = -MAX_HITS
     end
   end
 

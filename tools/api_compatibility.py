@@ -93,8 +93,8 @@ def _schema_breaks(
         yield f"{where}: type {old.get('type')} became {new.get('type')}"
         return
     if "enum" in old and "enum" in new:
-        gone = set(old["enum"]) - set(new["enum"]) if is_request else set()
-        for value in sorted(map(str, gone)):
+        removed = set(old["enum"]) - set(new["enum"]) if is_request else set()
+        for value in sorted(map(str, removed)):
             yield f"{where}: the value {value} is gone"
     properties = new.get("properties", {})
     for field, schema in old.get("properties", {}).items():

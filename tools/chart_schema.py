@@ -210,8 +210,8 @@ def _comment(lines: list[str], at: int, indent: int) -> tuple[str, dict[str, Any
             break
         above.insert(0, line.strip().removeprefix("#").strip())
     more = [line.removeprefix("@schema").strip() for line in above if line.startswith("@schema")]
-    said = " ".join(line for line in above if not line.startswith("@schema"))
-    meaning = said.partition("-- ")[2] if said.startswith("-- ") else ""
+    comment = " ".join(line for line in above if not line.startswith("@schema"))
+    meaning = comment.partition("-- ")[2] if comment.startswith("-- ") else ""
     return meaning, yaml.safe_load(more[0]) if more else None
 
 
@@ -236,12 +236,17 @@ def schema() -> dict[str, Any]:
 
 
 def _schema(value: Value) -> dict[str, Any]:
-    said = {"description": value.meaning} if value.meaning else {}
+    comment = {"description": value.meaning} if value.meaning else {}
     if value.name == "settings":
-        return {"type": "object", **said, "additionalProperties": False, "properties": dict(map(_setting, VARIABLES))}
+        return {
+            "type": "object",
+            **comment,
+            "additionalProperties": False,
+            "properties": dict(map(_setting, VARIABLES)),
+        }
     if value.more and "$ref" in value.more:
         return value.more  # keys next to $ref are ignored
-    found: dict[str, Any] = {"type": _TYPES[value.kind], **said}
+    found: dict[str, Any] = {"type": _TYPES[value.kind], **comment}
     if value.inner:
         found["properties"] = {one.path[-1]: _schema(one) for one in value.inner}
         found["additionalProperties"] = False

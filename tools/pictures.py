@@ -36,10 +36,10 @@ class Row(NamedTuple):
     """Row of a worked example: simultaneous requests, how many are admitted, and the response to the last one."""
 
     at_us: int  # after midnight
-    come: int
-    passed: int
-    left: int
-    told: str
+    requests: int
+    admitted: int
+    remaining: int
+    response: str
 
 
 class Section(NamedTuple):
@@ -68,8 +68,8 @@ def sections() -> list[Section]:
         text = section["text"]
         if rules := _RULES.search(text):
             rows = tuple(
-                Row(_moment(at), int(come), int(passed), int(left), told)
-                for at, come, passed, left, told in _ROW.findall(text)
+                Row(_moment(at), int(requests), int(admitted), int(remaining), response)
+                for at, requests, admitted, remaining, response in _ROW.findall(text)
             )
             found.append(Section(section["title"], rules[1], rows, tuple(_PICTURE.findall(text))))
     return found
@@ -220,11 +220,11 @@ def _queue(section: Section, name: str) -> Iterator[str]:
     def x(us: float) -> float:
         return LEFT + 12 + (PLOT - 12) * us / last
 
-    yield from _sheet(240, f"{name}: {rate} a second, held for {longest_ms} ms at most", hits)
+    yield from _sheet(240, f"{name}: {rate} a second, delayed by at most {longest_ms} ms", hits)
     for at_us in range(0, last + 1, 100_000):
-        is_told = at_us % 500_000 == 0
-        yield _line("tick" if is_told else "grid", x(at_us), 56, x(at_us), 206)
-        if is_told:
+        has_label = at_us % 500_000 == 0
+        yield _line("tick" if has_label else "grid", x(at_us), 56, x(at_us), 206)
+        if has_label:
             yield _text(x(at_us), 224, f"{at_us / S_US:g} s", "middle")
     yield _text(LEFT - 8, come + 4, "come", "end", "note")
     yield _text(LEFT - 8, leave + 4, "leave", "end", "note")

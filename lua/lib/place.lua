@@ -12,10 +12,10 @@ window is in the future: it stays the current one, and `into` is negative by the
 window would lose what was counted and admit it again.
 
 An index modulo 2^16 repeats after 65536 windows, so a state is assumed to be less than 4096 windows in the future, or
-at most `most_age` windows old: a state wrongly taken as old admits once more, one wrongly taken as future would deny for hours. No state lives for
-61440 windows (TTL: two windows and the jitter, which settings keep below 32768 seconds).
+at most MAX_AGE windows old: a state wrongly taken as old admits once more, one wrongly taken as future would deny for
+hours. No state lives for 61440 windows (TTL: two windows and the jitter, which settings keep below 32768 seconds).
 ]]
-local most_age = 61440
+local MAX_AGE = 61440
 
 local function place(now, window, state_index)
   local into = now % window
@@ -24,7 +24,7 @@ local function place(now, window, state_index)
     return index, into, 2
   end
   local age = (index - state_index) % 65536
-  if age <= most_age then
+  if age <= MAX_AGE then
     return index, into, age
   end
   return state_index, into - (65536 - age) * window, 0

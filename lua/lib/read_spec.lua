@@ -10,7 +10,7 @@ flags      +1 charge always, +2 shadow_mode, +4 quota_mode, +8 same descriptor a
 A watcher (penalty.lua, warning.lua) is a step after the limits of its descriptor; it defines its own meaning of these
 numbers. As a Redis function, and in the embedded store, equal texts are parsed once, since rules need few.
 ]]
-local most_specs = 1000 -- hits and limits in requests make many; when full, all are parsed again
+local MAX_SPECS = 1000 -- hits and limits in requests make many; when full, all are parsed again
 
 local specs_read, spec_count = {}, 0
 
@@ -53,7 +53,7 @@ end
 local function read_spec(algorithms, text)
   local spec = specs_read[text]
   if not spec then
-    if spec_count == most_specs then
+    if spec_count == MAX_SPECS then
       specs_read, spec_count = {}, 0
     end
     spec = parse_spec(algorithms, text)

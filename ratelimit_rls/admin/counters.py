@@ -66,7 +66,9 @@ async def record_reset(change: UnitOfWork, store: Counters, found: CallerCounter
     """Write the audit entry of a reset, with the number of counters in use. It must be committed before `reset`."""
     in_use = await store.present(found.keys) if found.keys else []
     descriptors = [_format_descriptor(descriptor) for descriptor in found.request.descriptors]
-    await change.note("reset", "counters", found.request.domain, {"descriptors": descriptors, "forgotten": len(in_use)})
+    await change.note(
+        "reset", "counters", found.request.domain, {"descriptors": descriptors, "counters_reset": len(in_use)}
+    )
 
 
 async def reset(store: Counters, found: CallerCounters, *, dry_run: bool = False) -> Sequence[bytes]:

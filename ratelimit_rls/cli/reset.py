@@ -102,7 +102,7 @@ def reset(
     deleted = with_redis(settings, lambda store: store.present(keys) if dry_run else store.forget(keys))
     for key in deleted:
         click.echo(escape_unprintable(key.decode()))
-    verb = "would be forgotten" if dry_run else "forgotten"
+    verb = "would be reset" if dry_run else "reset"
     click.echo(f"{format_count(len(deleted), 'state')} of {len(keys)} {verb}", err=True)
     return ExitCode.DONE
 
@@ -125,11 +125,11 @@ def _reset_matching(
     _preview(found)
     if dry_run:
         return ExitCode.DONE
-    if not yes and not click.confirm("Forget all of them?", err=True):
-        click.echo("nothing was forgotten", err=True)
+    if not yes and not click.confirm("Reset all of them?", err=True):
+        click.echo("nothing was reset", err=True)
         return ExitCode.INTERRUPTED
     deleted = with_redis(settings, partial(_delete_keys, list(found)))
-    click.echo(f"{format_count(deleted, 'state')} forgotten", err=True)
+    click.echo(f"{format_count(deleted, 'state')} reset", err=True)
     return ExitCode.DONE
 
 
@@ -162,7 +162,7 @@ async def _find_keys(
         scanned += len(keys)
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            click.echo(f"… {scanned} keys of the domain looked at, {len(found)} match", err=True)
+            click.echo(f"… scanned {scanned} keys of the domain, {len(found)} match", err=True)
     return found
 
 
@@ -172,5 +172,5 @@ async def _delete_keys(keys: list[bytes], store: AnyRedisStore) -> int:
         deleted += len(await store.forget(keys[at : at + DELETE_BATCH_SIZE]))
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            click.echo(f"… {deleted} of {len(keys)} forgotten", err=True)
+            click.echo(f"… {deleted} of {len(keys)} reset", err=True)
     return deleted

@@ -188,7 +188,7 @@ def _run(
     from ratelimit_rls.simulation.replay import Replay
     from ratelimit_rls.simulation.report import report
 
-    replay = Replay(trees, mapping, traffic.bad, bucket_us)
+    replay = Replay(trees, mapping, traffic.invalid, bucket_us)
     in_order = ReorderBuffer(traffic)
     absent = MissingFields(in_order, mapping)
     began = time.monotonic()
@@ -198,7 +198,7 @@ def _run(
     finally:
         clear()
     report_fields = {**report(replay, traffic, in_order), "took_s": round(time.monotonic() - began, 3)}
-    return report_fields, replay, None if replay.calls else absent.explain_no_requests(traffic.bad)
+    return report_fields, replay, None if replay.calls else absent.explain_no_requests(traffic.invalid)
 
 
 def _progress(traffic: Traffic, began: float) -> tuple[Callable[[int], None], Callable[[], None]]:

@@ -28,11 +28,11 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _skipped_lines(report: dict[str, Any]) -> Iterator[str]:
-    if report["lines_bad"]:
-        verbs = "is bad and was" if report["lines_bad"] == 1 else "are bad and were"
-        share = f"{report['lines_bad']:,} of {report['lines']:,} {plural(report['lines'], 'line')}"
-        yield click.style(f"{share} {verbs} left out:", fg="yellow")
-        yield from (f"  line {bad['line']}: {bad['why']}" for bad in report["first_bad_lines"])
+    if report["lines_invalid"]:
+        verbs = "is invalid and was" if report["lines_invalid"] == 1 else "are invalid and were"
+        share = f"{report['lines_invalid']:,} of {report['lines']:,} {plural(report['lines'], 'line')}"
+        yield click.style(f"{share} {verbs} skipped:", fg="yellow")
+        yield from (f"  line {invalid['line']}: {invalid['error']}" for invalid in report["first_invalid_lines"])
     if report["lines_without_descriptor"]:
         number = report["lines_without_descriptor"]
         yield f"{number:,} {plural(number, 'line')} without a descriptor: a field of each is missing"

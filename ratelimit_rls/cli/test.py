@@ -157,7 +157,7 @@ def _highlight(these: tuple[str, ...], those: tuple[str, ...], color: str) -> st
 def _last_responses(difference: Difference, domain: str) -> Iterator[str]:
     """Yield the decision of the step's last call for each descriptor, with its rule."""
     if not difference.statuses:
-        yield f"    domain {domain} · no descriptor comes of this request, so no limit applies"
+        yield f"    domain {domain} · the mapping makes no descriptor from this request, so no limit applies"
     for descriptor, status in difference.statuses:
         rule = status.descriptor_plan.rule
         hits = f" hits {status.descriptor_plan.hits}" if status.descriptor_plan.hits != 1 else ""
@@ -207,7 +207,7 @@ def _result(suite: Suite, outcome: CaseResult) -> dict[str, Any]:
                 "position": str(difference.step.position),
                 "expected": list(difference.expected),
                 "got": list(difference.got),
-                "told": [_status(descriptor, status) for descriptor, status in difference.statuses],
+                "statuses": [_status(descriptor, status) for descriptor, status in difference.statuses],
             }
             for difference in outcome.differences
         ],

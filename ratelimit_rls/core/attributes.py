@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ratelimit_rls.core.client_ip import DIRECT, ClientIp
 from ratelimit_rls.core.identity import ANONYMOUS, Identity
-from ratelimit_rls.core.model import Descriptor, Entry, Request
+from ratelimit_rls.core.model import Descriptor, Entry, Request, construct
 from ratelimit_rls.core.path_template import PathTemplate
 from ratelimit_rls.core.percent_encoding import form_decode, parameter_pattern, percent_decode
 from ratelimit_rls.core.template import Template
@@ -26,8 +27,10 @@ MetadataPath = tuple[str, ...]
 """Path of a dynamic metadata value: the namespace, then the keys."""
 
 
-@dataclass(slots=True)
-class Attributes:
+_NONE: Mapping[Any, str] = MappingProxyType({})
+
+
+class Attributes(NamedTuple):
     """Attributes of one HTTP request. Missing ones are empty."""
 
     method: str = ""
@@ -36,10 +39,14 @@ class Attributes:
     path: str = ""  # as sent, without the query
     query: str = ""
     peer: str = ""  # address of the downstream connection; empty on a Unix socket
-    headers: Mapping[str, str] = field(default_factory=dict)  # by lower-case name
-    context: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[MetadataPath, str] = field(default_factory=dict)  # only the paths that the mapping uses
-    caller: Identity = ANONYMOUS  # set once a credential has been verified
+    headers: Mapping[str, str] = _NONE  # by lower-case name
+    context: Mapping[str, str] = _NONE
+    metadata: Mapping[MetadataPath, str] = _NONE  # only the paths that the mapping uses
+    caller: Identity = ANONYMOUS  # the last field
+
+    def of(self, caller: Identity) -> Attributes:
+        """Return the attributes with the identity of an authenticated caller."""
+        return construct(Attributes, (*self[:-1], caller))  # `_replace` takes four times as long
 
     @property
     def has_control_in_path(self) -> bool:

@@ -78,7 +78,7 @@ class Node(NamedTuple):
     value_to_metric: bool = False
     position: Position | None = None
     overrode: tuple[Position, ...] = ()  # overridden definitions from sources of lower priority
-    # Of roots only, for limits carried by requests; each rule has its own.
+    # Set on roots only, for limits carried by requests; each rule has its own.
     response_policy: ResponsePolicy = DEFAULT_RESPONSE_POLICY
     deny: DenyResponse | None = None
     on_store_failure: OnStoreFailure | None = None

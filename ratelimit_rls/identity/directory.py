@@ -34,7 +34,7 @@ class DirectorySizes(NamedTuple):
     tiers: int
     users: int
     keys: int
-    standings: int  # entitlements in use; the field name is a metric label
+    entitlements: int  # those in use; the names of the fields are values of a metric attribute
 
 
 class EffectiveLimits(NamedTuple):

@@ -73,7 +73,7 @@ def key_not_text(key: str) -> str:
 
 def list_of_other_than_maps(element: str, example: str | None) -> str:
     """Format the message for a list element that is not a mapping. `example` is None where no list is allowed."""
-    right = f"each element is a mapping, e.g. '{example}'" if example else "no list belongs here"
+    right = f"each element is a mapping, e.g. '{example}'" if example else "a list is not allowed here"
     return f"config error, yaml file contains list of type other than map: {element}; {right}"
 
 

@@ -57,10 +57,9 @@ from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.traces import Traces
 from ratelimit_rls.tls.certificates import TlsFiles
 from ratelimit_rls.transport.call_budget import CallBudget
-from ratelimit_rls.transport.grpc.options import GrpcOptions
+from ratelimit_rls.transport.grpc.options import GrpcOptions, ServerLimits
 from ratelimit_rls.transport.grpc.reset_limit import ResetLimit
 from ratelimit_rls.transport.grpc.server import GrpcServer
-from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from ratelimit_rls.transport.health import Health
 from ratelimit_rls.transport.http.debug import debug_app
 from ratelimit_rls.transport.http.json_api import json_app

@@ -29,7 +29,7 @@ _FIELD = re.compile(r"%([^%]*)%")
 _ABSENT = "-"  # Envoy's notation for a missing value
 
 
-class BadLine(Exception):
+class InvalidLine(Exception):
     """A line that cannot be used; the message has the reason."""
 
 
@@ -62,10 +62,10 @@ class FieldMapping:
         return tuple(found)
 
     def request(self, values: Values) -> Request | None:
-        """Build the request; None if there is no descriptor. Raise BadLine if a value is invalid."""
+        """Build the request; None if there is no descriptor. Raise InvalidLine if a value is invalid."""
         domain = _fill(self._domain, values)
         if not domain:
-            raise BadLine("no domain: name it with --domain, or the field that has it with --domain %field%")
+            raise InvalidLine("no domain: name it with --domain, or the field that has it with --domain %field%")
         hits = _hits(_fill(self._hits, values))
         if self._written is not None:
             written = values[self._written]
@@ -142,7 +142,7 @@ def _parse(written: str) -> tuple[Entry, ...]:
     for part in written.split(","):
         key, equals, value = part.partition("=")
         if not key or not equals:
-            raise BadLine(f"descriptor {written[:60]!r} is not key=value,key=value")
+            raise InvalidLine(f"descriptor {written[:60]!r} is not key=value,key=value")
         entries.append(Entry(key, value))
     return tuple(entries)
 
@@ -151,7 +151,7 @@ def _hits(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= MAX_HITS):
-        raise BadLine(f"hits {text[:60]!r} is not a whole number up to {MAX_HITS}")
+        raise InvalidLine(f"hits {text[:60]!r} is not a whole number up to {MAX_HITS}")
     return int(text)
 
 
@@ -163,11 +163,11 @@ def _nested(fields: Fields[str, Any], path: list[str]) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """Convert a JSON value to text, as a header would have it. Raise BadLine for a list or an object."""
+    """Convert a JSON value to text, as a header would have it. Raise InvalidLine for a list or an object."""
     if value is None or isinstance(value, str):
         return None if value == _ABSENT else value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
-    raise BadLine(f"a field is {'a list' if isinstance(value, list) else 'an object'}; it must be text or a number")
+    raise InvalidLine(f"a field is {'a list' if isinstance(value, list) else 'an object'}; it must be text or a number")

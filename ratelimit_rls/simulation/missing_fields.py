@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ratelimit_rls.simulation.field_mapping import FieldMapping
-from ratelimit_rls.simulation.traffic import BadLines, Line
+from ratelimit_rls.simulation.traffic import InvalidLines, Line
 
 
 class MissingFields:
@@ -32,17 +32,17 @@ class MissingFields:
                     del self._places[name]
             yield chunk
 
-    def explain_no_requests(self, bad: BadLines) -> str:
+    def explain_no_requests(self, invalid: InvalidLines) -> str:
         """Return why the traffic had no requests, as the end of a sentence."""
         if not self._has_lines:
-            if not bad.first:
+            if not invalid.first:
                 return "there is no line of traffic"
-            line, reason = bad.first[0]
+            line, reason = invalid.first[0]
             return f"no line could be read; line {line}: {reason}"
         if self.names:
             fields = ", ".join(f"%{name}%" for name in self.names)
             return f"no line has {fields}; fields are named by --domain, --descriptor and --hits"
-        if bad.first:
-            line, reason = bad.first[0]
+        if invalid.first:
+            line, reason = invalid.first[0]
             return f"no line makes sense; line {line}: {reason}"
         return "no line has all the fields of a descriptor"

@@ -15,7 +15,7 @@ from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.simulation.executor import Executor, InProcessExecutor, SubprocessExecutor
 from ratelimit_rls.simulation.field_mapping import FieldMapping
 from ratelimit_rls.simulation.rule_set import RuleSet, RuleSetResult, Verdict, Verdicts
-from ratelimit_rls.simulation.traffic import BadLines, Line
+from ratelimit_rls.simulation.traffic import InvalidLines, Line
 
 CAN_FORK = sys.platform == "linux"
 """Other systems have no fork, or system libraries that may not survive one."""
@@ -37,14 +37,14 @@ class Replay:
         self,
         trees: Sequence[tuple[str, Tree]],
         mapping: FieldMapping,
-        bad: BadLines,
+        invalid: InvalidLines,
         width_us: int | None = None,
         *,
         in_subprocess: bool = CAN_FORK,
     ) -> None:
         self._rule_sets = [partial(RuleSet, name, tree, mapping, width_us) for name, tree in trees]
         self._in_subprocess = in_subprocess
-        self._bad = bad
+        self._invalid = invalid
         self.calls = 0
         self.without_descriptor = 0  # lines without a descriptor: Envoy would not have called the service
         self.changes = VerdictChanges()
@@ -75,10 +75,12 @@ class Replay:
 
     def _take(self, verdicts: Sequence[Verdicts]) -> None:
         first = verdicts[0]
-        bad, without_request = first.codes.count(Verdict.BAD), first.codes.count(Verdict.NO_REQUEST)
-        self.calls += len(first.codes) - bad - without_request
+        invalid, without_request = first.codes.count(Verdict.INVALID), first.codes.count(Verdict.NO_REQUEST)
+        self.calls += len(first.codes) - invalid - without_request
         self.without_descriptor += without_request
-        self._bad.add_all(bad, first.first_bad)  # equal for all rule sets: bad lines do not depend on rules
+        self._invalid.add_all(
+            invalid, first.first_invalid
+        )  # equal for all rule sets: invalid lines do not depend on rules
         if len(verdicts) == 2 and first.codes != verdicts[1].codes:
             for one, other in zip(first.codes, verdicts[1].codes, strict=True):
                 self.changes.denied_only_by_first += one > other

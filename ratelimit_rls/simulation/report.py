@@ -13,14 +13,14 @@ from ratelimit_rls.simulation.traffic import Traffic
 
 
 def report(replay: Replay, traffic: Traffic, in_order: ReorderBuffer) -> dict[str, Any]:
-    bad = traffic.bad
+    invalid = traffic.invalid
     result: dict[str, Any] = {
         "calls": replay.calls,
         "first": _moment(replay.outcomes[0].tally.first_us),
         "last": _moment(replay.outcomes[0].tally.last_us),
         "lines": traffic.line_number,
-        "lines_bad": bad.count,
-        "first_bad_lines": [{"line": line, "why": why} for line, why in bad.first],
+        "lines_invalid": invalid.count,
+        "first_invalid_lines": [{"line": line, "error": error} for line, error in invalid.first],
         "lines_without_descriptor": replay.without_descriptor,
         "lines_late": in_order.late,
         "rule_sets": [_rule_set(one) for one in replay.outcomes],

@@ -36,7 +36,7 @@ def read_descriptors(node: YamlNode, domain: str, tree: Tree | None, found: Find
     if tree is not None and mapping is None:
         found.error(
             node,
-            f"the rules of domain '{domain[:60]}' have no 'ext_authz', which says what descriptors come of a request; "
+            f"the rules of domain '{domain[:60]}' have no 'ext_authz', which defines the descriptors of a request; "
             "write 'descriptor: {…}'",
         )
     attributes = _attributes(node, mapping.metadata if mapping is not None else (), found)

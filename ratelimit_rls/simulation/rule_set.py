@@ -18,7 +18,7 @@ from ratelimit_rls.core.plan import Planner, Policy
 from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.simulation.clock import VirtualClock
-from ratelimit_rls.simulation.field_mapping import BadLine, FieldMapping, Values
+from ratelimit_rls.simulation.field_mapping import FieldMapping, InvalidLine, Values
 from ratelimit_rls.simulation.tally import Tally
 from ratelimit_rls.simulation.traffic import MAX_REPORTED_BAD_LINES, Line
 from ratelimit_rls.store.embedded import EmbeddedStore, SinglePlan
@@ -35,14 +35,14 @@ class Verdict(IntEnum):
     ADMITTED = 0
     DENIED = 1
     NO_REQUEST = 2  # the line has no descriptor: Envoy would not have called the service
-    BAD = 3
+    INVALID = 3
 
 
 class Verdicts(NamedTuple):
-    """Verdicts for some lines, one byte each, and the errors of the first bad lines by line number."""
+    """Verdicts for some lines, one byte each, and the errors of the first invalid lines by line number."""
 
     codes: bytes
-    first_bad: tuple[tuple[int, str], ...] = ()
+    first_invalid: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,19 @@ class RuleSet:
     def replay(self, lines: Sequence[Line]) -> Verdicts:
         """Return the verdict on each line, a call of its own. Lines are in time order."""
         verdicts = bytearray()
-        bad: list[tuple[int, str]] = []
+        invalid: list[tuple[int, str]] = []
         cache, prepare, replay_line = self._cache, self._prepare, self._replay_line
         for at_us, number, values in lines:
             try:
                 call = cache[values] if values in cache else prepare(values)
-            except BadLine as error:
-                verdicts.append(Verdict.BAD)
-                if len(bad) < MAX_REPORTED_BAD_LINES:
-                    bad.append((number, str(error)))
+            except InvalidLine as error:
+                verdicts.append(Verdict.INVALID)
+                if len(invalid) < MAX_REPORTED_BAD_LINES:
+                    invalid.append((number, str(error)))
                 continue
             verdicts.append(Verdict.NO_REQUEST if call is None else replay_line(call, at_us))
         self._tally.flush()
-        return Verdicts(bytes(verdicts), tuple(bad))
+        return Verdicts(bytes(verdicts), tuple(invalid))
 
     def finish(self) -> RuleSetResult:
         return RuleSetResult(self.name, self._tally, self._store.size().evicted)
@@ -112,9 +112,9 @@ class RuleSet:
                 counters = len(plan.keys)
                 call = _PreparedCall(plan.template, self._store.prepare_single(plan) if counters else None)
         except BadRequest as error:
-            raise BadLine(str(error)) from None
+            raise InvalidLine(str(error)) from None
         except UnicodeEncodeError:  # half a surrogate pair, which JSON can represent but a request cannot
-            raise BadLine("a value is not Unicode text") from None
+            raise InvalidLine("a value is not Unicode text") from None
         self._cache_bytes += _ENTRY_BYTES + _COUNTER_BYTES * counters + _COPIES * sum(map(len, filter(None, values)))
         if self._cache_bytes > MAX_CACHE_BYTES:
             self._cache.clear()

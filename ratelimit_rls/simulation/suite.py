@@ -106,7 +106,7 @@ def _rules(fields: StrictMapping, file: Path, found: Findings) -> list[SourceDoc
 def _case(fields: StrictMapping, domain: str | None, start_us: int | None, tree: Tree | None, found: Findings) -> Case:
     own = fields.read("start", parse_timestamp)
     start_us = own if own is not None else start_us if start_us is not None else DEFAULT_START_US
-    fields.required("name", "name: <what is shown>")
+    fields.required("name", "name: <name of the test>")
     fields.required_list("steps", "steps: [{descriptor: {user: alice}, expect: ok}]")
     domain = fields.text("domain") or domain
     if not domain and not fields.has("domain"):

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from ratelimit_rls.errors import Problem, RulesError, SettingsError
 from ratelimit_rls.simulation.clock import DEFAULT_START_US, parse_timestamp, timestamp_from_number
-from ratelimit_rls.simulation.field_mapping import BadLine, FieldMapping, Values
+from ratelimit_rls.simulation.field_mapping import FieldMapping, InvalidLine, Values
 
 MAX_LINE_BYTES = 64 * 1024
 """Longer lines are bad: Envoy's own limit for headers is 60 KiB."""
@@ -36,7 +36,7 @@ times in file order. A plain tuple, since there are millions of them, which are 
 
 
 @dataclass(slots=True)
-class BadLines:
+class InvalidLines:
     """Lines that were skipped."""
 
     file: str
@@ -48,7 +48,7 @@ class BadLines:
         self.add_all(1, [(line, reason)])
 
     def add_all(self, count: int, first: Sequence[tuple[int, str]]) -> None:
-        """Add `count` bad lines, of which `first` are the first ones."""
+        """Add `count` invalid lines, of which `first` are the first ones."""
         if self.strict and first:
             line, reason = first[0]
             raise RulesError([Problem(self.file, line, 1, reason)])
@@ -68,7 +68,7 @@ class LogTraffic:
         self._path = path
         self._mapping = mapping
         self._time_field = time_field or DEFAULT_TIME_FIELDS[self._form]
-        self.bad = BadLines(str(path), strict)
+        self.invalid = InvalidLines(str(path), strict)
         self._raw: IO[bytes] | None = None
         self._size_bytes = 0
         self.line_number = 0
@@ -93,19 +93,19 @@ class LogTraffic:
         for number, text in enumerate(lines, 1):
             self.line_number = number
             if text is None:
-                self.bad.add(number, f"longer than {MAX_LINE_BYTES} bytes")
+                self.invalid.add(number, f"longer than {MAX_LINE_BYTES} bytes")
                 continue
             try:
                 fields = _decode(text.decode())
             except (ValueError, RecursionError):
                 if text.strip():
-                    self.bad.add(number, "not JSON")
+                    self.invalid.add(number, "not JSON")
                 continue
             if isinstance(fields, dict):
                 if line := self._line(fields):
                     yield line
             else:
-                self.bad.add(number, "not a JSON object")
+                self.invalid.add(number, "not a JSON object")
 
     def _csv(self, lines: Iterator[bytes | None]) -> Iterator[Line]:
         rows = csv.reader(self._decoded(lines), strict=True)
@@ -122,19 +122,19 @@ class LogTraffic:
             except StopIteration:
                 return
             except csv.Error as error:
-                self.bad.add(self.line_number, f"not CSV: {error}")
+                self.invalid.add(self.line_number, f"not CSV: {error}")
                 continue
             if len(row) == len(header):
                 if line := self._line({name: value for name, value in zip(header, row, strict=True) if value}):
                     yield line
             elif row:
-                self.bad.add(self.line_number, f"{len(row)} columns instead of {len(header)}")
+                self.invalid.add(self.line_number, f"{len(row)} columns instead of {len(header)}")
 
     def _decoded(self, lines: Iterator[bytes | None]) -> Iterator[str]:
         for number, text in enumerate(lines, 1):
             self.line_number = number
             if text is None:
-                self.bad.add(number, f"longer than {MAX_LINE_BYTES} bytes")
+                self.invalid.add(number, f"longer than {MAX_LINE_BYTES} bytes")
             else:
                 yield text.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
 
@@ -142,8 +142,8 @@ class LogTraffic:
         try:
             at_us = _moment(fields.get(self._time_field), self._time_field)
             return at_us, self.line_number, self._mapping.values(fields)
-        except BadLine as error:
-            self.bad.add(self.line_number, str(error))
+        except InvalidLine as error:
+            self.invalid.add(self.line_number, str(error))
             return None
 
 
@@ -154,8 +154,8 @@ def _moment(value: Any, name: str) -> int:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return timestamp_from_number(value)
     except ValueError as error:
-        raise BadLine(f"{name} {str(value)[:60]!r} {error}") from None
-    raise BadLine(f"no moment in {name!r}; --time names the field that has it")
+        raise InvalidLine(f"{name} {str(value)[:60]!r} {error}") from None
+    raise InvalidLine(f"no moment in {name!r}; --time names the field that has it")
 
 
 def _lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
@@ -195,7 +195,7 @@ class ProfileTraffic:
         self._callers = callers
         self._start_us = start_us
         self._all = sum(phase.length_us * phase.rate_per_s / 1_000_000 for phase in phases)
-        self.bad = BadLines("the profile", strict=True)
+        self.invalid = InvalidLines("the profile", strict=True)
         self.line_number = 0
 
     @property

@@ -124,7 +124,7 @@ def test_a_database_outage_slows_no_call_and_records_stay_exact(setup: Setup) ->
             before_s = time.monotonic()
             time.sleep(QUIET_S)
             crash(postgres)
-            gone_s = time.monotonic()
+            down_s = time.monotonic()
             time.sleep(OUTAGE_S)
             assert services[0].admin.send("PUT", "/users/other", {}).status == 503
             back_s = time.monotonic()
@@ -132,12 +132,12 @@ def test_a_database_outage_slows_no_call_and_records_stay_exact(setup: Setup) ->
             for service in services:
                 service.wait_for_source(lambda state: state["connected"], "follows the database again")
             again_s = time.monotonic()
-            spans = (before_s, gone_s), (gone_s, back_s), (back_s, again_s + 1)
+            spans = (before_s, down_s), (down_s, back_s), (back_s, again_s + 1)
             time.sleep(1)
             quiet, outage, after = (p99_s(between(loads[0], *span), starved) for span in spans)
             print(
                 f"p99 {quiet * 1000:.2f} ms before, {outage * 1000:.2f} ms without the database for "
-                f"{back_s - gone_s:.1f} s, {after * 1000:.2f} ms while it came back ({again_s - back_s:.1f} s)"
+                f"{back_s - down_s:.1f} s, {after * 1000:.2f} ms while it came back ({again_s - back_s:.1f} s)"
             )
             if outage <= SLOWER * quiet + NOISE_S:
                 break
@@ -207,7 +207,7 @@ class Flood:
         self._is_over = False
 
     def __enter__(self) -> Flood:
-        self._told = self._beside.submit(asyncio.run, self._run())
+        self._result = self._beside.submit(asyncio.run, self._run())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -216,7 +216,7 @@ class Flood:
 
     def stop(self) -> Counter[Outcome]:
         self._is_over = True
-        return self._told.result()
+        return self._result.result()
 
     async def _run(self) -> Counter[Outcome]:
         outcomes: Counter[Outcome] = Counter()

@@ -40,13 +40,13 @@ def test_calls_succeed_within_about_a_second_of_redis_being_back(
     variables = {"RLS_RULES": rules, "REDIS_URL": redis.address, "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION": looks}
     with ServiceProcess(variables) as service, ClosedLoopClients(service.grpc_address, HIT, clients=2) as load:
         redis.kill()
-        gone_s = time.monotonic()
+        down_s = time.monotonic()
         service.wait_for_log("redis_connection_lost")
         load.wait_for_more(20)
         unwell = looks == "true"
         assert service.healthcheck().status == (500 if unwell else 200)
         assert [service.health(), service.health("")] == ["NOT_SERVING" if unwell else "SERVING", "SERVING"]
-        time.sleep(max(0.0, gone_s + away_s - time.monotonic()))
+        time.sleep(max(0.0, down_s + away_s - time.monotonic()))
 
         redis.start()
         back_s = time.monotonic()
@@ -55,7 +55,7 @@ def test_calls_succeed_within_about_a_second_of_redis_being_back(
         load.stop()
 
         answered_s = min(call.ended_s for call in load.since(back_s) if call.outcome == Code.OK)
-        print(f"away for {back_s - gone_s:.1f} s, first answer {answered_s - back_s:.2f} s after Redis was back")
+        print(f"away for {back_s - down_s:.1f} s, first answer {answered_s - back_s:.2f} s after Redis was back")
         assert answered_s - back_s < BACK_WITHIN_S
         assert set(load.outcomes) == {Code.OK, grpc.StatusCode.UNAVAILABLE}
         sentences = {call.details for call in load.calls if call.outcome != Code.OK}

@@ -123,27 +123,27 @@ def test_resharding_and_failover_fail_no_call_and_exceed_no_limit(cluster: Redis
     ):
         figures = _CallFigures(service, load)
         time.sleep(0.5)
-        figures.tell("before")
+        figures.report("before")
         for kind in (calls[0], calls[4], calls[9], calls[10]):
             owner = cluster.owner(kind.slot)
             move_slowly(cluster, kind.slot, next(node for node in cluster.nodes[:3] if node is not owner))
-        assert figures.tell("four slots moved") == 0
+        assert figures.report("four slots moved") == 0
         guest = cluster.add_node()
         for kind in (calls[1], calls[11]):
             move_slowly(cluster, kind.slot, guest)
-        assert figures.tell("a node joined and got two") == 0
+        assert figures.report("a node joined and got two") == 0
         assert guest.script_runs() > 0
 
         victim = cluster.owner(calls[3].slot)
         on_victim = [cluster.owner(kind.slot) is victim for kind in calls]
-        gone_s = time.monotonic()
+        down_s = time.monotonic()
         cluster.kill(victim)
         heir = wait_for_heir(cluster, calls[3].slot, victim)
         taken_over_s = time.monotonic()
         wait_until(lambda: heir.script_runs() > 0, "the service counts on the heir")
         back_s = time.monotonic()
         service.wait_for_log("store_fallback_ended")
-        figures.tell("a master died")
+        figures.report("a master died")
         assert min(LIMIT - kind.counted(cluster) for kind in calls) >= SHARE, "it has taken too long"
         load.use_up()
 
@@ -152,7 +152,7 @@ def test_resharding_and_failover_fail_no_call_and_exceed_no_limit(cluster: Redis
             for number, kind in enumerate(calls)
         ]
         print(
-            f"a replica took over after {taken_over_s - gone_s:.1f} s and was counted on {back_s - taken_over_s:.2f} s "
+            f"a replica took over after {taken_over_s - down_s:.1f} s and was counted on {back_s - taken_over_s:.2f} s "
             f"later; limits of {LIMIT} with a share of {SHARE}, admitted / unknown to the heir / counted but unheard:\n"
             + ", ".join(f"{admitted}/{twice}/{unheard}" for admitted, twice, unheard in outcomes)
         )
@@ -178,7 +178,7 @@ def test_calls_fail_only_briefly_when_a_cluster_master_dies(cluster: RedisCluste
     ):
         time.sleep(0.5)
         victim = cluster.owner(calls[0].slot)
-        gone_s = time.monotonic()
+        down_s = time.monotonic()
         cluster.kill(victim)
         wait_for_heir(cluster, calls[0].slot, victim)
         taken_over_s = time.monotonic()
@@ -187,14 +187,14 @@ def test_calls_fail_only_briefly_when_a_cluster_master_dies(cluster: RedisCluste
 
     failed = [call for call in load.calls if call.outcome == grpc.StatusCode.UNAVAILABLE]
     last_s = max(call.begun_s for call in failed)
-    meanwhile = [call for call in load.calls if gone_s <= call.begun_s <= last_s]
+    meanwhile = [call for call in load.calls if down_s <= call.begun_s <= last_s]
     print(
-        f"a replica took over after {1000 * (taken_over_s - gone_s):.0f} ms; {len(failed)} of {len(meanwhile)} calls "
-        f"failed in {1000 * (last_s - gone_s):.0f} ms, {1000 * (last_s - taken_over_s):+.0f} ms beside the takeover"
+        f"a replica took over after {1000 * (taken_over_s - down_s):.0f} ms; {len(failed)} of {len(meanwhile)} calls "
+        f"failed in {1000 * (last_s - down_s):.0f} ms, {1000 * (last_s - taken_over_s):+.0f} ms beside the takeover"
     )
     assert set(load.outcomes) == {Code.OK, grpc.StatusCode.UNAVAILABLE}
     assert last_s - taken_over_s < BACK_WITHIN_S
-    assert all(call.begun_s >= gone_s - DEADLINE_S for call in failed)
+    assert all(call.begun_s >= down_s - DEADLINE_S for call in failed)
 
 
 def move_slowly(cluster: RedisCluster, slot: int, to: RedisServer) -> None:
@@ -219,7 +219,7 @@ class _CallFigures:
         self._load = load
         self._calls = self._without_store = self._late = 0
 
-    def tell(self, what: str) -> int:
+    def report(self, what: str) -> int:
         """Return how many calls the store has failed; on a busy machine some more may be late."""
         calls = self._load.calls[self._calls :]
         self._calls += len(calls)

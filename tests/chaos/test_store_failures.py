@@ -54,7 +54,7 @@ LATE_S = 0.005
 MAX_GROWTH_MIB = 8
 TRIES = 4
 
-STORE, POLICY, NOBODY = "store", "policy", "nobody"
+STORE, POLICY, UNDECIDED = "store", "policy", "nobody"
 
 
 class Setup(NamedTuple):
@@ -110,7 +110,7 @@ def by_whom(call: CallRecord) -> str:
         case "local", Code.OK if left < SHARE:
             return POLICY
         case _, grpc.StatusCode.DEADLINE_EXCEEDED:
-            return NOBODY
+            return UNDECIDED
     raise AssertionError(f"{POLICIES[call.message]} was told {call}")
 
 
@@ -196,22 +196,22 @@ def suffer(setup: Setup, name: str, fault: Fault) -> bool:
     starved_s = {call: starved.between_s(call.begun_s, call.ended_s) for call in calls}
     seen_s = p999([call.ended_s - call.begun_s - DEADLINE_S for call in calls])
     over_s = p999([call.ended_s - call.begun_s - DEADLINE_S - starved_s[call] for call in calls])
-    given_up = sum(by_whom(call) == NOBODY and starved_s[call] < MARGIN_S / 2 for call in calls)
+    given_up = sum(by_whom(call) == UNDECIDED and starved_s[call] < MARGIN_S / 2 for call in calls)
     again_s = max((call.begun_s for call in calls if by_whom(call) == POLICY), default=back_s)
     growth_mib = memory_mib(service) - before_mib
     print(
         f"\n{name}: {len(calls)} calls, {by[STORE]} decided by Redis, {by[POLICY]} as rules say, {given_up} given up "
-        f"({by[NOBODY] - given_up} more for want of a core); p99.9 ended {seen_s * 1000:+.1f} ms from its deadline "
+        f"({by[UNDECIDED] - given_up} more for want of a core); p99.9 ended {seen_s * 1000:+.1f} ms from its deadline "
         f"({over_s * 1000:+.1f} ms with a core at hand); "
         f"served again {again_s - back_s:+.2f} s after Redis was back; memory {growth_mib:+.1f} MiB"
     )
     if fault.is_total:
         during = [call for call in calls if started_s + SETTLE_S < call.begun_s < ending_s - DEADLINE_S]
-        decided = {(POLICIES[call.message], by_whom(call)) for call in during if by_whom(call) != NOBODY}
+        decided = {(POLICIES[call.message], by_whom(call)) for call in during if by_whom(call) != UNDECIDED}
         assert decided == {(policy, POLICY) for policy in POLICIES}
     assert again_s - back_s < BACK_WITHIN_S
     assert growth_mib < MAX_GROWTH_MIB
-    return over_s < LATE_S and given_up <= 0.001 * len(calls) and by[NOBODY] <= 0.2 * len(calls)
+    return over_s < LATE_S and given_up <= 0.001 * len(calls) and by[UNDECIDED] <= 0.2 * len(calls)
 
 
 def p999(times_s: list[float]) -> float:

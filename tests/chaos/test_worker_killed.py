@@ -31,7 +31,7 @@ def test_a_killed_worker_is_replaced_and_affects_only_its_connections(tmp_path: 
         killed, other = service.workers()
         time.sleep(MIN_LIFETIME_S)
         with ClosedLoopClients(service.grpc_address, HIT, clients=CLIENTS) as load:
-            held = connections(killed, service.grpc_port)
+            connected = connections(killed, service.grpc_port)
             killed_s = time.monotonic()
             os.kill(killed, SIGKILL)
             service.wait_for_log("worker_died")
@@ -41,9 +41,9 @@ def test_a_killed_worker_is_replaced_and_affects_only_its_connections(tmp_path: 
 
         lost = [call for call in load.calls if call.outcome != Code.OK]
         last_s = max((call.ended_s - killed_s for call in lost), default=0.0)
-        print(f"{len({call.client for call in lost})} of {held} clients lost calls, for {last_s:.2f} s at most")
+        print(f"{len({call.client for call in lost})} of {connected} clients lost calls, for {last_s:.2f} s at most")
         assert {call.outcome for call in lost} <= {grpc.StatusCode.UNAVAILABLE}
-        assert len({call.client for call in lost}) <= held
+        assert len({call.client for call in lost}) <= connected
         assert last_s < RECONNECTED_S
         workers = service.workers()
         assert len(workers) == 2

@@ -14,7 +14,7 @@ SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_
 
 def offences(pod: Manifest) -> list[str]:
     """Return a message for every rule that a pod's specification violates."""
-    return [*_of_pod(pod), *(said for container in containers(pod) for said in _of_container(container, pod))]
+    return [*_of_pod(pod), *(violation for container in containers(pod) for violation in _of_container(container, pod))]
 
 
 def _of_pod(pod: Manifest) -> Iterator[str]:

@@ -26,7 +26,7 @@ class Known:
     about: str = ""  # description, which may list the values of its labels
 
 
-def _ours() -> Iterator[tuple[str, Known]]:
+def _of_service() -> Iterator[tuple[str, Known]]:
     for one in INSTRUMENTS:
         labels = frozenset(attribute.replace(".", "_") for attribute in one.attributes)
         about = f"{one.about} {' '.join(Abuse)}" if one is ABUSE else one.about
@@ -38,7 +38,7 @@ def _ours() -> Iterator[tuple[str, Known]]:
             yield one.prometheus, Known(labels, one.kind is InstrumentKind.COUNTER, about=about)
 
 
-def _envoys() -> Iterator[tuple[str, Known]]:
+def _of_envoy() -> Iterator[tuple[str, Known]]:
     """Yield series of Envoy, as in /stats/prometheus."""
     by_cluster = frozenset({"envoy_cluster_name"})
     for counter in (
@@ -53,7 +53,7 @@ def _envoys() -> Iterator[tuple[str, Known]]:
     yield "envoy_cluster_upstream_rq_time_bucket", Known(by_cluster | {"le"}, bucket=True)
 
 
-KNOWN = {**dict(_ours()), **dict(_envoys()), "up": Known(frozenset(), grows=False)}
+KNOWN = {**dict(_of_service()), **dict(_of_envoy()), "up": Known(frozenset(), grows=False)}
 
 _RATES = {"rate", "increase"}
 
@@ -70,8 +70,8 @@ def problems(expression: str) -> Iterator[str]:
 
 def _problems(selector: Selector, known: Known) -> Iterator[str]:
     labels = known.labels | TARGET
-    asked = {matcher.label for matcher in selector.matchers} | selector.matched_on
-    for label in sorted((asked | frozenset().union(*selector.grouped)) - labels):
+    used = {matcher.label for matcher in selector.matchers} | selector.matched_on
+    for label in sorted((used | frozenset().union(*selector.grouped)) - labels):
         yield f"it has no label {label}"
     for matcher in selector.matchers:
         if matcher.label.startswith("ratelimit_"):

@@ -64,10 +64,10 @@ def test_legends_use_existing_labels(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_panel_has_title_description_and_unit(name: str) -> None:
-    shown = list(panels(name))
+    listed = list(panels(name))
 
     assert len({panel["id"] for panel in dashboard(name)["panels"]}) == len(dashboard(name)["panels"])
-    for panel in shown:
+    for panel in listed:
         assert panel["title"]
         assert len(panel["description"]) > 20, panel["title"]
         assert panel["description"].endswith("."), panel["title"]

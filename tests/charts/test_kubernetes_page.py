@@ -60,11 +60,11 @@ def test_documented_upgrades_keep_earlier_values(tmp_path: Path) -> None:
         for option, value in pairwise(words):
             if option in ("--set", "--values"):
                 given += [option, value.replace("edge.yaml", str(tmp_path / "edge.yaml"))]
-        shown = helm.template(*given)
-    kinds = {document["kind"] for document in helm.parsed(shown)}
+        rendered = helm.template(*given)
+    kinds = {document["kind"] for document in helm.parsed(rendered)}
     assert {"NetworkPolicy", "HorizontalPodAutoscaler", "ServiceMonitor"} <= kinds
     for kept in ("redis-credentials", "limiter-certificate", "domain: edge"):
-        assert kept in shown
+        assert kept in rendered
 
 
 def test_page_contains_install_commands() -> None:
@@ -89,8 +89,8 @@ def test_documented_templates_match_the_tested_umbrella_chart() -> None:
     for part in quoted.split("…\n"):
         assert part in tested
     (values,) = (block for block in blocks(PAGE, "yaml") if block.startswith("# values.yaml"))
-    said = yaml.safe_load(values)["ratelimit-rls"]
-    assert said.keys() <= yaml.safe_load((UMBRELLA / "values.yaml").read_text())["ratelimit-rls"].keys()
+    documented = yaml.safe_load(values)["ratelimit-rls"]
+    assert documented.keys() <= yaml.safe_load((UMBRELLA / "values.yaml").read_text())["ratelimit-rls"].keys()
 
 
 def test_every_documented_template_exists() -> None:
@@ -131,8 +131,10 @@ def chart(tmp_path: Path) -> Path:
 def test_notes_list_what_the_network_policy_allows(chart: Path) -> None:
     def notes(**values: object) -> str:
         given = {"networkPolicy": {"enabled": True}, **values}
-        shown = helm.template(*(f"--set-json={name}={json.dumps(value)}" for name, value in given.items()), chart=chart)
-        text: str = helm.one(helm.parsed(shown), "Notes")["text"]
+        rendered = helm.template(
+            *(f"--set-json={name}={json.dumps(value)}" for name, value in given.items()), chart=chart
+        )
+        text: str = helm.one(helm.parsed(rendered), "Notes")["text"]
         return text
 
     assert "admin requests" not in notes()
@@ -148,8 +150,8 @@ def test_notes_list_what_the_network_policy_allows(chart: Path) -> None:
 @pytest.mark.slow
 def test_notes_end_with_a_command(chart: Path) -> None:
     for case in helm.cases():
-        shown = helm.template("-f", helm.CHART / "ci" / f"{case}-values.yaml", chart=chart)
-        notes = helm.one(helm.parsed(shown), "Notes")["text"]
+        rendered = helm.template("-f", helm.CHART / "ci" / f"{case}-values.yaml", chart=chart)
+        notes = helm.one(helm.parsed(rendered), "Notes")["text"]
         last = notes.strip().splitlines()[-1]
         assert re.match(r"  (kubectl|helm) \S", last), f"{case}: {last}"
         assert ("`helm test` proves only that" in notes) == (case in RULES_OUTSIDE_THE_CHART), case

@@ -64,11 +64,11 @@ def test_service_starts_without_warnings(deployed: Pod) -> None:
 
 
 def test_test_pod_fails_without_response(deployed: Pod) -> None:
-    gone = Pod(manifests("default"))
+    stopped = Pod(manifests("default"))
     try:
-        assert gone.ask("--timeout", "1").returncode == UNREACHABLE
+        assert stopped.ask("--timeout", "1").returncode == UNREACHABLE
     finally:
-        gone.close()
+        stopped.close()
 
 
 def test_mutual_tls_with_files_from_secrets(tmp_path: Path) -> None:

@@ -170,9 +170,9 @@ def test_pod_labels_have_no_version_and_match_selectors(case: str) -> None:
             assert not any("checksum" in name for name in template.get("annotations", {}))
             assert document["spec"]["selector"]["matchLabels"].items() <= labels.items()
         if document["kind"] == "Service":
-            ours = [d for d in documents if d["kind"] == "Deployment"]
+            deployments = [d for d in documents if d["kind"] == "Deployment"]
             selector = document["spec"]["selector"].items()
-            (chosen,) = (d for d in ours if selector <= d["spec"]["template"]["metadata"]["labels"].items())
+            (chosen,) = (d for d in deployments if selector <= d["spec"]["template"]["metadata"]["labels"].items())
             names = {p["name"] for c in chosen["spec"]["template"]["spec"]["containers"] for p in c.get("ports", [])}
             assert {port["targetPort"] for port in document["spec"]["ports"]} <= names
 
@@ -193,13 +193,13 @@ def environment(case: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("case", "replicas", "told"),
+    ("case", "replicas", "expected"),
     [("default", 1, "1"), ("redis", 3, "3"), ("autoscaling", None, "12"), ("sidecar", 2, "2")],
 )
-def test_rls_replicas_is_the_maximum_number_of_pods(case: str, replicas: int | None, told: str) -> None:
+def test_rls_replicas_is_the_maximum_number_of_pods(case: str, replicas: int | None, expected: str) -> None:
     deployment = next(d for d in manifests(case) if d["kind"] == "Deployment")
     assert deployment["spec"].get("replicas") == replicas
-    assert environment(case)["RLS_REPLICAS"] == told
+    assert environment(case)["RLS_REPLICAS"] == expected
 
 
 @pytest.mark.parametrize(
@@ -214,13 +214,13 @@ def test_disruption_budget_only_for_several_pods(case: str, budget: dict[str, An
 
 
 def test_probes_use_http_if_kubelet_cannot_use_grpc() -> None:
-    def questions(case: str) -> list[Any]:
+    def probed(case: str) -> list[Any]:
         _, container = limiter(manifests(case))
         found = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
         return [probe["grpc"]["service"] if "grpc" in probe else probe["httpGet"]["path"] for probe in found]
 
-    assert questions("default") == ["", "ratelimit", ""]
-    assert questions("tls") == questions("sidecar") == ["/livez", "/healthcheck", "/livez"]
+    assert probed("default") == ["", "ratelimit", ""]
+    assert probed("tls") == probed("sidecar") == ["/livez", "/healthcheck", "/livez"]
 
 
 def test_numbers_and_lists_are_rendered_as_variables() -> None:
@@ -484,7 +484,7 @@ def test_line_endings_of_strings_are_kept(end: str) -> None:
     assert config["data"]["a.yaml"] == text
 
 
-def question(documents: Iterable[Manifest]) -> str:
+def helm_test_arguments(documents: Iterable[Manifest]) -> str:
     """Return the arguments of the test pod from the domain on."""
     command = " ".join(one(documents, "Pod", "-ask")["spec"]["containers"][0]["command"])
     return command.partition(" --domain ")[2]
@@ -521,8 +521,12 @@ def test_test_pod_uses_the_first_limit_of_the_rules(case: str, as_mapping: bool)
     text, entries = QUESTIONS[case]
     rules = {"first.yaml": "", "rules.yaml": yaml.safe_load(text) if as_mapping else text}
     documents = given(json.dumps({"descriptors": {"inline": rules}}), "tests/ask.yaml")
-    assert question(documents) == f"a --entry {entries} --fail-no-limit"
+    assert helm_test_arguments(documents) == f"a --entry {entries} --fail-no-limit"
 
 
 def test_test_pod_expects_no_limit_for_rules_outside_the_chart() -> None:
-    assert question(manifests("existing-configmap")) == question(manifests("xds")) == "helm-test --descriptor helm=test"
+    assert (
+        helm_test_arguments(manifests("existing-configmap"))
+        == helm_test_arguments(manifests("xds"))
+        == "helm-test --descriptor helm=test"
+    )

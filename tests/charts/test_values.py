@@ -47,7 +47,7 @@ def test_exactly_the_settings_of_the_service_are_accepted() -> None:
 
 def test_every_rendered_variable_is_a_setting() -> None:
     derived = re.search(r'define "ratelimit-rls.derived".*?\{\{- end -\}\}', TEMPLATES, re.DOTALL)
-    has_a_value = re.search(r'define "ratelimit-rls.hasAValue" -\}\}\n(.*?)\{\{', TEMPLATES, re.DOTALL)
+    has_a_value = re.search(r'define "ratelimit-rls.settingsWithValue" -\}\}\n(.*?)\{\{', TEMPLATES, re.DOTALL)
     assert derived is not None
     assert has_a_value is not None
     written = set(re.findall(r"^([A-Z_]+): ", derived[0], re.MULTILINE))
@@ -69,7 +69,7 @@ def schema_rejects(schema: object, value: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "complaint"),
     [
         ({"replicas": 2}, "'replicas' was unexpected"),
         ({"image": {"tags": "1"}}, "'tags' was unexpected"),
@@ -105,8 +105,8 @@ def schema_rejects(schema: object, value: object) -> str:
     ],
     ids=str,
 )
-def test_typing_error_is_rejected(values: object, said: str) -> None:
-    assert said in schema_rejects(SCHEMA, values)
+def test_typing_error_is_rejected(values: object, complaint: str) -> None:
+    assert complaint in schema_rejects(SCHEMA, values)
 
 
 def test_default_of_every_setting_is_accepted() -> None:
@@ -130,9 +130,9 @@ def test_values_the_service_accepts_are_accepted(settings: dict[str, object]) ->
 
 def test_helm_enforces_the_schema(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text("ports: {grcp: 1}\nsettings: {LOG_LEVLE: info}\nreplica: 2\n")
-    said = rejection("-f", tmp_path / "values.yaml")
+    complaint = rejection("-f", tmp_path / "values.yaml")
     for name in ("grcp", "LOG_LEVLE", "replica"):
-        assert f"Additional property {name} is not allowed" in said
+        assert f"Additional property {name} is not allowed" in complaint
 
 
 OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
@@ -411,14 +411,14 @@ OFFENCES: dict[str, tuple[dict[str, object], list[str]]] = {
 def test_all_invalid_combinations_are_reported_at_once(case: str, tmp_path: Path) -> None:
     values, sentences = OFFENCES[case]
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    said = re.findall(r"^  - (.*)$", rejection("-f", tmp_path / "values.yaml"), re.MULTILINE)
-    assert said == sentences
+    complaint = re.findall(r"^  - (.*)$", rejection("-f", tmp_path / "values.yaml"), re.MULTILINE)
+    assert complaint == sentences
 
 
 @pytest.mark.slow
 def test_native_sidecar_is_rejected_on_old_kubernetes() -> None:
-    said = rejection("--set", "mode=sidecar", "--kube-version", "1.28.0")
-    assert "sidecar.native: needs Kubernetes 1.29 or later, this is v1.28.0; use sidecar.native=false" in said
+    complaint = rejection("--set", "mode=sidecar", "--kube-version", "1.28.0")
+    assert "sidecar.native: needs Kubernetes 1.29 or later, this is v1.28.0; use sidecar.native=false" in complaint
     assert template("--set", "mode=sidecar,sidecar.native=false", "--kube-version", "1.28.0")
 
 

@@ -21,11 +21,11 @@ def describe(decision: Decision) -> str:
     assert status.reading is not None
     assert status.descriptor_plan.rule is not None
     if decision.code is Code.OVER_LIMIT:
-        text = f"come back in {format_duration_us(status.reading.retry_us)}"
+        text = f"retry after {format_duration_us(status.reading.retry_us)}"
     elif decision.wait_us:
-        text = f"held for {format_duration_us(decision.wait_us)}"
+        text = f"delayed by {format_duration_us(decision.wait_us)}"
     else:
-        text = f"as new in {format_duration_us(status.reading.reset_us)}"
+        text = f"resets in {format_duration_us(status.reading.reset_us)}"
     if status.descriptor_plan.rule.penalty is not None:
         text += f"; {status.violations} violation{'s' if status.violations != 1 else ''}"
     if status.state is not None:
@@ -41,12 +41,14 @@ def replay(section: Any, store: StoreUnderTest) -> list[Any]:
     rows = []
     for row in section.rows:
         store.now_us = midnight_us + row.at_us
-        passed = 0
-        for _ in range(row.come):
+        decisions: list[Decision] = []
+        for _ in range(row.requests):
             (decision,) = store.run(limiter.check([call]))
             assert isinstance(decision, Decision)
-            passed += decision.code is Code.OK
-        rows.append(row._replace(passed=passed, left=decision.statuses[0].remaining, told=describe(decision)))  # type: ignore[arg-type, union-attr]
+            decisions.append(decision)
+        admitted = sum(decision.code is Code.OK for decision in decisions)
+        last = decisions[-1]
+        rows.append(row._replace(admitted=admitted, remaining=last.statuses[0].remaining, response=describe(last)))
     return rows
 
 

@@ -106,8 +106,8 @@ def test_denial_after_cooldown_is_a_violation(store: StoreUnderTest) -> None:
     store.spend(plan)
     assert summary(store.spend(plan)[0])[1] == 1
     store.now_us += SECOND_US
-    somebody_else = step("client", 1, unit=Unit.SECOND, algorithm=Algorithm.GCRA)
-    store.ask(somebody_else)
+    other_client = step("client", 1, unit=Unit.SECOND, algorithm=Algorithm.GCRA)
+    store.ask(other_client)
     assert summary(store.spend(plan)[0])[1] == 2
 
 
@@ -144,9 +144,9 @@ def test_refund_is_accepted_during_cooldown(store: StoreUnderTest) -> None:
 
 
 def test_denial_by_another_descriptor_is_not_a_violation(store: StoreUnderTest) -> None:
-    mine = step("mine", 5, unit=Unit.SECOND)
+    own = step("mine", 5, unit=Unit.SECOND)
     full = step("theirs", 1, unit=Unit.SECOND)
-    plan = monitored_call(MonitoredDescriptor((mine,), (AT_ONCE,)), MonitoredDescriptor((full,)))
+    plan = monitored_call(MonitoredDescriptor((own,), (AT_ONCE,)), MonitoredDescriptor((full,)))
     store.spend(plan)
     (answer,) = store.spend(plan)
     assert answer.denied

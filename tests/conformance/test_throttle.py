@@ -49,7 +49,7 @@ def test_denied_call_takes_no_slot(store: StoreUnderTest, algorithm: Algorithm) 
     assert waits_ms(store, queue(algorithm), 2) == [200, None]
 
 
-def test_denial_has_time_until_queue_has_room(store: StoreUnderTest, algorithm: Algorithm) -> None:
+def test_denial_has_time_until_the_queue_has_a_free_slot(store: StoreUnderTest, algorithm: Algorithm) -> None:
     plan = queue(algorithm)
     waits_ms(store, plan, 25)
     (denied,) = store.spend(plan)

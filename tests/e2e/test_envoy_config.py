@@ -269,7 +269,7 @@ def test_mutual_tls_and_stages_for_several_domains(
 ) -> None:
     authority = Authority(tmp_path / "certs")
     pem, key = authority.issue("ratelimit.internal")
-    mine, mine_key = authority.issue("envoy.internal")
+    certificate, private_key = authority.issue("envoy.internal")
     environment = {
         "GRPC_SERVER_USE_TLS": "true",
         "GRPC_SERVER_TLS_CERT": pem,
@@ -277,7 +277,7 @@ def test_mutual_tls_and_stages_for_several_domains(
         "GRPC_CLIENT_TLS_CACERT": authority.ca_path,
         "GRPC_CLIENT_TLS_SAN": "envoy.internal",
     }
-    files = ("--cacert", authority.ca_path, "--cert", mine, "--key", mine_key)
+    files = ("--cacert", authority.ca_path, "--cert", certificate, "--key", private_key)
     assert_both_limited(two_domains, environment, (*files, "--server-name", "ratelimit.internal"), upstream)
 
 

@@ -61,10 +61,10 @@ class Certificates:
         chain, key = self.authority.issue(XDS_NAME)
         return key.read_bytes(), chain.read_bytes(), self.authority.ca_path.read_bytes()
 
-    def of_client(self, *, shown: bool = True) -> grpc.ChannelCredentials:
+    def of_client(self, *, with_certificate: bool = True) -> grpc.ChannelCredentials:
         chain, key = (path.read_bytes() for path in self.proxy)
         ca = self.authority.ca_path.read_bytes()
-        return grpc.ssl_channel_credentials(ca, key, chain) if shown else grpc.ssl_channel_credentials(ca)
+        return grpc.ssl_channel_credentials(ca, key, chain) if with_certificate else grpc.ssl_channel_credentials(ca)
 
 
 class GatewayService(ServiceProcess):
@@ -259,7 +259,7 @@ def test_envoy_gateway_deployment_with_reload_and_certificate_rotation(
 
         # envoyproxy/ratelimit admits these clients.
         with pytest.raises(grpc.RpcError) as raised:
-            service.check(certificates.of_client(shown=False))
+            service.check(certificates.of_client(with_certificate=False))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
         # Replace every certificate, including the CA.

@@ -22,7 +22,7 @@ _SESSION = re.compile(r"<!-- run -->\n```console\n(.*?)```", re.DOTALL)
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not on PATH, and the commands are written for it")
-def test_readme_commands_produce_the_shown_output(tmp_path: Path, upstream: Upstream) -> None:
+def test_readme_commands_produce_the_documented_output(tmp_path: Path, upstream: Upstream) -> None:
     (session,) = _SESSION.findall((ROOT / "README.md").read_text())
     commands = [line.removeprefix("$ ") for line in session.splitlines() if line.startswith("$ ")]
     wanted = [line for line in session.splitlines() if not line.startswith("$ ")]
@@ -39,5 +39,5 @@ def test_readme_commands_produce_the_shown_output(tmp_path: Path, upstream: Upst
         done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     printed = done.stdout.splitlines()
     assert len(printed) == len(wanted), done
-    for seen, shown in zip(printed, wanted, strict=True):
-        assert fnmatchcase(seen, shown.replace("[", "[[]").replace("…", "*")), (seen, shown)
+    for seen, documented in zip(printed, wanted, strict=True):
+        assert fnmatchcase(seen, documented.replace("[", "[[]").replace("…", "*")), (seen, documented)

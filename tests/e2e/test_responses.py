@@ -20,7 +20,7 @@ from tests.support.windows import DAY_S, wait_for_time_left
 pytestmark = pytest.mark.e2e
 
 YEAR_S = 31_536_000
-SPOKEN = ("ratelimit", "x-ratelimit", "retry-after", "content-type", "x-why")
+COMPARED_HEADERS = ("ratelimit", "x-ratelimit", "retry-after", "content-type", "x-why")
 
 # One request a day is allowed, so that the second is denied.
 ANSWERS = {
@@ -52,17 +52,17 @@ RULES = {
             "key": "path",
             "value": path,
             "limits": [{"unit": "day", "requests_per_unit": 1}, {"unit": "year", "requests_per_unit": 100}],
-            **said,  # type: ignore[dict-item]
+            **rule,  # type: ignore[dict-item]
         }
-        for path, said in ANSWERS.items()
+        for path, rule in ANSWERS.items()
     ],
 }
-FIRED = "envoy.filters.http.ratelimit:rule"
+RULE_METADATA = "envoy.filters.http.ratelimit:rule"
 LOG_FORMAT = " ".join(
     [
         "%RESPONSE_CODE%",
         "%REQ(:PATH)%",
-        *(f"%DYNAMIC_METADATA({FIRED}:{word})%" for word in ("path", "window", "limit")),
+        *(f"%DYNAMIC_METADATA({RULE_METADATA}:{word})%" for word in ("path", "window", "limit")),
     ]
 )
 
@@ -116,7 +116,7 @@ def ask(proxy: EnvoyServer, path: str) -> Answered:
     sent_s = time.time()
     connection.request("GET", path)
     answer = connection.getresponse()
-    headers = [(name, value) for name, value in answer.getheaders() if name.startswith(SPOKEN)]
+    headers = [(name, value) for name, value in answer.getheaders() if name.startswith(COMPARED_HEADERS)]
     answered = Answered(answer.status, headers, answer.read().decode(), (sent_s, time.time()))
     connection.close()
     return answered

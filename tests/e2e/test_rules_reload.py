@@ -75,8 +75,8 @@ def edited(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, object
         if not (directory / "edge.yaml").is_symlink():
             (directory / "edge.yaml").symlink_to("..data/edge.yaml")
 
-    ways = {"file written in place": in_place, "file replaced": replaced, "ConfigMap swapped": swapped}
-    return directory, ways[request.param]
+    edits = {"file written in place": in_place, "file replaced": replaced, "ConfigMap swapped": swapped}
+    return directory, edits[request.param]
 
 
 def test_valid_edit_is_applied_and_invalid_edit_is_not_under_load(

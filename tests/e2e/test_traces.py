@@ -14,7 +14,7 @@ from tests.support.servers import SANDBOXES, EnvoyServer, RedisServer, Service, 
 
 pytestmark = pytest.mark.e2e
 
-OURS = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+SERVICE_SPAN = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
 
 def traced_envoy(collector: OtlpCollector) -> str:
@@ -69,7 +69,7 @@ def test_trace_contains_envoy_service_and_store_spans(
         )
         with service, EnvoyServer(config, {8000: upstream.port, 8081: service.grpc_port}) as proxy:
             assert [get(proxy.url, "/limited").status for _ in range(6)] == [200] * 5 + [429]
-            last = collector.wait_for_spans(6, OURS)[-1]
+            last = collector.wait_for_spans(6, SERVICE_SPAN)[-1]
             collector.wait_until(lambda: any(one.span_id == last.parent_id for one in collector.spans()))
             log = service.log()
         spans = {one.span_id: one for one in collector.spans()}

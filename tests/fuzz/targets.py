@@ -192,7 +192,7 @@ BLOCKS = [
 
 def check_hpack(data: bytes) -> str:
     """Blocks decode as in the hpack library, or are rejected because of a documented limit."""
-    ours, other = Decoder(max_list_bytes=MAX_LIST_BYTES), OtherDecoder(2**40)
+    decoder, other = Decoder(max_list_bytes=MAX_LIST_BYTES), OtherDecoder(2**40)
 
     def other_reads(block: bytes) -> list[tuple[bytes, bytes]]:
         return [(name, value) for name, value in other.decode(block, raw=True)]
@@ -200,7 +200,7 @@ def check_hpack(data: bytes) -> str:
     fate = ""
     for block in data.split(_SEPARATOR):
         expected = outcome(HPACKError, other_reads, block)
-        fields = outcome(HpackError, ours.decode, block)
+        fields = outcome(HpackError, decoder.decode, block)
         if isinstance(fields, str):
             assert (
                 isinstance(expected, str)
@@ -214,8 +214,8 @@ def check_hpack(data: bytes) -> str:
             assert len(expected) > MAX_FIELDS or size > MAX_LIST_BYTES
         else:
             assert fields == expected
-        assert ours._fields[62:] == [tuple(field) for field in other.header_table.dynamic_entries]
-        fate += f" {len(fields or ()).bit_length()}{len(ours._fields).bit_length()}"
+        assert decoder._fields[62:] == [tuple(field) for field in other.header_table.dynamic_entries]
+        fate += f" {len(fields or ()).bit_length()}{len(decoder._fields).bit_length()}"
     return fate
 
 
@@ -338,7 +338,7 @@ def check_rls(data: bytes) -> str:
         assert isinstance(expected, str) or not _is_ordinary(expected, data), f"rejected: {read}"
         return read
     assert not isinstance(expected, str), f"protobuf rejects what is read as {read}"
-    said = [
+    read_by_protobuf = [
         (
             [(entry.key, entry.value) for entry in one.entries],
             one.limit.requests_per_unit if one.HasField("limit") else None,
@@ -351,9 +351,9 @@ def check_rls(data: bytes) -> str:
     assert [
         ([*map(tuple, one.entries)], one.limit and one.limit.requests_per_unit, one.hits, one.is_refund)
         for one in read.descriptors
-    ] == said
-    size = sum(len(entries) for entries, *_ in said)
-    return f"{len(said)} {size} {len(read.domain).bit_length()} {data.isascii()} {isinstance(bounded, str)}"
+    ] == read_by_protobuf
+    size = sum(len(entries) for entries, *_ in read_by_protobuf)
+    return f"{len(read_by_protobuf)} {size} {len(read.domain).bit_length()} {data.isascii()} {isinstance(bounded, str)}"
 
 
 def _is_ordinary(message: Any, data: bytes) -> bool:

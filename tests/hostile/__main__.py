@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.hostile.attacks import ATTACKS
-from tests.hostile.harness import MIB, UnderAttack, attacked, innocent
+from tests.hostile.harness import MIB, UnderAttack, attacked, well_behaved_client
 
 MAX_GROWTH_BYTES = 64 * MIB
 MAX_WAIT_MS = 250.0
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.names and not any(name in attack.name for name in chosen.names):
             continue
         with tempfile.TemporaryDirectory() as directory, UnderAttack(Path(directory)) as service:
-            with innocent(service) as calls:
+            with well_behaved_client(service) as calls:
                 outcome = attacked(service, calls, attack)
             faults = [
                 *["memory"] * (outcome.grown_bytes > MAX_GROWTH_BYTES),

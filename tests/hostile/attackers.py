@@ -21,7 +21,7 @@ from tests.hostile.attacks import Attack, Port, Sent
 CLOSED = "closed"
 RECEIVE_BYTES = 65_536
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
-_GONE = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+_CLOSED = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _TURN_S = 0.02
 
 
@@ -197,7 +197,7 @@ class Attackers:
             one = self._running[number]
             if events & _READ:
                 one.receive()
-            elif events & _GONE:
+            elif events & _CLOSED:
                 one.ending = CLOSED
             if events & _WRITE and one.ending is None:
                 sent += one.send(now_s)

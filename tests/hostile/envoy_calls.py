@@ -28,16 +28,16 @@ class Checked(NamedTuple):
     """The response to a client, and the headers for its upstream."""
 
     status: int
-    """200: the request passes."""
+    """HTTP status of the response to the client; 200: the request passes."""
 
     headers: Mapping[str, str]
     """Headers of the response to the client."""
 
     upstream: Mapping[str, str]
-    """Headers that are set on the request, whatever the client wrote there."""
+    """Headers that are set on the request and replace those of the client."""
 
     removed: frozenset[str] = frozenset()
-    """Headers that are taken away from the request."""
+    """Headers that are removed from the request."""
 
     @property
     def remaining(self) -> int:
@@ -63,7 +63,7 @@ class EnvoyCalls:
         domain: str = "",
         raw_headers: Iterable[tuple[str, bytes]] = (),
     ) -> Checked:
-        """`raw_headers` are sent as Envoy does with `encode_raw_headers`, and may repeat a name."""
+        """Send a CheckRequest. `raw_headers` are sent as with `encode_raw_headers`, and may repeat a name."""
         request = CheckRequest()
         request.attributes.source.address.socket_address.address = peer
         http = request.attributes.request.http
@@ -82,7 +82,7 @@ class EnvoyCalls:
         return Checked(200, _lines(passed.response_headers_to_add), _lines(passed.headers), removed)
 
     def should_rate_limit(self, domain: str, entries: Iterable[Entry], *, requests_per_year: int = 0) -> Any:
-        """`requests_per_year`: a limit that comes with the request, in place of a rule's."""
+        """Send a RateLimitRequest; `requests_per_year` is a limit override."""
         request = RateLimitRequest(domain=domain)
         descriptor = request.descriptors.add()
         for key, value in entries:

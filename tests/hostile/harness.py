@@ -14,7 +14,7 @@ from bench.cpu import process_s, resident_bytes
 from ratelimit_rls.telemetry.abuse import Abuse
 from tests.hostile.attackers import Attackers
 from tests.hostile.attacks import MAX_CONNECTIONS_PER_PEER, MESSAGE_TIMEOUT_S, RULES, Attack, Port
-from tests.hostile.innocent import Innocent, Waits
+from tests.hostile.well_behaved_client import Waits, WellBehavedClient
 from tests.support.process import START_TIMEOUT_S
 from tests.support.service_process import ServiceProcess
 
@@ -90,18 +90,18 @@ class UnderAttack(ServiceProcess):
 
 
 @contextmanager
-def innocent(service: ServiceProcess) -> Iterator[Innocent]:
+def well_behaved_client(service: ServiceProcess) -> Iterator[WellBehavedClient]:
     """Yield a well-behaved client that has warmed up."""
-    with Innocent(service.grpc_port, service.pid) as calls:
+    with WellBehavedClient(service.grpc_port, service.pid) as calls:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not (before := calls.report()).calls:
             assert not before.failed, before
-            assert time.monotonic() < deadline_s, "no innocent call was answered"
+            assert time.monotonic() < deadline_s, "no call of the well-behaved client was answered"
             time.sleep(0.2)
         yield calls
 
 
-def attacked(service: UnderAttack, calls: Innocent, *attacks: Attack) -> Outcome:
+def attacked(service: UnderAttack, calls: WellBehavedClient, *attacks: Attack) -> Outcome:
     """Run attacks at once until the server has closed all their connections, or until their time is up."""
     before_bytes, before_s, before = resident_bytes(service.pid), process_s(service.pid), service.abuse()
     max_bytes = before_bytes

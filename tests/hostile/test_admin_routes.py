@@ -1,4 +1,4 @@
-"""The admin API of a real server, to those who may not use it: every route of its OpenAPI document, with every wrong
+"""Unauthorised requests to the admin API of a real server: every route of its OpenAPI document, with every wrong
 token, and with tokens whose role is too low. What is rejected changes nothing."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LISTS = ("rules", "tiers", "users", "keys", "blocks", "audit")
 class Route(NamedTuple):
     method: str
     path: str
-    """With names in braces, as in the document."""
+    """Path template of the OpenAPI document."""
 
     @property
     def is_change(self) -> bool:
@@ -61,12 +61,12 @@ READS = [route for route in GUARDED if not route.is_change and not route.path.st
 
 
 @dataclass
-class Office:
-    """The server, with one of everything, and tokens that are good or were so."""
+class GuardedApi:
+    """A server with one resource of each kind, and valid, expired and revoked tokens."""
 
     service: ServiceWithDatabase
     ids: dict[str, str]
-    """By their names in the document."""
+    """Values of path parameters by the names of the document."""
 
     read: str
     write: str
@@ -77,7 +77,7 @@ class Office:
         self._addresses = count()
 
     @classmethod
-    def new(cls, service: ServiceWithDatabase) -> Office:
+    def new(cls, service: ServiceWithDatabase) -> GuardedApi:
         admin = service.admin
         admin.put_tier(TIER, 100)
         admin.put_user(USER, tier=TIER)
@@ -91,7 +91,7 @@ class Office:
         return cls(service, ids, *tokens, key.text)  # type: ignore[call-arg]
 
     def address(self) -> str:
-        """A new one: an address that failed too often is told nothing else any more."""
+        """Return an address that was not used before: one with too many failed logins receives only 429."""
         number = next(self._addresses)
         return f"127.2.{number // 250}.{number % 250 + 1}"
 
@@ -117,26 +117,26 @@ class Office:
         return self.send(route.method, route.path.format(**self.ids) + query, headers)
 
     def listed(self) -> dict[str, Any]:
-        """Everything there is, and every change there was."""
+        """Return all resources and all audit entries."""
         return {noun: self.service.admin.do("GET", f"/{noun}?limit=100")["items"] for noun in LISTS}
 
 
 @pytest.fixture(scope="module")
-def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
-    """One for all attacks; afterwards everything is as it was, and administrators and callers are answered."""
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedApi]:
+    """One server for all attacks. Afterwards nothing has changed, and it still answers administrators and callers."""
     directory = tmp_path_factory.mktemp("admin")
     (directory / "roomy.yaml").write_text(UNRESTRICTIVE_RULES)
     url = f"sqlite:///{directory / 'records.db'}"
     with ServiceWithDatabase(url, {"RLS_RULES": directory / "roomy.yaml", "LOG_LEVEL": "debug"}) as running:
-        office = Office.new(running)
-        before = office.listed()
-        yield office
-        assert office.listed() == before
+        api = GuardedApi.new(running)
+        before = api.listed()
+        yield api
+        assert api.listed() == before
         with EnvoyCalls(running.grpc_address) as calls:
             assert calls.should_rate_limit("roomy", [("all", "innocent")]).statuses[0].limit_remaining
         log = running.log()
         assert "Traceback" not in log
-        for secret in (TOKEN, KEY_SECRET, office.read, office.write, office.revoked, office.api_key):
+        for secret in (TOKEN, KEY_SECRET, api.read, api.write, api.revoked, api.api_key):
             assert secret not in log
 
 
@@ -152,16 +152,16 @@ def basic(user: str, password: str) -> dict[str, str | bytes]:
     return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
 
 
-WRONG: dict[str, Callable[[Office], Mapping[str, str | bytes]]] = {
+WRONG: dict[str, Callable[[GuardedApi], Mapping[str, str | bytes]]] = {
     "no token": lambda _: {},
     "an empty token": lambda _: bearer(""),
     "the scheme alone": lambda _: {"Authorization": "Bearer"},
     "an unknown token": lambda _: bearer(new_secret("rla").text),
-    "a known id with another secret": lambda office: bearer(other_ending(office.write)),
-    "an id alone": lambda office: bearer(office.write.rpartition("_")[0]),
-    "a revoked token": lambda office: bearer(office.revoked),
-    "an API key": lambda office: bearer(office.api_key),
-    "the API key as a token of administrators": lambda office: bearer("rla" + office.api_key[3:]),
+    "a known id with another secret": lambda api: bearer(other_ending(api.write)),
+    "an id alone": lambda api: bearer(api.write.rpartition("_")[0]),
+    "a revoked token": lambda api: bearer(api.revoked),
+    "an API key": lambda api: bearer(api.api_key),
+    "the API key as a token of administrators": lambda api: bearer("rla" + api.api_key[3:]),
     "part of the first token": lambda _: bearer(TOKEN[:-1]),
     "more than the first token": lambda _: bearer(TOKEN + "x"),
     "the first token in capitals": lambda _: bearer(TOKEN.upper()),
@@ -182,9 +182,9 @@ WRONG: dict[str, Callable[[Office], Mapping[str, str | bytes]]] = {
 @pytest.mark.parametrize("route", GUARDED, ids=str)
 @pytest.mark.parametrize("credentials", WRONG.values(), ids=WRONG.keys())
 def test_wrong_token_opens_no_route(
-    office: Office, route: Route, credentials: Callable[[Office], Mapping[str, str | bytes]]
+    api: GuardedApi, route: Route, credentials: Callable[[GuardedApi], Mapping[str, str | bytes]]
 ) -> None:
-    rejected = office.ask(route, credentials(office))
+    rejected = api.ask(route, credentials(api))
 
     assert rejected.status == 401
     assert rejected.headers["www-authenticate"].startswith("Bearer")
@@ -192,32 +192,32 @@ def test_wrong_token_opens_no_route(
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=str)
-def test_token_in_the_query_opens_no_route(office: Office, route: Route) -> None:
-    assert office.ask(route, {}, f"?token={TOKEN}&access_token={TOKEN}").status == 401
+def test_token_in_the_query_opens_no_route(api: GuardedApi, route: Route) -> None:
+    assert api.ask(route, {}, f"?token={TOKEN}&access_token={TOKEN}").status == 401
 
 
 @pytest.mark.parametrize("route", CHANGES, ids=str)
-def test_read_only_token_changes_nothing(office: Office, route: Route) -> None:
-    rejected = office.ask(route, bearer(office.read))
+def test_read_only_token_changes_nothing(api: GuardedApi, route: Route) -> None:
+    rejected = api.ask(route, bearer(api.read))
     assert (rejected.status, json.loads(rejected.body)["type"]) == (403, "urn:ratelimit-rls:problem:forbidden")
 
 
 @pytest.mark.parametrize("role", ["read", "write"])
 @pytest.mark.parametrize("route", [route for route in GUARDED if route.path.startswith(FOR_ADMINISTRATORS)], ids=str)
-def test_tokens_are_for_administrators_alone(office: Office, route: Route, role: str) -> None:
-    """Otherwise a holder of the role write could give itself a higher one."""
-    token = office.read if role == "read" else office.write
-    assert office.ask(route, bearer(token)).status == 403
+def test_tokens_are_for_administrators_alone(api: GuardedApi, route: Route, role: str) -> None:
+    """Otherwise a token with the role write could create one with a higher role."""
+    token = api.read if role == "read" else api.write
+    assert api.ask(route, bearer(token)).status == 403
 
 
 @pytest.mark.parametrize("route", READS, ids=str)
-def test_read_only_token_opens_what_only_reads(office: Office, route: Route) -> None:
-    """The request itself may be valid or not."""
-    assert office.ask(route, bearer(office.read)).status in (200, 400, 422)
+def test_read_only_token_opens_what_only_reads(api: GuardedApi, route: Route) -> None:
+    """Valid and invalid requests are treated equally."""
+    assert api.ask(route, bearer(api.read)).status in (200, 400, 422)
 
 
-def test_document_that_is_served_has_the_same_routes(office: Office) -> None:
-    assert routes(json.loads(office.send("GET", "/openapi.json", {}).body)) == DOCUMENTED
+def test_document_that_is_served_has_the_same_routes(api: GuardedApi) -> None:
+    assert routes(json.loads(api.send("GET", "/openapi.json", {}).body)) == DOCUMENTED
     assert len(GUARDED) >= 39
     assert len(CHANGES) >= 20
 
@@ -249,8 +249,8 @@ DETOURS = {
 
 
 @pytest.mark.parametrize(("method", "target"), DETOURS.values(), ids=DETOURS.keys())
-def test_detour_leads_nowhere_without_a_token(office: Office, method: str, target: str) -> None:
-    rejected = office.send(method, target, {})
+def test_detour_leads_nowhere_without_a_token(api: GuardedApi, method: str, target: str) -> None:
+    rejected = api.send(method, target, {})
     assert rejected.status in (400, 401, 404, 405)
     assert USER not in rejected.body
 
@@ -265,57 +265,57 @@ OVERRIDES: dict[str, tuple[Mapping[str, str | bytes], str]] = {
 
 
 @pytest.mark.parametrize(("headers", "query"), OVERRIDES.values(), ids=OVERRIDES.keys())
-def test_read_stays_a_read(office: Office, headers: Mapping[str, str | bytes], query: str) -> None:
-    """Whatever a client says that its request should have been."""
-    shown = office.ask(Route("GET", "/api/v1/users/{user_id}"), {**bearer(office.read), **headers}, query)
-    assert shown.status in (200, 400, 422)
-    assert office.ask(Route("GET", "/api/v1/users/{user_id}"), bearer(office.read)).status == 200
+def test_read_stays_a_read(api: GuardedApi, headers: Mapping[str, str | bytes], query: str) -> None:
+    """Headers and parameters that name another method, path or client have no effect."""
+    response = api.ask(Route("GET", "/api/v1/users/{user_id}"), {**bearer(api.read), **headers}, query)
+    assert response.status in (200, 400, 422)
+    assert api.ask(Route("GET", "/api/v1/users/{user_id}"), bearer(api.read)).status == 200
 
 
 @pytest.mark.parametrize("origin", ["https://attacker.test", "null", "http://127.0.0.1.attacker.test"])
-def test_page_of_another_origin_is_rejected_even_with_a_token(office: Office, origin: str) -> None:
+def test_page_of_another_origin_is_rejected_even_with_a_token(api: GuardedApi, origin: str) -> None:
     for route in (Route("GET", "/api/v1/users"), Route("DELETE", "/api/v1/users/{user_id}")):
-        assert office.ask(route, {**bearer(office.write), "Origin": origin}).status == 403
+        assert api.ask(route, {**bearer(api.write), "Origin": origin}).status == 403
 
 
-RESETS: dict[str, tuple[Callable[[Office], str | None], grpc.StatusCode]] = {
+RESETS: dict[str, tuple[Callable[[GuardedApi], str | None], grpc.StatusCode]] = {
     "no token": (lambda _: None, grpc.StatusCode.UNAUTHENTICATED),
     "an empty token": (lambda _: "Bearer ", grpc.StatusCode.UNAUTHENTICATED),
     "an unknown token": (lambda _: f"Bearer {new_secret('rla').text}", grpc.StatusCode.UNAUTHENTICATED),
-    "a revoked token": (lambda office: f"Bearer {office.revoked}", grpc.StatusCode.UNAUTHENTICATED),
-    "an API key": (lambda office: f"Bearer {office.api_key}", grpc.StatusCode.UNAUTHENTICATED),
+    "a revoked token": (lambda api: f"Bearer {api.revoked}", grpc.StatusCode.UNAUTHENTICATED),
+    "an API key": (lambda api: f"Bearer {api.api_key}", grpc.StatusCode.UNAUTHENTICATED),
     "part of the first token": (lambda _: f"Bearer {TOKEN[:-1]}", grpc.StatusCode.UNAUTHENTICATED),
-    "a read-only token": (lambda office: f"Bearer {office.read}", grpc.StatusCode.PERMISSION_DENIED),
+    "a read-only token": (lambda api: f"Bearer {api.read}", grpc.StatusCode.PERMISSION_DENIED),
 }
 
 
 @pytest.mark.parametrize(("credentials", "code"), RESETS.values(), ids=RESETS.keys())
 def test_counters_are_not_reset_over_grpc(
-    office: Office, credentials: Callable[[Office], str | None], code: grpc.StatusCode
+    api: GuardedApi, credentials: Callable[[GuardedApi], str | None], code: grpc.StatusCode
 ) -> None:
-    sent = credentials(office)
+    sent = credentials(api)
     metadata = (("authorization", sent),) if sent is not None else ()
-    asked = ResetRequest(identifier=USER, dimension="USER", domain="roomy").SerializeToString()
-    with grpc.insecure_channel(office.service.grpc_address) as channel, pytest.raises(grpc.RpcError) as raised:
-        channel.unary_unary(RESET_LIMIT)(asked, metadata=metadata, timeout=10)
+    request = ResetRequest(identifier=USER, dimension="USER", domain="roomy").SerializeToString()
+    with grpc.insecure_channel(api.service.grpc_address) as channel, pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary(RESET_LIMIT)(request, metadata=metadata, timeout=10)
     assert raised.value.code() is code
 
 
-def test_who_guesses_is_locked_out_and_nobody_else(office: Office) -> None:
-    liar, route = office.address(), Route("GET", "/api/v1/users")
-    statuses = [office.send("GET", route.path, bearer(new_secret("rla").text), address=liar).status for _ in range(20)]
+def test_only_the_guessing_address_is_locked_out(api: GuardedApi) -> None:
+    attacker, route = api.address(), Route("GET", "/api/v1/users")
+    statuses = [api.send("GET", route.path, bearer(new_secret("rla").text), address=attacker).status for _ in range(20)]
     assert {*statuses} == {401, 429}
     assert statuses == sorted(statuses), "once locked out, it stays so"
-    assert office.ask(route, bearer(office.read)).status == 200
-    assert office.send("GET", route.path, bearer(office.read), address=liar).status == 200, "a token in use is known"
+    assert api.ask(route, bearer(api.read)).status == 200
+    assert api.send("GET", route.path, bearer(api.read), address=attacker).status == 200, "a token in use is known"
 
 
-def test_right_token_changes_what_it_may(office: Office) -> None:
-    """A dry run: it is let in and would be done, and everything stays as it is."""
+def test_right_token_changes_what_it_may(api: GuardedApi) -> None:
+    """Sends a dry run, which succeeds and changes nothing."""
     route = Route("PUT", "/api/v1/tiers/{name}")
     body = {"limits": [yearly_limit(7)]}
-    target = route.path.format(**office.ids) + "?dry_run=true"
-    assert office.send(route.method, target, bearer(office.read), body).status == 403
-    for token in (office.write, TOKEN):
-        done = office.send(route.method, target, bearer(token), body)
+    target = route.path.format(**api.ids) + "?dry_run=true"
+    assert api.send(route.method, target, bearer(api.read), body).status == 403
+    for token in (api.write, TOKEN):
+        done = api.send(route.method, target, bearer(token), body)
         assert (done.status, json.loads(done.body)["limits"][0]["requests_per_unit"]) == (200, 7)

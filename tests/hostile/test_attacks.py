@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hostile.attacks import ATTACKS, Attack
-from tests.hostile.harness import MIB, Outcome, UnderAttack, attacked, innocent
-from tests.hostile.innocent import Innocent
+from tests.hostile.harness import MIB, Outcome, UnderAttack, attacked, well_behaved_client
+from tests.hostile.well_behaved_client import WellBehavedClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -32,8 +32,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnderAttack]:
 
 
 @pytest.fixture(scope="module")
-def calls(service: UnderAttack) -> Iterator[Innocent]:
-    with innocent(service) as client:
+def calls(service: UnderAttack) -> Iterator[WellBehavedClient]:
+    with well_behaved_client(service) as client:
         yield client
 
 
@@ -49,16 +49,16 @@ def withstands(service: UnderAttack, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("attack", AT_ONCE, ids=[attack.name for attack in AT_ONCE])
-def test_server_withstands_attack(service: UnderAttack, calls: Innocent, attack: Attack) -> None:
+def test_server_withstands_attack(service: UnderAttack, calls: WellBehavedClient, attack: Attack) -> None:
     withstands(service, attacked(service, calls, attack))
 
 
-def test_unfinished_input_times_out(service: UnderAttack, calls: Innocent) -> None:
+def test_unfinished_input_times_out(service: UnderAttack, calls: WellBehavedClient) -> None:
     """All slow attacks at once, because they take as long as the longest timeout."""
     withstands(service, attacked(service, calls, *WAITING))
 
 
-def test_attacker_loses_its_connection_but_may_reconnect(service: UnderAttack, calls: Innocent) -> None:
+def test_attacker_loses_its_connection_but_may_reconnect(service: UnderAttack, calls: WellBehavedClient) -> None:
     """It may reconnect, and is closed again."""
     (attack,) = [attack for attack in ATTACKS if attack.name == "rapid reset"]
     for _ in range(3):

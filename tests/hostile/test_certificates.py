@@ -63,7 +63,7 @@ def unsigned(
     is_ca: bool = False,
     unknown: bool = False,
 ) -> x509.CertificateBuilder:
-    """A certificate as the table below wants it. Its common name is always that of a client who is let in."""
+    """Return the builder of a certificate. Its common name is always that of an accepted client."""
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -79,8 +79,8 @@ def unsigned(
     if usages:
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     if unknown:
-        nobodys = x509.ObjectIdentifier("1.3.6.1.4.1.55555.1")
-        builder = builder.add_extension(x509.UnrecognizedExtension(nobodys, b"\x05\x00"), critical=True)
+        unknown_oid = x509.ObjectIdentifier("1.3.6.1.4.1.55555.1")
+        builder = builder.add_extension(x509.UnrecognizedExtension(unknown_oid, b"\x05\x00"), critical=True)
     return builder
 
 
@@ -91,10 +91,10 @@ def issued(
     key: PrivateKey | None = None,
     **how: object,
 ) -> bytes:
-    """A certificate and its key, in one file; made out to CLIENT unless it is said otherwise."""
+    """Return a certificate and its key in PEM; by default for CLIENT."""
     key = key or ec.generate_private_key(ec.SECP256R1())
-    asked = unsigned(key, dns(CLIENT) if names is None else names, **how)  # type: ignore[arg-type]
-    return authority.sign(asked) + pem(key)
+    request = unsigned(key, dns(CLIENT) if names is None else names, **how)  # type: ignore[arg-type]
+    return authority.sign(request) + pem(key)
 
 
 def self_signed() -> bytes:
@@ -105,7 +105,7 @@ def self_signed() -> bytes:
 
 
 def signed_by_a_client(authority: Authority) -> bytes:
-    """With the chain: a client who is let in makes a certificate, as if it were an authority."""
+    """Return a certificate signed with the certificate of an accepted client, which is not a CA, and the chain."""
     client_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     client = authority.sign(unsigned(client_key, dns("other.test")))
     issuer = x509.load_pem_x509_certificate(client).subject
@@ -117,18 +117,18 @@ def signed_by_a_client(authority: Authority) -> bytes:
 class Authorities:
     trusted: Authority
     middle: Authority
-    """An intermediate CA that the trusted one signed, and that the server trusts, too."""
+    """Intermediate CA that the trusted CA signed, and that is in the server's file of CAs."""
 
     revoked_middle: Authority
     unlisted_middle: Authority
-    """An intermediate CA that the trusted one signed, and that is not in the server's file."""
+    """Intermediate CA that the trusted CA signed, and that is not in the server's file of CAs."""
 
     stranger: Authority
     namesake: Authority
-    """Another one under the trusted one's name."""
+    """Another CA with the name of the trusted one."""
 
     revoked: bytes
-    """A certificate and its key."""
+    """Files of a certificate and its key."""
 
     @classmethod
     def new(cls, directory: Path) -> Authorities:
@@ -148,7 +148,7 @@ class Authorities:
         )
 
     def write_files(self, directory: Path) -> dict[str, object]:
-        """For a server that lets in CLIENT, GATEWAY and all below EDGE; says how it is set."""
+        """Files for a server that accepts CLIENT, GATEWAY and all SPIFFE IDs below EDGE, and its settings."""
         accepted = [self.trusted, self.middle, self.revoked_middle]
         revoked = directory / "revoked.pem"
         revoked.write_bytes(self.revoked)
@@ -168,7 +168,7 @@ class Authorities:
 
 
 class Tls(ServiceProcess):
-    """The server, and calls on connections of their own."""
+    """A server, and calls that each use a new connection."""
 
     def __init__(self, directory: Path) -> None:
         self.authorities = Authorities.new(directory)
@@ -176,19 +176,19 @@ class Tls(ServiceProcess):
         rules.write_text(RULES)
         super().__init__({"RLS_RULES": rules, **self.authorities.write_files(directory)})
 
-    def context(self, shown: bytes | None) -> ssl.SSLContext:
+    def context(self, presented: bytes | None) -> ssl.SSLContext:
         """Return the TLS context of a client that accepts short keys and weak signatures."""
         context = ssl.create_default_context(cafile=str(self.authorities.trusted.ca_path))
         context.set_alpn_protocols(["h2"])
         context.set_ciphers("DEFAULT:@SECLEVEL=0")
-        if shown is not None:
+        if presented is not None:
             path = self.directory / "shown.pem"
-            path.write_bytes(shown)
+            path.write_bytes(presented)
             context.load_cert_chain(path)
         return context
 
-    def remaining(self, shown: bytes | None, client: str) -> int | None:
-        return self.remaining_by(self.context(shown), client)
+    def remaining(self, presented: bytes | None, client: str) -> int | None:
+        return self.remaining_by(self.context(presented), client)
 
     def remaining_by(self, context: ssl.SSLContext, client: str) -> int | None:
         """Return the remaining limit after a call; None if the server closes the connection without a response."""
@@ -197,14 +197,14 @@ class Tls(ServiceProcess):
                 socket.create_connection(("127.0.0.1", self.grpc_port), timeout=TIMEOUT_S) as plain,
                 context.wrap_socket(plain, server_hostname=SERVER) as secured,
             ):
-                return _asked(secured, "https", client)
+                return _status(secured, "https", client)
         except (ssl.SSLError, ConnectionError):
             return None
 
     def remaining_in_clear(self, client: str) -> int | None:
         try:
             with socket.create_connection(("127.0.0.1", self.grpc_port), timeout=TIMEOUT_S) as plain:
-                return _asked(plain, "http", client)
+                return _status(plain, "http", client)
         except ConnectionError:
             return None
 
@@ -212,7 +212,7 @@ class Tls(ServiceProcess):
         return counts_by_reason(self, "ratelimit_abuse_total").get("unauthenticated", 0)
 
 
-def _asked(connection: socket.socket, scheme: str, client: str) -> int | None:
+def _status(connection: socket.socket, scheme: str, client: str) -> int | None:
     message = wire.rate_limit_request("tls", [[("client", client)]])
     head, _ = wire.header_blocks(scheme, SERVER, "5S")
     body = wire.frame(wire.DATA, wire.END_STREAM, 1, struct.pack(">BI", 0, len(message)) + message)
@@ -227,7 +227,7 @@ def _asked(connection: socket.socket, scheme: str, client: str) -> int | None:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
-    """One for all attacks; afterwards it still answers a client with the right certificate, whose counter is full."""
+    """One server for all attacks. Afterwards it still answers a valid client, whose counter is unused."""
     with Tls(tmp_path_factory.mktemp("certificates")) as running:
         yield running
         assert running.remaining(issued(running.authorities.trusted), "attacked") == LIMIT - 1
@@ -236,18 +236,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
 
 WRONG: dict[str, Callable[[Authorities], bytes | None]] = {
     "none": lambda _: None,
-    # Who signed it.
+    # Signatures and authorities.
     "self-signed": lambda _: self_signed(),
     "of another CA": lambda of: issued(of.stranger),
     "of another CA with the same name": lambda of: issued(of.namesake),
     "signed by a client": lambda of: signed_by_a_client(of.trusted),
-    "of an intermediate CA that is not shown": lambda of: issued(of.unlisted_middle),
+    "of an intermediate CA that is not presented": lambda of: issued(of.unlisted_middle),
     "of an intermediate CA without a revocation list": lambda of: (
         issued(of.unlisted_middle) + of.unlisted_middle.ca_path.read_bytes()
     ),
     "of a revoked intermediate CA": lambda of: issued(of.revoked_middle),
     "revoked": lambda of: of.revoked,
-    # When and what for.
+    # Validity and key usage.
     "expired": lambda of: issued(of.trusted, begins=-2 * DAY, ends=-datetime.timedelta(minutes=1)),
     "not yet valid": lambda of: issued(of.trusted, begins=datetime.timedelta(minutes=1)),
     "for servers only": lambda of: issued(of.trusted, usages=[ExtendedKeyUsageOID.SERVER_AUTH]),
@@ -255,7 +255,7 @@ WRONG: dict[str, Callable[[Authorities], bytes | None]] = {
     "with an unknown critical extension": lambda of: issued(of.trusted, unknown=True),
     "the certificate of a CA, without the name": lambda of: of.middle.ca_path.read_bytes() + of.middle.key_pem,
     "with an RSA key of 1024 bits": lambda of: issued(of.trusted, key=rsa.generate_private_key(65_537, 1024)),
-    # To whom it is made out.
+    # Subject alternative names.
     "common name alone": lambda of: issued(of.trusted, []),
     "another name": lambda of: issued(of.trusted, dns("other.test")),
     "the server's name": lambda of: issued(of.trusted, dns(SERVER)),
@@ -332,9 +332,9 @@ def test_plain_text_is_not_answered(service: Tls) -> None:
 def test_json_decides_nothing_without_a_certificate(service: Tls) -> None:
     """HTTP stays open for health alone where gRPC clients need a certificate."""
     connection = HTTPConnection("127.0.0.1", service.http_port, timeout=TIMEOUT_S)
-    asked = {"domain": "tls", "descriptors": [{"entries": [{"key": "client", "value": "attacked"}]}]}
+    request = {"domain": "tls", "descriptors": [{"entries": [{"key": "client", "value": "attacked"}]}]}
     try:
-        connection.request("POST", "/json", json.dumps(asked))
+        connection.request("POST", "/json", json.dumps(request))
         assert connection.getresponse().status == 403
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Spoofed X-Forwarded-For lists at a real server: the sender is counted under its own address all the same."""
+"""Spoofed X-Forwarded-For lists at a real server: the sender is still counted under its own address."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class RequestPath(NamedTuple):
     """Address of the last proxy before Envoy; empty: the client connects itself."""
 
     added: tuple[str, ...] = ()
-    """To the client's list, after the client's address."""
+    """Entries that proxies append to the client's list, after the client's address."""
 
     is_direct: bool = False
 
     def check(self, calls: EnvoyCalls, client: str, written: str | None = None) -> Checked:
-        """`written` is the client's own X-Forwarded-For."""
+        """Send a request whose client sent `written` as X-Forwarded-For."""
         entries = () if self.is_direct else (client, *self.added)
-        told = ", ".join(entries if written is None else (written, *entries))
-        headers = {"x-forwarded-for": told} if told or written is not None else {}
+        forwarded_for = ", ".join(entries if written is None else (written, *entries))
+        headers = {"x-forwarded-for": forwarded_for} if forwarded_for or written is not None else {}
         return calls.check(headers, peer=self.peer or client, domain=self.domain)
 
 
-WAYS = {
+PATHS = {
     "without proxies": RequestPath("direct", "", is_direct=True),
     "behind one proxy": RequestPath("one", LAST_PROXY),
     "behind two proxies": RequestPath("two", LAST_PROXY, (FIRST_PROXY, LAST_PROXY)),
@@ -72,9 +72,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     with ServiceProcess({"RLS_RULES": directory}) as running:
         yield running
         with EnvoyCalls(running.grpc_address) as calls:
-            for way in list(WAYS.values())[:4]:
+            for path in list(PATHS.values())[:4]:
                 for victim in (VICTIM, VICTIM_V6):
-                    assert way.check(calls, victim).remaining == LIMIT - 1, (way, victim)
+                    assert path.check(calls, victim).remaining == LIMIT - 1, (path, victim)
         assert "Traceback" not in running.log()
 
 
@@ -125,11 +125,11 @@ SPOOFED = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 @pytest.mark.parametrize("written", SPOOFED.values(), ids=SPOOFED.keys())
-def test_spoofed_list_does_not_change_who_is_counted(calls: EnvoyCalls, way: RequestPath, written: str) -> None:
-    honest = way.check(calls, ATTACKER)
-    spoofed = way.check(calls, ATTACKER, written)
+def test_spoofed_list_does_not_change_who_is_counted(calls: EnvoyCalls, path: RequestPath, written: str) -> None:
+    honest = path.check(calls, ATTACKER)
+    spoofed = path.check(calls, ATTACKER, written)
 
     assert spoofed.upstream["x-ratelimit-ip"] == ATTACKER
     assert spoofed.remaining == honest.remaining - 1
@@ -154,15 +154,17 @@ INCOMPLETE = {
     "the network in IPv6's notation": ("networks", "fc00::1", VICTIM, "fc00::"),
     "a word before the proxies": ("networks", LAST_PROXY, f"{VICTIM}, unknown, {FIRST_PROXY}", FIRST_PROXY),
     "40 proxies": ("networks", LAST_PROXY, ", ".join([VICTIM] + [FIRST_PROXY] * 40), FIRST_PROXY),
-    "nobody but proxies": ("networks", LAST_PROXY, f"10.9.9.9, {FIRST_PROXY}", "10.9.9.9"),
+    "only proxies": ("networks", LAST_PROXY, f"10.9.9.9, {FIRST_PROXY}", "10.9.9.9"),
 }
 
 
-@pytest.mark.parametrize(("domain", "peer", "told", "counted"), INCOMPLETE.values(), ids=INCOMPLETE.keys())
-def test_list_that_does_not_fit_the_way_is_not_believed(
-    calls: EnvoyCalls, domain: str, peer: str, told: str, counted: str
+@pytest.mark.parametrize(("domain", "peer", "forwarded_for", "counted"), INCOMPLETE.values(), ids=INCOMPLETE.keys())
+def test_x_forwarded_for_that_does_not_match_the_proxies_is_ignored(
+    calls: EnvoyCalls, domain: str, peer: str, forwarded_for: str, counted: str
 ) -> None:
-    assert calls.check({"x-forwarded-for": told}, peer=peer, domain=domain).upstream["x-ratelimit-ip"] == counted
+    assert (
+        calls.check({"x-forwarded-for": forwarded_for}, peer=peer, domain=domain).upstream["x-ratelimit-ip"] == counted
+    )
 
 
 SPELLINGS = {
@@ -181,10 +183,12 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("way", [WAYS["behind one proxy"], WAYS["without proxies"]], ids=["list", "connection"])
+@pytest.mark.parametrize("path", [PATHS["behind one proxy"], PATHS["without proxies"]], ids=["list", "connection"])
 @pytest.mark.parametrize(("spelled", "client"), SPELLINGS.values(), ids=SPELLINGS.keys())
-def test_other_spelling_is_no_other_client(calls: EnvoyCalls, way: RequestPath, spelled: str, client: str) -> None:
-    assert way.check(calls, spelled).remaining == way.check(calls, client).remaining + 1
+def test_spellings_of_an_address_are_one_client(
+    calls: EnvoyCalls, path: RequestPath, spelled: str, client: str
+) -> None:
+    assert path.check(calls, spelled).remaining == path.check(calls, client).remaining + 1
 
 
 HEADERS: dict[str, Mapping[str, str]] = {
@@ -231,9 +235,9 @@ def test_repeated_header_is_one_list(calls: EnvoyCalls, raw: list[tuple[str, byt
     assert passed.upstream["x-ratelimit-ip"] == ATTACKER
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_client_is_counted_under_its_own_address(calls: EnvoyCalls, way: RequestPath) -> None:
-    """And no two clients share a counter."""
-    first, other, again = (way.check(calls, client) for client in ("192.0.2.1", "192.0.2.2", "192.0.2.1"))
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
+def test_client_is_counted_under_its_own_address(calls: EnvoyCalls, path: RequestPath) -> None:
+    """Each client has its own counter."""
+    first, other, again = (path.check(calls, client) for client in ("192.0.2.1", "192.0.2.2", "192.0.2.1"))
     assert [one.upstream["x-ratelimit-ip"] for one in (first, other, again)] == ["192.0.2.1", "192.0.2.2", "192.0.2.1"]
     assert again.remaining == first.remaining - 1

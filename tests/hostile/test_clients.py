@@ -78,9 +78,9 @@ class Envoy(Process):
         super().__init__("envoy")
         self.port, self.admin_port = free_port(), free_port()
         configuration = envoy.configuration(self.port, free_port(), self.admin_port, service_port)
-        room = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), 4 * AT_ONCE)
+        thresholds = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), 4 * AT_ONCE)
         for cluster in configuration["static_resources"]["clusters"]:
-            cluster["circuit_breakers"] = {"thresholds": [room]}
+            cluster["circuit_breakers"] = {"thresholds": [thresholds]}
         self._config = self.directory / "envoy.json"
         self._config.write_text(json.dumps(configuration))
 

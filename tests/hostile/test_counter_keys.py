@@ -1,5 +1,8 @@
-"""Names that clients choose, at a real server on a real Redis: no choice of them reaches another caller's counter, and
-no number of them makes series, log lines or rows without bound."""
+"""Names that clients choose, at a real server on a real Redis.
+
+No name reaches the counter of another caller, and any number of names makes a bounded number of series, log lines and
+rows.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ MAX_SHARED_LINES = 12
 
 FLOOD = 5000
 MARK = "invented"
-"""Begins every name of a flood."""
+"""Prefix of every name of a flood."""
 
 RULES = f"""\
 domain: edge
@@ -55,13 +58,13 @@ descriptors:
     rate_limit: *limit
     descriptors: [{{key: user, rate_limit: *limit}}]
   - {{key: detailed, detailed_metric: true, rate_limit: *limit}}
-  - {{key: told, value_to_metric: true, rate_limit: *limit}}
+  - {{key: valued, value_to_metric: true, rate_limit: *limit}}
   - {{key: denied, descriptors: [{{key: user, rate_limit: {{unit: year, requests_per_unit: 0}}}}]}}
 """
 
 
 class Counting(ServiceWithDatabase):
-    """With bounds that a flood reaches in a moment."""
+    """Settings with bounds that a flood reaches quickly."""
 
     def __init__(self, directory: object, redis: RedisServer) -> None:
         self.database = f"{directory}/records.db"
@@ -82,7 +85,7 @@ class Counting(ServiceWithDatabase):
             return connection.execute(query).fetchall()
 
     def flood(self, messages: Sequence[bytes], *, denied: bool = False) -> None:
-        """Every message once, many at a time; each must be answered."""
+        """Send every message once, many at a time; each must be answered."""
         target = Target(("127.0.0.1", self.grpc_port))
         calls = list(map(wire.data, messages))
         with Load(target, calls, in_flight=64, connections=4, some_are_denied=denied) as load:
@@ -98,7 +101,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, redis: RedisServer) -> Iterator[Counting]:
-    """One for all attacks; afterwards it still answers an innocent caller."""
+    """One server for all attacks. Afterwards it still answers a well-behaved caller."""
     directory = tmp_path_factory.mktemp("keys")
     (directory / "edge.yaml").write_text(RULES)
     with Counting(directory, redis) as running:
@@ -118,7 +121,7 @@ def calls(service: Counting) -> Iterator[EnvoyCalls]:
 
 Entries = list[tuple[str, str]]
 LONG = "alice" * 140
-"""So long that the key of its counter has a digest in place of the end."""
+"""Value so long that the key of its counter ends in a digest."""
 
 VICTIMS: list[Entries] = [
     [("user", "alice")],
@@ -203,10 +206,10 @@ ENTRIES: dict[str, Entries] = {
 @pytest.fixture(scope="module")
 def victims_left(calls: EnvoyCalls) -> Callable[[], list[int]]:
     """Return the remaining limits of the victims, without the call that asks for them."""
-    asked = count()
+    numbers = count()
 
     def ask() -> list[int]:
-        number = next(asked)
+        number = next(numbers)
         answers = (calls.should_rate_limit("edge", victim) for victim in VICTIMS)
         return [answer.statuses[0].limit_remaining + number for answer in answers]
 
@@ -233,7 +236,7 @@ def test_value_reaches_no_other_counter(
 def test_entries_reach_no_other_counter(
     calls: EnvoyCalls, victims_left: Callable[[], list[int]], entries: Entries
 ) -> None:
-    """With a limit that comes with the request, so that any key is counted."""
+    """Sends a limit override with each call, so that any key is counted."""
     before = victims_left()
     has_a_counter_of_its_own(calls, entries, brings_limit=True)
     assert victims_left() == before
@@ -265,7 +268,7 @@ def test_request_reaches_no_other_counter(
 
 
 def test_caller_has_one_counter_however_it_asks(calls: EnvoyCalls) -> None:
-    """The same names are the same counter: what the tests above tell apart would be equal otherwise, too."""
+    """Checks the tests above: equal names do share a counter."""
     entries = [("user", "carol"), ("path", "/pay")]
     first = calls.should_rate_limit("edge", entries).statuses[0].limit_remaining
     second = calls.check({"x-user": "carol"}, path="/pay").remaining
@@ -288,8 +291,8 @@ def requests(names: Iterator[str], number: int, *entries: tuple[str, str], domai
     made = []
     for _ in range(number):
         name = next(names)
-        told = [(key.format(name), value.format(name)) for key, value in entries]
-        made.append(wire.rate_limit_request(domain.format(name), [told]))
+        filled = [(key.format(name), value.format(name)) for key, value in entries]
+        made.append(wire.rate_limit_request(domain.format(name), [filled]))
     return made
 
 
@@ -320,15 +323,17 @@ def test_new_domains_make_few_series(service: Counting, names: Iterator[str]) ->
 
 @pytest.mark.timeout(120)
 def test_names_in_metrics_are_bounded(service: Counting, names: Iterator[str]) -> None:
-    """Where the rules ask for values in names of metrics: so many, and the rest counts as one."""
+    """Rules with `detailed_metric` have a bounded number of names; all others are counted under one."""
     service.flood(requests(names, MAX_PATHS // 2, ("detailed", "{}")))
-    service.flood(requests(names, MAX_PATHS // 2 + 1000, ("told", "{}")))
+    service.flood(requests(names, MAX_PATHS // 2 + 1000, ("valued", "{}")))
     before, lines = series(service), service.debug("/stats").body.count("\n")
-    service.flood(requests(names, 1000, ("detailed", "{}")) + requests(names, 1000, ("told", "{}")))
+    service.flood(requests(names, 1000, ("detailed", "{}")) + requests(names, 1000, ("valued", "{}")))
     assert series(service) - before <= {one for one in series(service) if "_other" in one}
     assert service.debug("/stats").body.count("\n") <= lines + 20
     paths = {line.rpartition(".")[0] for line in service.debug("/stats").body.splitlines() if MARK in line}
-    assert len({path for path in paths if f"edge.detailed_{MARK}" in path or f"edge.told_{MARK}" in path}) <= MAX_PATHS
+    assert (
+        len({path for path in paths if f"edge.detailed_{MARK}" in path or f"edge.valued_{MARK}" in path}) <= MAX_PATHS
+    )
 
 
 def test_new_urls_make_no_series_and_no_log_lines(service: Counting, names: Iterator[str]) -> None:
@@ -346,7 +351,7 @@ def test_new_urls_make_no_series_and_no_log_lines(service: Counting, names: Iter
 
 
 def test_denials_of_new_names_make_few_log_lines_and_rows(service: Counting, names: Iterator[str]) -> None:
-    """All of them are counted, in the few rows that there may be in a minute."""
+    """All calls are counted, in at most MAX_ROWS rows a minute."""
     begun_s, lines = time.monotonic(), service.log().count("\n")
     service.flood(requests(names, FLOOD, ("denied", "yes"), ("user", "{}")), denied=True)
     service.flood(requests(names, FLOOD, ("user", "{}"), ("path", "/{}")))

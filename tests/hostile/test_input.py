@@ -210,7 +210,7 @@ def test_wrong_protocol_does_not_affect_others(service: ServiceProcess) -> None:
     assert service.healthcheck().status == 200
 
 
-def test_idle_connections_use_little_memory_and_block_nobody(service: ServiceProcess) -> None:
+def test_idle_connections_use_little_memory_and_do_not_block_others(service: ServiceProcess) -> None:
     silent = 400
     with unharmed(service, 96), ExitStack() as stack:
         for number in range(silent):

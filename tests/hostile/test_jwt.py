@@ -68,7 +68,7 @@ SECOND_KEY, PARTNERS_KEY, ATTACKERS_KEY = 2, 3, 4
 """Numbers of private keys; that of `accounts` under the kid 1 has none."""
 
 TOO_LONG = "too long"
-"""Marker instead of a reason: such a token is neither verified nor counted."""
+"""Marker instead of a reason: such a token is not verified and not counted."""
 
 
 @pytest.fixture(scope="module")
@@ -119,28 +119,28 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def fresh(**changed: object) -> dict[str, Any]:
-    """Claims that are good now, of the victim; None takes one away."""
+    """Return currently valid claims of the victim with these changes; None removes a claim."""
     now_s = time.time()
     return claims(**{"iat": now_s - 5, "exp": now_s + 600, "sub": VICTIM, **changed})
 
 
 def good(**changed: object) -> str:
-    """Rightly signed, whatever its claims say."""
+    """Return a token with a valid signature and these claims."""
     return signed(ES256, fresh(**changed))
 
 
 def header(**changed: object) -> str:
-    """Rightly signed and with good claims, whatever its header says."""
+    """Return a token with valid claims and signature, and this header."""
     return signed({**ES256, **changed}, fresh())
 
 
 def payload(extra: str) -> str:
-    """Rightly signed, with this JSON after the good claims."""
+    """Return a signed token with this JSON after the valid claims."""
     return signed(ES256, f"{json.dumps(fresh())[:-1]}, {extra}}}".encode())
 
 
 def expiring(exp: str) -> str:
-    """Rightly signed, with this JSON for its end."""
+    """Return a signed token whose payload ends in this JSON."""
     return signed(ES256, json.dumps(fresh(exp="@")).replace('"@"', exp).encode())
 
 
@@ -149,25 +149,25 @@ def unsigned(head: Mapping[str, object], signature: bytes = b"") -> str:
 
 
 def by_secret(secret: bytes, **changed: object) -> str:
-    """Signed with a secret, of the kid 1."""
+    """Return a token with the kid 1 that is signed with a shared secret."""
     body = f"{b64({'alg': 'HS256', 'kid': changed.pop('kid', '1')})}.{b64(fresh(**changed))}"
     return f"{body}.{b64(hmac.digest(secret, body.encode(), hashlib.sha256))}"
 
 
 def by_key(number: int, head: Mapping[str, object] | None = None, **changed: object) -> str:
-    """Signed with one of the EC keys."""
+    """Return a token that is signed with one of the EC keys."""
     headers = {"kid": "1", **(head or {})}
     return jwt.encode(fresh(**changed), private_key("ES256", number), "ES256", headers)
 
 
 def resigned(change: Callable[[bytes], bytes]) -> str:
-    """With another signature, made from the good one."""
+    """Return a token with another signature, which is made from the valid one."""
     body, _, signature = good().rpartition(".")
     return f"{body}.{b64(change(jwt.utils.base64url_decode(signature)))}"
 
 
 def respelled(change: Callable[[str, str, str], str], wanted: str = "") -> str:
-    """A good token in another spelling; `wanted` is a character that it must have."""
+    """Return a valid token in another encoding; `wanted` is a character that it must contain."""
     while True:
         token = good()
         if wanted in token:
@@ -180,7 +180,7 @@ def der(signature: bytes) -> bytes:
 
 
 def transplanted() -> str:
-    """The claims of one token with the signature of another."""
+    """Return a token with the claims of one token and the signature of another."""
     head, body, _ = good().split(".")
     return f"{head}.{body}.{good(sub='mallory').split('.')[2]}"
 
@@ -224,7 +224,7 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "signed by the attacker": (lambda: by_key(ATTACKERS_KEY), "signature"),
     "signed by another issuer under the same kid": (lambda: by_key(PARTNERS_KEY), "signature"),
     "signed by the issuer for its partner": (lambda: good(iss=PARTNER), "signature"),
-    # Which key.
+    # Key ids.
     "kid unknown": (lambda: by_key(ATTACKERS_KEY, {"kid": "attacker"}), "key"),
     "kid missing where two keys fit": (lambda: signed({"alg": "ES256"}, fresh()), "key"),
     "kid empty": (lambda: header(kid=""), "key"),
@@ -256,7 +256,7 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "compressed": (compressed, "malformed"),
     "encrypted, in five parts": (lambda: ".".join([b64({"alg": "dir", "enc": "A256GCM"}), *["AAAA"] * 4]), "malformed"),
     "a token in a token": (lambda: signed({**ES256, "cty": "JWT"}, good().encode()), "malformed"),
-    # From whom, and for whom.
+    # Issuer and audience.
     "another issuer": (lambda: good(iss="https://attacker"), "issuer"),
     "issuer with a slash more": (lambda: good(iss=ISSUER + "/"), "issuer"),
     "issuer in capitals": (lambda: good(iss=ISSUER.upper()), "issuer"),
@@ -268,7 +268,7 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "empty list of audiences": (lambda: good(aud=[]), "audience"),
     "audiences in nested lists": (lambda: good(aud=[["api"]]), "audience"),
     "audience as a key": (lambda: good(aud={"api": True}), "audience"),
-    # When.
+    # Times.
     "expired": (lambda: good(exp=time.time() - 31), "expired"),
     "expired before 1970": (lambda: good(exp=-1), "expired"),
     "not valid yet": (lambda: good(nbf=time.time() + 60), "early"),
@@ -282,7 +282,7 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "expiry NaN": (lambda: expiring("NaN"), "malformed"),
     "expiry infinite": (lambda: expiring("1e999"), "malformed"),
     "expiry of 10,000 digits": (lambda: expiring("9" * 10_000), "malformed"),
-    # Who.
+    # Subject.
     "no user": (lambda: good(sub=None), "claims"),
     "user empty": (lambda: good(sub=""), "claims"),
     "user in a list": (lambda: good(sub=[VICTIM]), "claims"),
@@ -314,7 +314,7 @@ FORGED: dict[str, tuple[Callable[[], str], str]] = {
     "claims in UTF-16": (lambda: signed(ES256, json.dumps(fresh()).encode("utf-16")), "malformed"),
     "byte order mark": (lambda: signed(ES256, b"\xef\xbb\xbf" + json.dumps(fresh()).encode()), "malformed"),
     "text behind the claims": (lambda: signed(ES256, json.dumps(fresh()).encode() + b"{}"), "malformed"),
-    # How it is written.
+    # Encoding.
     "longer than tokens may be": (lambda: good(padding="x" * MAX_TOKEN_LENGTH), TOO_LONG),
     "padded": (lambda: respelled(lambda head, body, own: f"{head}.{body}.{own}=="), "malformed"),
     "space within": (lambda: respelled(lambda head, body, own: f"{head}.{body} .{own}"), "malformed"),
@@ -373,7 +373,7 @@ UNREADABLE: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("write", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_header_without_a_readable_token_is_rejected(calls: EnvoyCalls, write: Callable[[str], str]) -> None:
-    """Where a missing one is not: who sends something has to prove it."""
+    """A missing credential is accepted by these rules, but an invalid one never is."""
     assert calls.check({"authorization": write(good())}).status == 401
 
 
@@ -400,7 +400,7 @@ def test_token_in_the_query_proves_nothing(calls: EnvoyCalls) -> None:
     assert set(passed.upstream) == {"x-ratelimit-ip"}
 
 
-def test_grpc_client_is_told_unauthenticated(calls: EnvoyCalls) -> None:
+def test_grpc_client_receives_unauthenticated(calls: EnvoyCalls) -> None:
     rejected = calls.check({**bearer(good(aud="billing")), "content-type": "application/grpc"})
     assert rejected.headers["grpc-status"] == str(UNAUTHENTICATED)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.attack_soak import MIB, Changes, Phase, main, violations  # type: ignore[attr-defined]
-from tests.hostile.innocent import Waits
+from tests.hostile.well_behaved_client import Waits
 
 SHORT = ["--minutes", "0.17", "--calm-minutes", "0.05", "--seed", "17"]
 GENEROUS = ["--busy", "--max-later-ms", "1000", "--max-growth-mib", "64"]
@@ -50,8 +50,8 @@ def phase(name: str = "attacked", *, waits: Waits = FINE, done: int = 10, mib: S
 CALM = phase("calm")
 FAULTS = {
     "nothing": (phase(), []),
-    "a call failed": (phase(waits=replace(FINE, failed=1)), ["attacked: 1 innocent calls failed"]),
-    "no call": (phase(waits=replace(FINE, calls=0)), ["attacked: 0 innocent calls failed"]),
+    "a call failed": (phase(waits=replace(FINE, failed=1)), ["attacked: 1 well-behaved calls failed"]),
+    "no call": (phase(waits=replace(FINE, calls=0)), ["attacked: 0 well-behaved calls failed"]),
     "late": (phase(waits=replace(FINE, p99_9_ms=111.0)), ["p99.9 is 101 ms above that of the calm run"]),
     "just in time": (phase(waits=replace(FINE, p99_9_ms=110.0)), []),
     "no change": (phase(done=0), ["attacked: 0 changes failed"]),

@@ -203,16 +203,16 @@ def test_reset_deletes_exactly_the_matching_counters(
     code, previewed, err = reset(domain, "user=*,path=*", "--yes")
     assert (code, previewed) == (0, ["user=b,path=/", "user=c,path=/"])
     assert "2 states of 2 descriptors" in err
-    assert "2 states forgotten" in err
+    assert "2 states reset" in err
     code, previewed, err = reset(domain, "user=b", "--penalty-only", "--yes")
     assert (code, previewed) == (0, ["user=b"])
-    assert "1 state forgotten" in err
+    assert "1 state reset" in err
     assert len(before) - len(redis_server.cli("KEYS", "*")) == 3
 
     code, previewed, err = reset(domain, "**", "--yes")
     assert len(previewed) == 11
     assert previewed[-1] == "… and 2 more descriptors"
-    assert "12 states forgotten" in err
+    assert "12 states reset" in err
     assert reset(domain, "**", "--yes")[::2] == (1, "nothing in Redis matches\n")
     assert sum(PREFIX.encode() in key for key in redis_server.cli("KEYS", "*")) == 2 * 15
     assert redis_server.cli("EXISTS", "session:7")
@@ -266,7 +266,7 @@ def test_many_counters_are_deleted_in_batches(any_redis: RedisServer, capsys: py
     )
     code, previewed, err = Reset(any_redis.address, capsys)("edge", "user=*", "--yes")
     assert (code, previewed[-1]) == (0, "… and 19990 more descriptors")
-    assert "20000 states forgotten" in err
+    assert "20000 states reset" in err
     assert any_redis.cli("DBSIZE") == 0
 
 
@@ -308,8 +308,8 @@ def _all_of_it(url: str, capsys: pytest.CaptureFixture[str], directory: Path) ->
     assert main(["peek", str(rules), *one, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["limits"][1]["left"] == 8
     assert main(["reset", str(rules), *one]) == 0
-    assert "2 states of 2 forgotten" in capsys.readouterr().err
+    assert "2 states of 2 reset" in capsys.readouterr().err
     assert main(["reset", "--redis-url", url, "--domain", "edge", "--match", "user=*", "--yes"]) == 0
     err = capsys.readouterr().err
     assert re.search(r"\d\d states of 29 descriptors", err)
-    assert "forgotten" in err
+    assert "reset" in err

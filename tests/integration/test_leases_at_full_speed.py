@@ -140,18 +140,18 @@ def test_leases_use_a_bucket_as_it_fills_with_a_fraction_of_the_redis_calls(load
 
 def test_leased_hits_are_refunded_soon_after_the_demand_stops(load_test: Load) -> None:
     """The worst case of leases: all hits were leased for calls that no longer come."""
-    told = load_test.load("roomy", seconds=2.0)
+    outcome = load_test.load("roomy", seconds=2.0)
     stopped_s = time.monotonic()
-    held = max_held = load_test.counted("roomy") - told.admitted
-    while held > 0:
+    unspent = max_unspent = load_test.counted("roomy") - outcome.admitted
+    while unspent > 0:
         assert time.monotonic() < stopped_s + 5
         time.sleep(0.002)
-        held = load_test.counted("roomy") - told.admitted
+        unspent = load_test.counted("roomy") - outcome.admitted
     back_s = time.monotonic() - stopped_s
-    rate = told.calls / told.seconds
+    rate = outcome.calls / outcome.seconds
     print(
-        f"\n  {rate:.0f} hits a second at {PROCESSES} processes; when they stopped {max_held} were held, "
-        f"{max_held / rate * 1000:.0f} ms of the demand, and all were back {back_s * 1000:.0f} ms later"
+        f"\n  {rate:.0f} hits a second at {PROCESSES} processes; when they stopped {max_unspent} were held, "
+        f"{max_unspent / rate * 1000:.0f} ms of the demand, and all were back {back_s * 1000:.0f} ms later"
     )
-    assert held == 0
-    assert max_held < 2 * rate * LEASE_S
+    assert unspent == 0
+    assert max_unspent < 2 * rate * LEASE_S

@@ -62,7 +62,7 @@ def traffic() -> Iterator[Fields]:
 class Trial(NamedTuple):
     rules: Path
     lines: list[Fields]
-    told: dict[str, object]
+    report: dict[str, object]
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +104,15 @@ def serve(service: ServiceProcess, lines: list[Fields]) -> int:
 
 @pytest.mark.parametrize("where", ["embedded", "redis"])
 def test_simulated_counts_equal_those_of_a_real_server(where: str, any_redis: RedisServer, trial: Trial) -> None:
-    rules, lines, told = trial
+    rules, lines, report = trial
     variables = {"RLS_RULES": rules, **({"REDIS_URL": any_redis.address} if where == "redis" else {})}
 
     with ServiceProcess(variables) as service:
         denied = serve(service, lines)
         counters = {name: int(number) for name, number in map(_counter, service.debug("/stats").body.splitlines())}
 
-    (rule_set,) = told["rule_sets"]  # type: ignore[misc]
-    assert told["calls"] == LINES
+    (rule_set,) = report["rule_sets"]  # type: ignore[misc]
+    assert report["calls"] == LINES
     assert rule_set["denied"] == denied  # type: ignore[has-type]
     limited = [rule for rule in rule_set["per_rule"] if rule["rule"] != "edge.user_u1"]  # type: ignore[has-type]
     assert len(limited) == 7

@@ -35,7 +35,7 @@ descriptors:
 SLOW = bytes(rate_limit_request("edge", {"slow": "x"}))
 CROWD = bytes(rate_limit_request("edge", {"crowd": "x"}))
 
-HELD = 10_000
+DELAYED = 10_000
 CONNECTIONS = 12  # of at most 1024 calls each
 MAX_KIB_EACH = 4
 """Memory of a throttled call that docs/operations.md states."""
@@ -66,11 +66,11 @@ class Methods:
         self._methods: list[aio.UnaryUnaryMultiCallable[bytes, bytes]] = [
             channel.unary_unary(SHOULD_RATE_LIMIT) for channel in self._channels
         ]
-        self._asked = 0
+        self._calls = 0
 
     def ask(self, message: bytes, timeout_s: float | None = None) -> aio.UnaryUnaryCall[bytes, bytes]:
-        self._asked += 1
-        return self._methods[self._asked % len(self._methods)](message, timeout=timeout_s)
+        self._calls += 1
+        return self._methods[self._calls % len(self._methods)](message, timeout=timeout_s)
 
     async def code(self, message: bytes, timeout_s: float | None = None) -> int:
         return int(RateLimitResponse.FromString(await self.ask(message, timeout_s)).overall_code)
@@ -88,7 +88,7 @@ async def eventually(happened: Callable[[], bool], timeout_s: float = 60) -> Non
             await asyncio.sleep(0.02)
 
 
-def held(service: ServiceProcess) -> int:
+def delayed(service: ServiceProcess) -> int:
     return service.stat("ratelimit.throttle.queue_length")
 
 
@@ -100,7 +100,7 @@ async def test_short_deadlines_are_denied_and_slots_of_disconnected_callers_reus
         assert time.monotonic() - started_s < 5  # none of them was delayed
         for number in range(3):
             call = methods.ask(SLOW)
-            await eventually(lambda: held(service) == 1)
+            await eventually(lambda: delayed(service) == 1)
             assert await methods.code(SLOW) == Code.OVER_LIMIT
             call.cancel()
             await eventually(lambda left=number + 1: service.stat("ratelimit.throttle.cancelled") == left)  # type: ignore[misc]
@@ -125,7 +125,7 @@ async def test_a_stopping_process_answers_delayed_calls(rules: Path) -> None:
     with ServiceProcess({"RLS_RULES": rules}) as service:
         async with Methods(service.grpc_address) as methods:
             codes = asyncio.gather(*(methods.code(CROWD) for _ in range(201)))
-            await eventually(lambda: held(service) > 50)
+            await eventually(lambda: delayed(service) > 50)
             service.signal(signal.SIGTERM)
             assert await codes == [Code.OK] * 201
         assert await asyncio.to_thread(service.ended) == 0
@@ -146,7 +146,7 @@ async def test_slots_of_calls_delayed_beyond_the_drain_timeout_are_refunded(
                 if stop:
                     assert await methods.code(SLOW) == Code.OK
                 call = methods.ask(SLOW)
-                await eventually(lambda watched=service: held(watched) == 1, timeout_s=5)  # type: ignore[misc]
+                await eventually(lambda watched=service: delayed(watched) == 1, timeout_s=5)  # type: ignore[misc]
                 if stop:
                     assert await asyncio.to_thread(service.stop) == 0
                     assert "not given back" not in service.log()
@@ -160,17 +160,17 @@ async def test_ten_thousand_delayed_calls_use_the_documented_memory(rules: Path)
             before = resident_kib(service.pid)
             # Plus as many as are answered while the others arrive: grpc.aio takes seconds to accept ten thousand.
             calls = []
-            while (missing := HELD - await asyncio.to_thread(held, service)) > HELD // 100:
+            while (missing := DELAYED - await asyncio.to_thread(delayed, service)) > DELAYED // 100:
                 calls += [asyncio.ensure_future(methods.ask(CROWD)) for _ in range(missing)]
                 await asyncio.sleep(missing / 2500)
-            max_held = await asyncio.to_thread(held, service)
+            max_delayed = await asyncio.to_thread(delayed, service)
             grown = resident_kib(service.pid) - before
-            print(f"{max_held} held calls, {grown / 1024:.0f} MiB, {grown / max_held:.1f} KiB each")
+            print(f"{max_delayed} held calls, {grown / 1024:.0f} MiB, {grown / max_delayed:.1f} KiB each")
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-            await eventually(lambda: held(service) == 0)
-        assert grown / max_held < MAX_KIB_EACH
+            await eventually(lambda: delayed(service) == 0)
+        assert grown / max_delayed < MAX_KIB_EACH
         assert service.stop() == 0
         assert "Traceback" not in service.log()
 

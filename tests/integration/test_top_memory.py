@@ -106,7 +106,7 @@ def test_keys_and_bytes_by_rule(memory: Memory, redis_server: RedisServer) -> No
     assert groups[others]["bytes"] > 10_000
 
 
-def test_without_rules_descriptors_are_shown_by_their_keys(memory: Memory, redis_server: RedisServer) -> None:
+def test_without_rules_descriptors_are_listed_by_their_keys(memory: Memory, redis_server: RedisServer) -> None:
     fill(redis_server.address)
     used = int(redis_server.cli("INFO", "memory")["used_memory"])
     redis_server.cli("CONFIG", "SET", "maxmemory", used * 4)

@@ -26,7 +26,7 @@ from tests.support.servers import Service
 ROOT = Path(__file__).parents[2]
 OK, OVER_LIMIT = 1, 2
 RULES = "domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1, algorithm: gcra}}]\n"
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 BASE_IMAGE = "python:3.11-slim-bookworm"
 
 
@@ -36,7 +36,7 @@ def in_the_image(image: Image, command: Sequence[str | Path]) -> list[str | Path
     if os.getuid() == 0 and shutil.which("setpriv"):
         # Read access to everything, since the interpreter, not part of the image here, may be readable by root only.
         read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-        line = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *read, *line]
+        line = ["setpriv", f"--reuid={UNPRIVILEGED_UID}", f"--regid={UNPRIVILEGED_UID}", "--clear-groups", *read, *line]
     return line
 
 
@@ -50,7 +50,7 @@ class Contained(Service):
         for directory in (self.directory, own):
             directory.chmod(0o755)
         if os.getuid() == 0:
-            os.chown(own, NOBODY, NOBODY)
+            os.chown(own, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
         nowhere = {"TMPDIR": "/nonexistent", "PATH": f"{image.at('/usr/local/bin')}:/usr/bin:/bin"}
         given = {**image.environment, **nowhere, "RLS_RUNTIME_DIR": own, **environment}
         self._environment |= {name: str(value) for name, value in given.items()}
@@ -223,7 +223,7 @@ class TestBuilt:
             request = rate_limit_request("edge", {"user": "ann"})
             assert [ask(service.grpc_address, request).overall_code for _ in range(2)] == [OK, OVER_LIMIT]
             if os.getuid() == 0:
-                assert Path(f"/proc/{service.pid}").stat().st_uid == NOBODY
+                assert Path(f"/proc/{service.pid}").stat().st_uid == UNPRIVILEGED_UID
             assert service.stop() == 0
         assert {path: path.lstat().st_mtime_ns for path in image.root.rglob("*")} == before
 

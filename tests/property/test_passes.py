@@ -76,7 +76,7 @@ def _has_limits(plans: list[DescriptorPlan]) -> bool:
 
 @st.composite
 def passing_calls(draw: st.DrawFn) -> tuple[PlanTemplate, StoreResult]:
-    """Calls with at least one limit: without one the store is not asked."""
+    """Calls with at least one limit: without one the store is not needed."""
     plans = tuple(draw(st.lists(descriptor_plans(), min_size=1, max_size=4).filter(_has_limits)))
     own = tuple(step for plan in plans for step in plan.steps)
     template = PlanTemplate("edge", True, own, plans, is_plain=True)

@@ -1,4 +1,4 @@
-"""Audit of the admissions of one limit, from the remaining hits that each admitted caller was told.
+"""Audit of the admissions of one limit, from the remaining hits that each admitted caller received.
 
 One server assigns every number once, from the limit down to 0. A number that occurs twice was assigned by two servers:
 the first counted the hit, and its successor never saw it. A missing number was counted, but its response was lost.

@@ -81,7 +81,7 @@ class Authority:
         return paths
 
     def sign(self, certificate: x509.CertificateBuilder) -> bytes:
-        """Signs whatever is asked for, as no authority should; the builder has no issuer yet. Returns PEM."""
+        """Sign any builder, which has no issuer yet. Return PEM."""
         signed = certificate.issuer_name(self._certificate.subject).sign(self._key, hashes.SHA256())
         return signed.public_bytes(serialization.Encoding.PEM)
 

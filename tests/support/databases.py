@@ -34,7 +34,7 @@ _DROP_PRIVILEGES = "import os, sys; os.setgid({gid}); os.setuid({uid}); os.execv
 class PostgresServer(Process):
     """PostgreSQL on a free loopback port. Committed data survives a crash of the server, but not of the machine.
 
-    It does not run as root; if tests do, it runs as the user `nobody`.
+    It does not run as root; if tests do, it runs as the user `unprivileged`.
     """
 
     has_last_words = False
@@ -51,10 +51,14 @@ class PostgresServer(Process):
         if os.getuid() == 0:
             import pwd
 
-            nobody = pwd.getpwnam("nobody")
-            self._prefix = [sys.executable, "-c", _DROP_PRIVILEGES.format(uid=nobody.pw_uid, gid=nobody.pw_gid)]
+            unprivileged = pwd.getpwnam("nobody")
+            self._prefix = [
+                sys.executable,
+                "-c",
+                _DROP_PRIVILEGES.format(uid=unprivileged.pw_uid, gid=unprivileged.pw_gid),
+            ]
             for path in (self.directory, password_file):
-                os.chown(path, nobody.pw_uid, nobody.pw_gid)
+                os.chown(path, unprivileged.pw_uid, unprivileged.pw_gid)
         else:
             self._prefix = []
         terms = ["--auth=scram-sha-256", "--username=postgres", f"--pwfile={password_file}", "--encoding=utf8"]

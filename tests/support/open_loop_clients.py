@@ -95,7 +95,7 @@ class OpenLoopClients:
     async def _keep_pace(self) -> None:
         """Send calls when they are due. Calls that the event loop delays are sent late, not skipped."""
         begun_s = time.monotonic()
-        under_way: set[asyncio.Task[CallRecord]] = set()
+        running: set[asyncio.Task[CallRecord]] = set()
         try:
             for number in itertools.count():
                 ahead_s = begun_s + number / self._per_second - time.monotonic()
@@ -103,10 +103,10 @@ class OpenLoopClients:
                     await asyncio.sleep(ahead_s)
                 method = self._methods[number % len(self._methods)]
                 task = asyncio.create_task(self._call(method, number % len(self._messages)))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
+                running.add(task)
+                task.add_done_callback(running.discard)
         finally:
-            await asyncio.gather(*under_way)
+            await asyncio.gather(*running)
 
     async def _call(self, method: aio.UnaryUnaryMultiCallable[bytes, bytes], message: int) -> CallRecord:
         begun_s = time.monotonic()
@@ -118,9 +118,9 @@ class OpenLoopClients:
             outcome, left = answer.overall_code, tuple(status.limit_remaining for status in answer.statuses)
         except aio.AioRpcError as error:
             outcome, details = error.code(), error.details() or ""
-        told = CallRecord(message, begun_s, time.monotonic(), outcome, left, details)
-        self.calls.append(told)
-        return told
+        record = CallRecord(message, begun_s, time.monotonic(), outcome, left, details)
+        self.calls.append(record)
+        return record
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -154,9 +154,9 @@ class PenaltyState:
             return Reading(0, 0, 0)
         recent = sum(1 for at in self.violations if at > now - penalty.within_us)
         denies = cost >= 0 and self.holds and now < self.cooldown_ends
-        told = min(recent, penalty.after + len(penalty.multipliers) - 1)
+        reported = min(recent, penalty.after + len(penalty.multipliers) - 1)
         reset = max(self.violations[-1] + penalty.within_us, self.cooldown_ends) - now
-        return Reading(told, self.cooldown_ends - now if denies else 0, max(0, reset))
+        return Reading(reported, self.cooldown_ends - now if denies else 0, max(0, reset))
 
     def record_outcome(self, penalty: Penalty, now: int, retry: int, admitted: bool) -> None:
         """Record the outcome of a call. `retry` is that of the descriptor's own limits."""
@@ -236,11 +236,11 @@ class Oracle:
         """Settle the call. `meant` is the wait of limits that deny by the rules, not because the caller cannot wait."""
         if isinstance(one.what, Penalty):
             offender = self._offender(one.key)
-            told = offender.reading(one.what, now, one.cost)
-            if one.cost > 0 and not told.retry_us:
+            reported = offender.reading(one.what, now, one.cost)
+            if one.cost > 0 and not reported.retry_us:
                 offender.record_outcome(one.what, now, 0 if -1 in meant else max(meant, default=0), admitted)
-                told = offender.reading(one.what, now, one.cost)
-            return told
+                reported = offender.reading(one.what, now, one.cost)
+            return reported
         assert isinstance(one.what, WarnAt)
         usages = [
             Fraction(1000 * (capacity - reading.left), capacity)

@@ -27,7 +27,7 @@ class PortBlock:
         self._next: Iterator[int] = itertools.cycle(self.ports)
 
     def free_port(self) -> int:
-        """Return a port that nothing listens on. It comes again only after all the others of the block."""
+        """Return a port that nothing listens on. A port is returned again only after all others of the block."""
         for port in itertools.islice(self._next, len(self.ports)):
             if (probe := _bind(port)) is not None:
                 probe.close()

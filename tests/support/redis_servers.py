@@ -118,11 +118,11 @@ class RedisSentinels:
     @property
     def master(self) -> RedisServer:
         """Return the master according to most sentinels; it may be down."""
-        ports = sorted(self._told(sentinel) for sentinel in self.sentinels if sentinel.running)
+        ports = sorted(self._reported_master(sentinel) for sentinel in self.sentinels if sentinel.running)
         port = ports[len(ports) // 2]
         return next(server for server in self.servers if server.port == port)
 
-    def _told(self, sentinel: Sentinel) -> int:
+    def _reported_master(self, sentinel: Sentinel) -> int:
         return int(sentinel.cli("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)[1])
 
     def failover(self) -> RedisServer:
@@ -133,15 +133,15 @@ class RedisSentinels:
 
     def kill_master(self) -> RedisServer:
         """Kill the master and return it."""
-        gone = self.master
-        gone.kill()
-        return gone
+        killed = self.master
+        killed.kill()
+        return killed
 
     def wait_for_another(self, before: RedisServer, but: Sequence[Sentinel] = ()) -> RedisServer:
         """Return the new master once every sentinel (except `but`) knows it and it accepts writes."""
         alive = [sentinel for sentinel in self.sentinels if sentinel.running and sentinel not in but]
-        wait_until(lambda: all(self._told(sentinel) != before.port for sentinel in alive), "another master")
-        port = self._told(alive[0])
+        wait_until(lambda: all(self._reported_master(sentinel) != before.port for sentinel in alive), "another master")
+        port = self._reported_master(alive[0])
         now = next(server for server in self.servers if server.port == port)
         wait_until(lambda: now.cli("ROLE")[0] == b"master", "the new master is one")
         return now

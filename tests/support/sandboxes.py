@@ -44,7 +44,7 @@ class Prerequisites:
     where: Where = field(default_factory=dict)
     replicas: Sequence[int] = (8081,)  # their ports in the configuration
     rules: Sequence[str] = ("rules.yaml",)
-    told: Mapping[str, str] = field(default_factory=dict)  # additional variables of verify.sh
+    variables: Mapping[str, str] = field(default_factory=dict)  # additional variables of verify.sh
 
 
 def _nothing(_: Path, __: ExitStack) -> Prerequisites:
@@ -69,8 +69,8 @@ def _two_domains(_: Path, __: ExitStack) -> Prerequisites:
 def _database(directory: Path, _: ExitStack) -> Prerequisites:
     port, token = free_port(), secrets.token_hex()
     database = {"RLS_DATABASE_URL": f"sqlite:///{directory}/records.db"}
-    told = {"API": f"http://127.0.0.1:{port}", "TOKEN": token}
-    return Prerequisites({**database, "RLS_ADMIN_PORT": port, "RLS_ADMIN_TOKEN": token}, told=told)
+    variables = {"API": f"http://127.0.0.1:{port}", "TOKEN": token}
+    return Prerequisites({**database, "RLS_ADMIN_PORT": port, "RLS_ADMIN_TOKEN": token}, variables=variables)
 
 
 def _cluster(_: Path, stack: ExitStack) -> Prerequisites:
@@ -166,7 +166,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self._environment = environment or {}
         self._reword = reword
         self._where = where or {}
-        self._told: Mapping[str, str] = {}
+        self._variables: Mapping[str, str] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -176,7 +176,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rls-sandbox-")))
             needs = PREREQUISITES.get(self.folder.name, _nothing)(directory, stack)
-            self._told = needs.told
+            self._variables = needs.variables
             rules = [directory / name for name in needs.rules]
             for path in rules:
                 path.write_text(self._reword((self.folder / path.name).read_text()))
@@ -205,7 +205,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             "ENVOY": self.envoy.url,
             "ADMIN": f"http://127.0.0.1:{self.envoy.admin_port}",
             "DEBUG": f"http://127.0.0.1:{self.services[0].debug_port}",
-            **self._told,
+            **self._variables,
         }
 
     def verify(self) -> subprocess.CompletedProcess[str]:

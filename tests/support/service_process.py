@@ -64,7 +64,7 @@ class ServiceProcess(Service):
         return list(filter(alive, named))
 
     @staticmethod
-    def wait_until_gone(pids: list[int], timeout_s: float = STOP_TIMEOUT_S) -> None:
+    def wait_until_exited(pids: list[int], timeout_s: float = STOP_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while any(map(alive, pids)):
             assert time.monotonic() < deadline, f"still there after {timeout_s} s: {list(filter(alive, pids))}"

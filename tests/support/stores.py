@@ -166,8 +166,10 @@ long_step = partial(step, unit=Unit.YEAR)
 
 def call(*ops: KeyedOp, quota_passes: bool = False, shadow_mode: bool = False) -> Plan:
     descriptor_plans = tuple(DescriptorPlan(None, (one.step,), 1) for one in ops)
-    outline = PlanTemplate("domain", True, tuple(one.step for one in ops), descriptor_plans, quota_passes, shadow_mode)
-    return Plan(outline, tuple(one.key for one in ops))
+    plan_template = PlanTemplate(
+        "domain", True, tuple(one.step for one in ops), descriptor_plans, quota_passes, shadow_mode
+    )
+    return Plan(plan_template, tuple(one.key for one in ops))
 
 
 class MonitoredDescriptor(NamedTuple):

@@ -68,21 +68,24 @@ class TcpProxy:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward in both directions until one side closes."""
         behind, ahead = await asyncio.open_connection("127.0.0.1", self.server.port)
-        ways = [asyncio.create_task(self._asked(reader, ahead)), asyncio.create_task(self._said(behind, writer))]
+        directions = [
+            asyncio.create_task(self._forward(reader, ahead)),
+            asyncio.create_task(self._return(behind, writer)),
+        ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
             ahead.transport.abort()
 
-    async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):
             writer.write(data)
             await writer.drain()
 
-    async def _said(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _return(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward responses, each after its own delay: the network has latency, not low bandwidth."""
         due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         async with asyncio.TaskGroup() as both:

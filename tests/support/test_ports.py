@@ -15,7 +15,7 @@ def test_two_processes_never_share_a_block() -> None:
         assert not set(one.ports) & set(other.ports)
 
 
-def test_port_comes_again_only_after_all_the_others() -> None:
+def test_port_is_reused_only_after_all_others() -> None:
     with closing(PortBlock()) as block:
         ports = [block.free_port() for _ in range(300)]
 

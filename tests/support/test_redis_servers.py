@@ -65,9 +65,9 @@ def test_node_joins_a_cluster_and_takes_a_slot(cluster: RedisCluster) -> None:
 @pytest.mark.slow
 def test_replica_takes_over_from_a_killed_cluster_node() -> None:
     with RedisCluster(list(redis_binaries().values())[-1], replicas=1, password="s3cret") as cluster:
-        gone = cluster.node_of("k")
-        cluster.kill(gone)
-        wait_until(lambda: cluster.node_of("k") is not gone, "a replica has taken over")
+        killed = cluster.node_of("k")
+        cluster.kill(killed)
+        wait_until(lambda: cluster.node_of("k") is not killed, "a replica has taken over")
         cluster.wait_until_ok()
         assert cluster.nodes.index(cluster.node_of("k")) >= 3
 
@@ -76,8 +76,8 @@ def test_replica_takes_over_from_a_killed_cluster_node() -> None:
 def test_replica_takes_over_from_a_killed_master() -> None:
     with RedisSentinels(replicas=2) as sentinels:
         assert sentinels.url.split(",")[0] == "main"
-        gone = sentinels.kill_master()
-        assert sentinels.wait_for_another(gone) in sentinels.servers[1:]
+        killed = sentinels.kill_master()
+        assert sentinels.wait_for_another(killed) in sentinels.servers[1:]
 
 
 def test_slow_proxy_delays_responses(any_redis: RedisServer) -> None:

@@ -123,13 +123,13 @@ class AdsServer:
         """Return the requests of all streams, in the order of the streams."""
         return [request for stream in list(self.streams) for request in list(stream.requests)]
 
-    def wait_for(self, met: Callable[[DiscoveryRequest], bool], what: str = "") -> DiscoveryRequest:
+    def wait_for(self, matches: Callable[[DiscoveryRequest], bool], what: str = "") -> DiscoveryRequest:
         """Return the first request that satisfies a condition; waits for it."""
         deadline = time.monotonic() + PATIENCE_S
         with self._news:
             while True:
                 for request in self.requests:
-                    if met(request):
+                    if matches(request):
                         return request
                 if not self._news.wait(deadline - time.monotonic()):
                     raise AssertionError(f"no such request {what} among {self.requests}")

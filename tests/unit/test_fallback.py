@@ -213,10 +213,10 @@ def test_local_reports_the_configured_limit_and_counts_the_share() -> None:
 def test_local_throttling_delays_and_refunds(key: str) -> None:
     setup = Setup(OnStoreFailure.LOCAL, 2)  # a slot every two seconds
     assert setup.decision(key).wait_us == 0
-    held = setup.decision(key)
-    assert held.wait_us == 2_000_000
+    delayed = setup.decision(key)
+    assert delayed.wait_us == 2_000_000
     assert setup.decision(key, wait_us=1_000_000).code is Code.OVER_LIMIT
-    setup.give_back(held, key)
+    setup.give_back(delayed, key)
     assert setup.decision(key).wait_us == 2_000_000
 
 
@@ -226,9 +226,9 @@ def test_the_local_store_is_created_on_demand_and_bounded(monkeypatch: pytest.Mo
     assert not list(setup.fallback.gauges())
     for number in range(4_000):
         setup.ask("user", value=f"{number:050}")
-    held = dict(setup.fallback.gauges())
-    assert 50_000 < held["ratelimit.fallback.size"] <= 2**18
-    assert held["ratelimit.fallback.evictions"] > 0
+    delayed = dict(setup.fallback.gauges())
+    assert 50_000 < delayed["ratelimit.fallback.size"] <= 2**18
+    assert delayed["ratelimit.fallback.evictions"] > 0
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_undecided_calls_are_redis_errors_by_kind(error: StoreError, kind: str) 
     assert setup.counted == {"allow": 1, **errors}
 
 
-def test_an_unknown_state_is_logged_with_its_key_and_is_no_outage(turn: Callable[[float], None]) -> None:
+def test_an_unknown_state_is_logged_with_its_key_and_is_not_an_outage(turn: Callable[[float], None]) -> None:
     setup = Setup(OnStoreFailure.ALLOW)
     with capture_logs() as lines:
         for _ in range(3):

@@ -59,12 +59,12 @@ def test_text_is_key_value_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "ours"),
+    ("level", "expected"),
     [("panic", 1), ("fatal", 1), ("error", 2), ("warn", 3), ("WARNING", 3), ("info", 4), ("debug", 5), ("Trace", 5)],
 )
-def test_every_log_level_passes_its_own_messages(level: str, ours: int) -> None:
+def test_every_log_level_passes_its_own_messages(level: str, expected: int) -> None:
     assert level.lower() in LOG_LEVELS
-    assert sum("msg=serving" in line for line in logged(level, "text")) == ours
+    assert sum("msg=serving" in line for line in logged(level, "text")) == expected
 
 
 def test_critical_is_called_fatal() -> None:

@@ -49,7 +49,7 @@ TRACING_SAMPLING_RATE
 # Set by other projects for envoyproxy/ratelimit, although the version compared with does not read them.
 NEIGHBOURS = {"GRPC_SERVER_TLS_CA_CERT", "REDIS_POOL_ON_EMPTY_WAIT_DURATION", "USE_CALENDAR_MONTH_RATE_LIMIT"}
 
-OURS = {
+OWN_SETTINGS = {
     "RLS_DATABASE_URL": "",
     "RLS_DATABASE_POLL": "30s",
     "RLS_SNAPSHOT_FILE": "",
@@ -134,12 +134,12 @@ def test_every_variable_of_ratelimit_is_a_setting() -> None:
 
 
 def test_there_are_no_other_settings() -> None:
-    assert {name.upper() for name in Settings.model_fields} == {*REFERENCE, *NEIGHBOURS, *OURS}
+    assert {name.upper() for name in Settings.model_fields} == {*REFERENCE, *NEIGHBOURS, *OWN_SETTINGS}
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", OWN_SETTINGS)
 def test_defaults_of_our_settings(name: str) -> None:
-    assert next(variable.default for variable in VARIABLES if variable.name == name) == OURS[name]
+    assert next(variable.default for variable in VARIABLES if variable.name == name) == OWN_SETTINGS[name]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_defaults_of_ratelimit_settings(name: str, default: str) -> None:
         ("REDIS_URL", ""),
     ],
 )
-def test_shown_default_is_what_applies_if_the_variable_is_not_set(name: str, effective: str) -> None:
+def test_documented_default_applies_if_the_variable_is_not_set(name: str, effective: str) -> None:
     assert next(variable.effective_default for variable in VARIABLES if variable.name == name) == effective
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ratelimit_rls.telemetry.instruments import BY_NAME, DURATIONS_S, Instrument, InstrumentKind
 from tools.dashboards.grafana import Choice
 
-OURS = 'namespace=~"$namespace",job=~"$job",pod=~"$pod",instance=~"$instance"'
+SELECTED = 'namespace=~"$namespace",job=~"$job",pod=~"$pod",instance=~"$instance"'
 
 WHO = (
     Choice("namespace", "Namespace", "label_values(ratelimit_build, namespace)"),
@@ -102,7 +102,7 @@ def _counter(name: str, where: str) -> str:
 
 
 def _selected(instrument: Instrument, suffix: str, where: str) -> str:
-    return f"{instrument.prometheus}{suffix}{{{OURS}{',' if where else ''}{where}}}"
+    return f"{instrument.prometheus}{suffix}{{{SELECTED}{',' if where else ''}{where}}}"
 
 
 def _sum(expression: str, by: Sequence[str], how: str = "sum") -> str:

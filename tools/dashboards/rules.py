@@ -20,7 +20,7 @@ WHICH = (
 DECISIONS = "ratelimit.decisions"
 EACH_RULE = ("ratelimit.domain", "ratelimit.rule")
 RULE_LEGEND = "{{ratelimit_domain}} {{ratelimit_rule}}"
-SHOWN = 10
+TOP = 10
 LISTED = 20
 
 
@@ -30,7 +30,7 @@ def decided(outcome: str) -> str:
 
 def busiest(name: str, where: str = CHOSEN) -> tuple[Query, ...]:
     """Return a query for the rules with the highest rate."""
-    return (Query(most(SHOWN, per_second(name, where, by=EACH_RULE)), RULE_LEGEND),)
+    return (Query(most(TOP, per_second(name, where, by=EACH_RULE)), RULE_LEGEND),)
 
 
 def listed(outcome: str) -> tuple[Query, ...]:
@@ -62,7 +62,7 @@ DENYING = Row(
             (
                 Query(
                     most(
-                        SHOWN,
+                        TOP,
                         f"{per_second(DECISIONS, decided('over_limit'), by=EACH_RULE)}"
                         f" / {per_second(DECISIONS, CHOSEN, by=EACH_RULE)}",
                     ),
@@ -88,7 +88,7 @@ SOON = Row(
             "ops",
             (
                 Query(
-                    most(SHOWN, per_second("ratelimit.warning_states", CHOSEN, by=[*EACH_RULE, "ratelimit.state"])),
+                    most(TOP, per_second("ratelimit.warning_states", CHOSEN, by=[*EACH_RULE, "ratelimit.state"])),
                     RULE_LEGEND + " {{ratelimit_state}}",
                 ),
             ),
@@ -137,7 +137,7 @@ UNMET = Row(
             (
                 Query(
                     most(
-                        SHOWN,
+                        TOP,
                         per_second(
                             DECISIONS,
                             f'{OF_THE_DOMAIN},ratelimit_outcome="no_rule"',
@@ -156,7 +156,7 @@ UNMET = Row(
             "ops",
             (
                 Query(
-                    most(SHOWN, per_second("ratelimit.unknown_domains", by=["ratelimit.domain"])),
+                    most(TOP, per_second("ratelimit.unknown_domains", by=["ratelimit.domain"])),
                     "{{ratelimit_domain}}",
                 ),
             ),

@@ -56,7 +56,7 @@ and `message`, or, for a rules document, with `file`, `line`, `column` and `mess
 | 403 | `forbidden` | the role of the token does not suffice, or the request is cross-origin |
 | 404 | `not-found` | no such resource or path |
 | 405 | `method-not-allowed` | `Allow` lists the allowed methods |
-| 409 | `conflict`, `secret-told-once` | a name is taken, or a resource is in use; the secret was already returned |
+| 409 | `conflict`, `secret-already-returned` | a name is taken or a resource in use; the secret was returned before |
 | 412 | `stale` | the resource was modified; `ETag` has its current version |
 | 408, 431 | | the request took too long; it has more than 100 header fields or 16 KiB of headers; plain text |
 | 413 | `too-large` | the body has more than 1 MiB |
@@ -113,7 +113,7 @@ def _operation(method: str, path: str, operation: dict[str, Any], document: dict
     good = [status for status in operation["responses"] if status.startswith(("2", "3"))]
     bad = [status for status in operation["responses"] if not status.startswith(("2", "3"))]
     errors = f"; {', '.join(sorted(bad))}" if bad else ""
-    yield from ("", f"Responses: {', '.join(good)}{_shown(operation, good[0])}{errors}.")
+    yield from ("", f"Responses: {', '.join(good)}{_response_type(operation, good[0])}{errors}.")
 
 
 def _role(operation: dict[str, Any]) -> str:
@@ -139,8 +139,8 @@ def _body(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
 
 def _row(name: str, schema: dict[str, Any], meaning: str, *, is_needed: bool) -> str:
     default = schema.get("default")
-    shown = "required" if is_needed else f"`{str(default).lower()}`" if default not in (None, "", []) else ""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (name, _kind(schema), shown, meaning)) + " |"
+    default_text = "required" if is_needed else f"`{str(default).lower()}`" if default not in (None, "", []) else ""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (name, _kind(schema), default_text, meaning)) + " |"
 
 
 def _kind(schema: dict[str, Any]) -> str:
@@ -158,7 +158,7 @@ def _kind(schema: dict[str, Any]) -> str:
     return str(schema.get("type", "anything"))
 
 
-def _shown(operation: dict[str, Any], status: str) -> str:
+def _response_type(operation: dict[str, Any], status: str) -> str:
     content = operation["responses"][status].get("content", {}).get("application/json", {})
     name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
     if name.endswith(_PAGE):

@@ -17,7 +17,7 @@ PORT: {{ .Values.ports.http | quote }}
 GRPC_PORT: {{ .Values.ports.grpc | quote }}
 DEBUG_PORT: {{ .Values.ports.debug | quote }}
 RLS_RUNTIME_DIR: /run/rls
-RLS_REPLICAS: {{ include "ratelimit-rls.mostReplicas" . | quote }}
+RLS_REPLICAS: {{ include "ratelimit-rls.maxReplicas" . | quote }}
 RLS_DRAIN_TIMEOUT: {{ .Values.drain.timeoutSeconds | int64 }}s
 {{- if ne .Values.mode "sidecar" }}
 RLS_DRAIN_DELAY: {{ .Values.drain.delaySeconds | int64 }}s

@@ -103,7 +103,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{/* Not empty if there is an external Redis. */}}
-{{- define "ratelimit-rls.otherRedis" -}}
+{{- define "ratelimit-rls.externalRedis" -}}
 {{- if or .Values.redis.url .Values.redis.existingSecret.name (include "ratelimit-rls.setting" (list . "REDIS_PERSECOND_URL")) -}}true{{- end -}}
 {{- end -}}
 
@@ -139,12 +139,12 @@ ConfigMap and replace the pods, also in charts that include the templates.
 {{- end -}}
 
 {{/* Maximum number of pods, by which `local` divides limits. */}}
-{{- define "ratelimit-rls.mostReplicas" -}}
+{{- define "ratelimit-rls.maxReplicas" -}}
 {{- .Values.autoscaling.enabled | ternary .Values.autoscaling.maxReplicas .Values.replicaCount | int -}}
 {{- end -}}
 
 {{/* Minimum number of pods, which determines whether a disruption budget makes sense. */}}
-{{- define "ratelimit-rls.leastReplicas" -}}
+{{- define "ratelimit-rls.minReplicas" -}}
 {{- .Values.autoscaling.enabled | ternary .Values.autoscaling.minReplicas .Values.replicaCount | int -}}
 {{- end -}}
 
@@ -159,7 +159,7 @@ ConfigMap and replace the pods, also in charts that include the templates.
 {{- end -}}
 
 {{/* Common pod specification of all pods of this chart (not of Envoy's). */}}
-{{- define "ratelimit-rls.ownPod" -}}
+{{- define "ratelimit-rls.podSpec" -}}
 automountServiceAccountToken: false
 # Variables that Kubernetes creates for Services, such as GRPC_PORT of a Service called grpc, would be read as settings.
 enableServiceLinks: false

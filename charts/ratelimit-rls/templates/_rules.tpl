@@ -4,21 +4,21 @@
 Strings of a mapping that YAML has parsed as another type, one per line. The original text (007, on, 1.10) cannot be
 recovered from the parsed value (7, true, 1.1), so it is rejected.
 */}}
-{{- define "ratelimit-rls.notTexts" -}}
+{{- define "ratelimit-rls.nonStrings" -}}
 {{- $path := index . 0 -}}
 {{- $node := index . 1 -}}
 {{- if kindIs "map" $node -}}
 {{- range $key, $value := $node -}}
 {{- $own := printf "%s.%s" $path $key -}}
 {{- if or (kindIs "map" $value) (kindIs "slice" $value) -}}
-{{- include "ratelimit-rls.notTexts" (list $own $value) -}}
+{{- include "ratelimit-rls.nonStrings" (list $own $value) -}}
 {{- else if and (has $key (list "domain" "key" "value" "name" "cidr" "prefix" "regex")) (not (kindIs "string" $value)) (not (kindIs "invalid" $value)) -}}
 {{ printf "%s is not text but %s" $own (include "ratelimit-rls.text" $value) }}
 {{ end -}}
 {{- end -}}
 {{- else if kindIs "slice" $node -}}
 {{- range $index, $value := $node -}}
-{{- include "ratelimit-rls.notTexts" (list (printf "%s[%d]" $path $index) $value) -}}
+{{- include "ratelimit-rls.nonStrings" (list (printf "%s[%d]" $path $index) $value) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -27,7 +27,7 @@ recovered from the parsed value (7, true, 1.1), so it is rejected.
 Request of the test pod, as JSON {domain, entries}: the first descriptor of `descriptors.inline` that certainly has a
 limit. Empty if there is none, or if the rules are outside the chart.
 */}}
-{{- define "ratelimit-rls.questionOfRules" -}}
+{{- define "ratelimit-rls.requestFromRules" -}}
 {{- $found := dict -}}
 {{- if include "ratelimit-rls.exampleRules" . -}}
 {{- $found = dict "domain" "demo" "entries" (list "user=helm-test") -}}

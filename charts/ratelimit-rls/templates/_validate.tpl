@@ -4,7 +4,7 @@ alone may be is in values.schema.json.
 */}}
 
 {{/* Settings that have a value of their own, which other objects depend on, too. */}}
-{{- define "ratelimit-rls.hasAValue" -}}
+{{- define "ratelimit-rls.settingsWithValue" -}}
 PORT: ports.http
 GRPC_PORT: ports.grpc
 GRPC_UDS: mode=sidecar and sidecar.socketDirectory
@@ -49,7 +49,7 @@ RLS_HTTP_UDS: ports.http (probes need a port)
 {{- end -}}
 
 {{/* Settings that the chart reads, so that it must see them. */}}
-{{- define "ratelimit-rls.isRead" -}}
+{{- define "ratelimit-rls.settingsOfChart" -}}
 {{- list "CONFIG_TYPE" "RLS_WORKERS" "RLS_OTLP_METRICS" "TRACING_ENABLED" "USE_STATSD" "USE_DOG_STATSD" "RLS_ADMIN_AUTH" "RLS_ARCHIVE" | toJson -}}
 {{- end -}}
 
@@ -81,12 +81,12 @@ RLS_HTTP_UDS: ports.http (probes need a port)
 {{- end -}}
 
 {{- range $name, $rules := .Values.descriptors.inline -}}
-{{- range include "ratelimit-rls.notTexts" (list (printf "descriptors.inline.%s" $name) $rules) | splitList "\n" | compact -}}
+{{- range include "ratelimit-rls.nonStrings" (list (printf "descriptors.inline.%s" $name) $rules) | splitList "\n" | compact -}}
 {{- $wrong = append $wrong (printf "%s after YAML parsing; quote it, or pass the file as a string" .) -}}
 {{- end -}}
 {{- end -}}
 
-{{- $owned := include "ratelimit-rls.hasAValue" . | fromYaml -}}
+{{- $owned := include "ratelimit-rls.settingsWithValue" . | fromYaml -}}
 {{- range $name, $value := default dict .Values.settings -}}
 {{- if hasKey $owned $name -}}
 {{- $wrong = append $wrong (printf "settings.%s: use %s" $name (get $owned $name)) -}}
@@ -107,7 +107,7 @@ RLS_HTTP_UDS: ports.http (probes need a port)
 {{- $wrong = append $wrong (printf "extraEnv: %s is set by %s already; a variable can be given once" .name (default "settings" $instead)) -}}
 {{- else if and $instead (not (hasPrefix "extraEnv" $instead)) -}}
 {{- $wrong = append $wrong (printf "extraEnv: %s: use %s" .name $instead) -}}
-{{- else if or (has .name (include "ratelimit-rls.isRead" $ | fromJsonArray)) (and (eq .name "REDIS_PERSECOND_URL") (hasKey . "value")) -}}
+{{- else if or (has .name (include "ratelimit-rls.settingsOfChart" $ | fromJsonArray)) (and (eq .name "REDIS_PERSECOND_URL") (hasKey . "value")) -}}
 {{- $wrong = append $wrong (printf "extraEnv: %s: use settings.%s, which the chart reads" .name .name) -}}
 {{- end -}}
 {{- $_ := set $seen .name true -}}
@@ -136,7 +136,7 @@ RLS_HTTP_UDS: ports.http (probes need a port)
 {{- if and .Values.redis.tls.certKey (not .Values.redis.tls.existingSecret) -}}
 {{- $wrong = append $wrong "redis.tls.certKey: needs redis.tls.existingSecret" -}}
 {{- end -}}
-{{- if and (not $sidecar) (not $redis) (gt (include "ratelimit-rls.mostReplicas" . | int) 1) -}}
+{{- if and (not $sidecar) (not $redis) (gt (include "ratelimit-rls.maxReplicas" . | int) 1) -}}
 {{- $wrong = append $wrong "replicaCount, autoscaling: more than one pod needs redis.url (or redis.existingSecret or redis.deploy.enabled); without Redis each would admit the whole limit" -}}
 {{- end -}}
 {{- if and (not $redis) (gt $workers 1) -}}
@@ -199,7 +199,7 @@ RLS_HTTP_UDS: ports.http (probes need a port)
 {{- $wrong = append $wrong "autoscaling: needs targetCPUUtilizationPercentage or metrics" -}}
 {{- end -}}
 {{- end -}}
-{{- $least := include "ratelimit-rls.leastReplicas" . | int -}}
+{{- $least := include "ratelimit-rls.minReplicas" . | int -}}
 {{- if and .Values.podDisruptionBudget.enabled (not $sidecar) (gt $least 1) -}}
 {{- $minAvailable := include "ratelimit-rls.text" .Values.podDisruptionBudget.minAvailable -}}
 {{- if not (or $minAvailable (include "ratelimit-rls.text" .Values.podDisruptionBudget.maxUnavailable)) -}}
@@ -221,7 +221,7 @@ RLS_HTTP_UDS: ports.http (probes need a port)
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (include "ratelimit-rls.otherRedis" .) (not $open) -}}
+{{- if and (include "ratelimit-rls.externalRedis" .) (not $open) -}}
 {{- $wrong = append $wrong "networkPolicy.redisPorts: is empty, so Redis would be unreachable" -}}
 {{- end -}}
 {{- if and $database (not .Values.networkPolicy.databasePorts) -}}

@@ -166,7 +166,7 @@ class ChangeRequest:
         if created is not None:
             error = ApiError(
                 409,
-                "secret-told-once",
+                "secret-already-returned",
                 f"this request was carried out before and created {created}; its secret was only in that response",
                 headers={REPLAYED: "true"},
                 id=created,

@@ -74,10 +74,11 @@ class ExtAuthzCodec(Codec[CheckContext]):
         if identity is None:
             check = CheckContext(mapping, request_id, is_grpc)
         else:
-            attrs.caller, rejection = authenticate(attrs, identity, self.verifier, time())
+            caller, rejection = authenticate(attrs, identity, self.verifier, time())
+            attrs = attrs.of(caller)
             address = client_address(mapping.client_ip, attrs) or ""
             # Also for denials: in the global shadow mode they are allowed, and forged headers must still be removed.
-            check = CheckContext(mapping, request_id, is_grpc, attrs.caller, address, identity.hidden)
+            check = CheckContext(mapping, request_id, is_grpc, caller, address, identity.hidden)
         if attrs.has_control_in_path:
             return PreparedRequest(self.limiter.reject(_address_request(domain, mapping, attrs), MALFORMED_PATH), check)
         if rejection is not None:

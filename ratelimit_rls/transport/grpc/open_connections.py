@@ -16,8 +16,8 @@ import structlog
 
 from ratelimit_rls.h2.config import Config
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
+from ratelimit_rls.transport.grpc.options import ServerLimits
 from ratelimit_rls.transport.grpc.protocol import GrpcProtocol
-from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 from ratelimit_rls.transport.peers import ConnectionLimits, peer_group
 
 EVICTION_INTERVAL_S = 0.02

@@ -1,12 +1,23 @@
-"""Options of the gRPC port."""
+"""Options of the gRPC port, and limits on what all of its clients together may use."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from ratelimit_rls.h2.config import Timeouts
 from ratelimit_rls.tls.certificates import TlsFiles
 from ratelimit_rls.transport.call_budget import CallBudget
-from ratelimit_rls.transport.grpc.server_limits import ServerLimits
+
+
+class ServerLimits(NamedTuple):
+    """Limits of one process. For connections, 0 means no limit; bytes and streams are always limited."""
+
+    max_connections: int = 4096
+    max_connections_per_peer: int = 2048
+    max_streams: int = 65_536
+    max_unfinished_bytes: int = 32 * 2**20
+    timeouts: Timeouts = Timeouts()
 
 
 @dataclass(frozen=True, slots=True)

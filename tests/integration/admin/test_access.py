@@ -1,4 +1,4 @@
-"""Authentication and authorization of every operation in the OpenAPI document, so that none is forgotten."""
+"""Authentication and authorization of every operation in the OpenAPI document, so that none is missed."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ async def test_each_role_allows_its_operations_only(sqlite_api: AdminApi) -> Non
 
 async def test_failed_logins_are_limited_by_address(sqlite_api: AdminApi) -> None:
     token = await sqlite_api.token("read")
-    liar = sqlite_api.client(new_secret("rla").text, address="2001:db8::1")
+    attacker = sqlite_api.client(new_secret("rla").text, address="2001:db8::1")
     for _ in range(FAILED_LOGINS_PER_MINUTE):
-        assert (await liar.get("/sources")).status_code == 401
-    locked_out = await liar.get("/sources")
+        assert (await attacker.get("/sources")).status_code == 401
+    locked_out = await attacker.get("/sources")
     assert (locked_out.status_code, locked_out.json()["type"]) == (429, "urn:ratelimit-rls:problem:too-many-requests")
     assert 1 <= int(locked_out.headers["retry-after"]) <= 120  # bounds of a sliding window
     # A valid token that was not used recently is rejected unverified, also from a neighbouring address.
@@ -113,10 +113,10 @@ async def test_failed_logins_are_limited_by_address(sqlite_api: AdminApi) -> Non
 
 
 async def lock_out(api: AdminApi) -> None:
-    liar = api.client(new_secret("rla").text)
+    attacker = api.client(new_secret("rla").text)
     for _ in range(FAILED_LOGINS_PER_MINUTE):
-        await liar.get("/sources")
-    assert (await liar.get("/sources")).status_code == 429
+        await attacker.get("/sources")
+    assert (await attacker.get("/sources")).status_code == 429
 
 
 @pytest.mark.slow
@@ -157,9 +157,9 @@ async def test_locked_out_address_causes_no_database_query(sqlite_api: AdminApi)
 
 
 async def test_missing_token_is_not_a_failed_login(sqlite_api: AdminApi) -> None:
-    nobody = sqlite_api.client(None)
-    for said in ({}, {"Authorization": "Basic YTpi"}, {"Authorization": "Bearer "}) * FAILED_LOGINS_PER_MINUTE:
-        assert (await nobody.get("/sources", headers=said)).status_code == 401
+    anonymous = sqlite_api.client(None)
+    for wrong_headers in ({}, {"Authorization": "Basic YTpi"}, {"Authorization": "Bearer "}) * FAILED_LOGINS_PER_MINUTE:
+        assert (await anonymous.get("/sources", headers=wrong_headers)).status_code == 401
     assert (await sqlite_api.client(new_secret("rla").text).get("/sources")).status_code == 401
 
 

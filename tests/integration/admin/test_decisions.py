@@ -77,7 +77,7 @@ async def test_reset_clears_counters_and_is_audited(sqlite_api: AdminApi, sqlite
     assert (await sqlite_admin.post("/decisions/check", json=descriptors_body("path", "/a"))).json()["code"] == "ok"
     rows = (await sqlite_admin.get("/audit", params={"kind": "counters"})).json()["items"]
     assert [(row["action"], row["subject"], row["after"]) for row in rows] == [
-        ("reset", "edge", {"descriptors": ["path=/a"], "forgotten": forgotten}) for forgotten in (1, 1)
+        ("reset", "edge", {"descriptors": ["path=/a"], "counters_reset": deleted}) for deleted in (1, 1)
     ]
     reader = sqlite_api.client(await sqlite_api.token("read"))
     assert (await reader.post("/counters/reset", json=descriptors_body("path", "/a"))).status_code == 403
@@ -113,7 +113,7 @@ async def test_failed_reset_is_an_error_and_leaves_its_audit_entry(sqlite_api: A
         assert sent.status_code == expected
     assert (len(sent.json()["counters"]), sent.headers["idempotency-replayed"]) == (1, "true")
     rows = (await sqlite_admin.get("/audit")).json()["items"]
-    assert [(row["action"], row["after"]["forgotten"]) for row in rows] == [("reset", 1)] * 3
+    assert [(row["action"], row["after"]["counters_reset"]) for row in rows] == [("reset", 1)] * 3
 
 
 async def test_explain_shows_match_steps_and_source_of_limits(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
@@ -168,8 +168,8 @@ async def test_own_limits_of_a_blocked_caller_are_explained_and_reset(api: Admin
     assert (walk["limits"], walk["entitlement"]["source"]) == (own, "custom")
     assert walk["entitlement"]["block"] == {"reason": "abuse", "until": "2027-01-15T09:00:00Z"}
     assert [key.rpartition(":")[2] for key in walk["counters"]] == ["3600"]
-    forgotten = (await admin.post("/counters/reset", json=descriptors_body("user", "bob"))).json()
-    assert forgotten == {"counters": walk["counters"], "total": 1}
+    deleted = (await admin.post("/counters/reset", json=descriptors_body("user", "bob"))).json()
+    assert deleted == {"counters": walk["counters"], "total": 1}
 
 
 PROVED = """\
@@ -185,7 +185,7 @@ descriptors:
 FORGED = f"rlk_{'a' * 12}_{'s' * 43}"
 
 
-async def test_credential_counts_for_its_user_and_is_never_shown(api: AdminApi, admin: Client) -> None:
+async def test_credential_counts_for_its_user_and_is_in_no_response(api: AdminApi, admin: Client) -> None:
     api.load(PROVED)
     await admin.put("/users/alice", json={})
     key = await api.key("alice")
@@ -202,7 +202,7 @@ async def test_credential_counts_for_its_user_and_is_never_shown(api: AdminApi, 
     answers += [await admin.post("/counters/reset", json=descriptors_body("x-api-key", key))]
     assert answers[-1].json()["counters"] == walk["counters"] != []
     answers += [await admin.get("/audit", params={"kind": "counters"})]
-    assert answers[-1].json()["items"][0]["after"] == {"descriptors": ["user=alice"], "forgotten": 1}
+    assert answers[-1].json()["items"][0]["after"] == {"descriptors": ["user=alice"], "counters_reset": 1}
     assert not any(key in answer.text or key.split("_", 2)[2] in answer.text for answer in answers)
 
 
@@ -304,14 +304,14 @@ async def test_simulation_does_not_block_the_event_loop(sqlite_admin: Client) ->
 async def test_simulations_run_one_at_a_time_with_bounded_waiters(
     sqlite_admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    under_way = max_under_way = 0
+    running = max_running = 0
 
     async def counting(*descriptors_body: Any) -> SimulatedDecisions:
-        nonlocal under_way, max_under_way
-        under_way += 1
-        max_under_way = max(max_under_way, under_way)
+        nonlocal running, max_running
+        running += 1
+        max_running = max(max_running, running)
         result = await simulate(*descriptors_body)
-        under_way -= 1
+        running -= 1
         return result
 
     monkeypatch.setattr(decisions, "simulate", counting)
@@ -319,7 +319,7 @@ async def test_simulations_run_one_at_a_time_with_bounded_waiters(
     result = await asyncio.gather(*[sqlite_admin.post("/decisions/simulate", **sent) for _ in range(MAX_WAITING + 3)])
     assert sorted(answer.status_code for answer in result) == [*[200] * (MAX_WAITING + 1), 429, 429]
     assert {answer.headers.get("retry-after") for answer in result} == {None, "2"}
-    assert max_under_way == 1
+    assert max_running == 1
     assert (await sqlite_admin.post("/decisions/simulate", **sent)).status_code == 200
 
 

@@ -158,19 +158,19 @@ async def test_many_validation_errors_do_not_block_the_event_loop(sqlite_admin: 
 
 
 async def test_body_must_have_json_content_type(sqlite_admin: Client) -> None:
-    for said in ("text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"):
-        rejected = await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": said})
-        assert (rejected.status_code, rejected.json()["type"][-8:]) == (415, "not-json"), said
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"):
+        rejected = await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": content_type})
+        assert (rejected.status_code, rejected.json()["type"][-8:]) == (415, "not-json"), content_type
     assert (await sqlite_admin.get("/tiers")).json()["items"] == []
-    said = "Application/JSON; charset=utf-8"
-    assert (await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": said})).status_code == 201
+    content_type = "Application/JSON; charset=utf-8"
+    assert (await sqlite_admin.post("/tiers", content=TIER, headers={"Content-Type": content_type})).status_code == 201
 
 
 @pytest.mark.slow
 async def test_large_bodies_are_rejected(sqlite_admin: Client) -> None:
     too_large = b'{"name": "' + b"a" * MAX_BODY_BYTES
-    said = await sqlite_admin.post("/tiers", content=too_large)
-    assert (said.status_code, said.json()["type"][-9:]) == (413, "too-large")
+    content_type = await sqlite_admin.post("/tiers", content=too_large)
+    assert (content_type.status_code, content_type.json()["type"][-9:]) == (413, "too-large")
 
     async def unsaid() -> AsyncIterator[bytes]:
         for at in range(0, len(too_large), 65536):

@@ -26,7 +26,7 @@ from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
-ASKED = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
+REQUEST = {"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}
 
 
 class Caller:
@@ -65,13 +65,13 @@ async def listening(api: AdminApi, repository: Repository | None = None) -> Asyn
 
 
 async def left(admin: Client) -> int:
-    result = (await admin.post("/counters/peek", json=ASKED)).json()
+    result = (await admin.post("/counters/peek", json=REQUEST)).json()
     return int(result["descriptors"][0]["limits"][0]["remaining"])
 
 
 async def test_reset_is_audited_with_all_details(api: AdminApi, admin: Client) -> None:
     token = await api.token("write", name="ann")
-    await admin.post("/decisions/check", json=ASKED)
+    await admin.post("/decisions/check", json=REQUEST)
     async with listening(api) as caller:
         assert await caller.reset(token, "call-7") == 1
         assert await caller.reset(BOOTSTRAP_TOKEN) == 0
@@ -80,13 +80,13 @@ async def test_reset_is_audited_with_all_details(api: AdminApi, admin: Client) -
     result = [(row["actor"], row["token_id"], row["address"], row["request_id"], row["after"]) for row in rows]
     done = {"descriptors": ["user=alice"]}
     assert result == [
-        ("RLS_ADMIN_TOKEN", "RLS_ADMIN_TOKEN", "127.0.0.1", "", {**done, "forgotten": 0}),
-        ("ann", token.split("_")[1], "127.0.0.1", "call-7", {**done, "forgotten": 1}),
+        ("RLS_ADMIN_TOKEN", "RLS_ADMIN_TOKEN", "127.0.0.1", "", {**done, "counters_reset": 0}),
+        ("ann", token.split("_")[1], "127.0.0.1", "call-7", {**done, "counters_reset": 1}),
     ]
 
 
 async def test_reset_is_not_done_if_it_cannot_be_audited(sqlite_api: AdminApi, sqlite_admin: Client) -> None:
-    await sqlite_admin.post("/decisions/check", json=ASKED)
+    await sqlite_admin.post("/decisions/check", json=REQUEST)
     nowhere = Database(f"postgresql://user@127.0.0.1:{free_port()}/records")
     async with listening(sqlite_api, Repository(nowhere)) as caller:
         for token in (BOOTSTRAP_TOKEN, await sqlite_api.token("write")):
@@ -100,7 +100,7 @@ async def test_reset_is_not_done_if_it_cannot_be_audited(sqlite_api: AdminApi, s
 async def test_counters_are_reset_only_after_the_audit_entry_is_committed(
     sqlite_api: AdminApi, sqlite_admin: Client
 ) -> None:
-    await sqlite_admin.post("/decisions/check", json=ASKED)
+    await sqlite_admin.post("/decisions/check", json=REQUEST)
     async with listening(sqlite_api, LosesCommits(sqlite_api.backend.database)) as caller:
         assert await caller.reset(BOOTSTRAP_TOKEN) == (
             grpc.StatusCode.UNAVAILABLE,
@@ -112,7 +112,7 @@ async def test_counters_are_reset_only_after_the_audit_entry_is_committed(
 
 async def test_reset_waits_for_the_database_lock(api: AdminApi, admin: Client, upgraded_url: str) -> None:
     """The write lock is acquired before any counter is reset."""
-    await admin.post("/decisions/check", json=ASKED)
+    await admin.post("/decisions/check", json=REQUEST)
     other = Database(upgraded_url)
 
     class Impatient(Repository):

@@ -244,8 +244,8 @@ async def test_rules(admin: Client) -> None:
     ]
     assert (await admin.get("/rules", params={"domain": "edge"})).json()["items"] == []
     assert (await admin.delete(path)).status_code == 204
-    for gone in (await admin.get(path), await admin.put(path, json=RULE), await admin.delete(path)):
-        assert gone.status_code == 404
+    for response in (await admin.get(path), await admin.put(path, json=RULE), await admin.delete(path)):
+        assert response.status_code == 404
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ async def settled() -> None:
         await asyncio.sleep(0.001)
 
 
-async def assert_nothing_is_held(db: AccountDb) -> None:
+async def assert_nothing_is_open(db: AccountDb) -> None:
     await settled()
     database = db.database
     assert database._engine.pool.checkedout() == 0  # type: ignore[attr-defined]
@@ -69,11 +69,11 @@ async def assert_nothing_is_held(db: AccountDb) -> None:
         return
     other = await database.connect_unpooled()
     try:
-        mine = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        own_backends = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         until_s = time.monotonic() + SETTLED_S
         # A server notices a closed connection slightly later than the client.
-        while await other.fetchval(f"SELECT count(*) FROM pg_stat_activity WHERE {mine} AND state <> 'idle'"):
-            assert time.monotonic() < until_s, await other.fetch(f"SELECT * FROM pg_stat_activity WHERE {mine}")
+        while await other.fetchval(f"SELECT count(*) FROM pg_stat_activity WHERE {own_backends} AND state <> 'idle'"):
+            assert time.monotonic() < until_s, await other.fetch(f"SELECT * FROM pg_stat_activity WHERE {own_backends}")
             await asyncio.sleep(0.01)
         assert await other.fetchval("SELECT pg_try_advisory_lock($1)", database_module._CHANGE_LOCK)
     finally:
@@ -92,8 +92,8 @@ async def connections(db: AccountDb) -> int:
         return names.count(str(db.database.path.resolve()))
     other = await db.database.connect_unpooled()
     try:
-        mine = "datname = current_database() AND backend_type = 'client backend'"
-        return int(await other.fetchval(f"SELECT count(*) - 1 FROM pg_stat_activity WHERE {mine}"))
+        own_backends = "datname = current_database() AND backend_type = 'client backend'"
+        return int(await other.fetchval(f"SELECT count(*) - 1 FROM pg_stat_activity WHERE {own_backends}"))
     finally:
         await other.close()
 
@@ -137,7 +137,7 @@ async def test_change_can_be_cancelled_at_every_await(fresh: AccountDb, moment: 
         if not is_connected:
             await fresh.database._engine.dispose()
         suspensions = await run_cancelled(done.add(f"user-{number}"), number, moment)
-        await assert_nothing_is_held(fresh)
+        await assert_nothing_is_open(fresh)
         assert await stored(fresh) == (done.result, done.result, done.result), number
     assert number > 10
     assert f"user-{number}" in done.result
@@ -154,7 +154,7 @@ async def test_reader_can_be_cancelled_at_every_await(fresh: AccountDb, moment: 
     while suspensions >= number:  # there was an await to cancel
         number += 1
         suspensions = await run_cancelled(done.read(), number, moment)
-        await assert_nothing_is_held(fresh)
+        await assert_nothing_is_open(fresh)
         if fresh.database.dialect == "sqlite":  # no reader blocks a checkpoint
             with closing(sqlite3.connect(fresh.database.path, timeout=0)) as other:
                 other.execute("PRAGMA busy_timeout = 0")
@@ -177,7 +177,7 @@ async def test_a_thousand_transactions_cancelled_at_random(fresh: AccountDb) -> 
             await run_cancelled(work, choose.randint(1, whole), choose.choice(list(Moment)))
 
     await asyncio.gather(*(some() for _ in range(AT_ONCE)))
-    await assert_nothing_is_held(fresh)
+    await assert_nothing_is_open(fresh)
     assert await stored(fresh) == (done.result, done.result, done.result)
     assert await connections(fresh) <= POOL_SIZE
 
@@ -199,7 +199,7 @@ async def test_timed_out_transaction_is_rolled_back_and_releases_all(fresh: Acco
     with pytest.raises(DatabaseUnavailable, match=r"did not answer within 0\.1 s"):
         await block_all(2_000_000_000)
     assert time.monotonic() - began_s < 30, "the statement was interrupted"
-    await assert_nothing_is_held(fresh)
+    await assert_nothing_is_open(fresh)
     async with fresh.database.reading() as connection:
         assert not await connection.scalar(select(user_quotas.c.is_blocked))
 
@@ -212,7 +212,7 @@ async def test_cancelled_waiter_does_not_affect_the_running_change(fresh: Accoun
         waiting.cancel()
         await asyncio.wait([waiting])
     await done.add("third")
-    await assert_nothing_is_held(fresh)
+    await assert_nothing_is_open(fresh)
     assert (await stored(fresh))[0] == {"first", "third"}
 
 

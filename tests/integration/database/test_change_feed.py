@@ -166,7 +166,7 @@ async def test_sequence_is_the_commit_order_with_twenty_writers(upgraded_url: st
     """A reader that has seen a number has missed nothing before it."""
     reader, writers = AccountDb(upgraded_url), [AccountDb(upgraded_url) for _ in range(4)]
     since, is_over = 0, False
-    held = AccountMirror(await reader.ask("accounts"))
+    mirror = AccountMirror(await reader.ask("accounts"))
 
     async def follow() -> None:
         nonlocal since
@@ -174,7 +174,7 @@ async def test_sequence_is_the_commit_order_with_twenty_writers(upgraded_url: st
             was_over = is_over
             changed = await reader.ask("changed_since", since)
             assert changed is not None
-            held.apply(changed)
+            mirror.apply(changed)
             since = changed.sequence
             if was_over and not changed:
                 return
@@ -191,7 +191,7 @@ async def test_sequence_is_the_commit_order_with_twenty_writers(upgraded_url: st
     is_over = True
     await following
     everything = await reader.ask("accounts")
-    seen = held.accounts()
+    seen = mirror.accounts()
     assert sorted(seen.users, key=lambda user: user.user_id) == list(everything.users)
     assert (since, len(seen.users)) == (everything.sequence, 60)
     for db in (reader, *writers):

@@ -34,7 +34,7 @@ class Process:
 
     def __init__(self, url: str, snapshot: SnapshotFile | None = None, poll_s: float = NEVER_S) -> None:
         self.database = Database(url)
-        self.held = AccountMirror(Configuration())
+        self.mirror = AccountMirror(Configuration())
         self.loads = 0
         self.changes = 0
         self.follower = ChangeFollower(
@@ -43,15 +43,15 @@ class Process:
 
     async def _on_accounts(self, accounts: Configuration) -> None:
         self.loads += 1
-        self.held = AccountMirror(accounts)
+        self.mirror = AccountMirror(accounts)
 
     def _on_changed(self, changed: ConfigurationChanges) -> None:
         self.changes += 1
-        self.held.apply(changed)
+        self.mirror.apply(changed)
 
     @property
     def users(self) -> set[str]:
-        return {user.user_id for user in self.held.accounts().users}
+        return {user.user_id for user in self.mirror.accounts().users}
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -84,7 +84,7 @@ async def test_two_processes_follow_every_change(db: AccountDb, upgraded_url: st
         await db.do("put_user", User("bob"))
         for process in (one, two):
             await process.until(lambda process=process: process.users == {"alice", "bob"})  # type: ignore[misc]
-            assert process.held.accounts().users[0].block == Block()
+            assert process.mirror.accounts().users[0].block == Block()
             assert process.follower.state.sequence == 4
             assert process.loads == 1
         await db.do("put_users", [User("carl")])
@@ -143,7 +143,7 @@ async def test_snapshot_is_used_without_a_database(db: AccountDb, upgraded_url: 
 
     away = "postgresql://postgres@127.0.0.1:1/away"
     async with Process(away, snapshot).running() as process:
-        assert process.held.accounts() == expected
+        assert process.mirror.accounts() == expected
         state = process.follower.state
         assert (state.is_connected, state.origin, state.sequence) == (False, "snapshot", 3)
         assert "Connection refused" in state.last_error
@@ -313,7 +313,7 @@ async def test_unwritable_snapshot_does_not_stop_the_follower(
     (tmp_path / "file").write_text("")
     async with Process(upgraded_url, SnapshotFile(tmp_path / "file" / "snapshot.gz")).running() as process:
         await db.do("add_tier", Tier("gold", LIMITS))
-        await process.until(lambda: len(process.held.accounts().tiers) == 1)
+        await process.until(lambda: len(process.mirror.accounts().tiers) == 1)
     assert capsys.readouterr().out.count("snapshot_write_failed") == 1
 
 

@@ -72,15 +72,15 @@ def explain(upgraded_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_explain_shows_effective_limits_and_counters(explain: Explain) -> None:
-    met = "rule edge.user, except for subjects with limits as user"
+    conclusion = "rule edge.user, except for subjects with limits as user"
     assert explain("user=bob")[-4:] == [
-        met,
+        conclusion,
         "entitlement tier gold",
         "limit 100/minute fixed_window, charge admitted",
         "counter rl:{edge/user=bob}:fixed_window:60  slot 11846",
     ]
     assert explain("user=carl")[-4:] == [
-        met,
+        conclusion,
         "entitlement custom",
         "limit 9/hour gcra, burst 3, charge admitted",
         "counter rl:{edge/user=carl}:gcra:3600  slot 4552",

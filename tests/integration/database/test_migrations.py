@@ -53,12 +53,12 @@ def _differences(connection: Connection) -> list[object]:
     """Describe the schema without the partitions, which are created and dropped by month."""
     sees_descending = connection.dialect.name == "postgresql"  # SQLite does not report the sort order of index columns
 
-    def is_ours(thing: object, name: str | None, kind: str, reflected: bool, other: object) -> bool:
+    def is_table_of_package(thing: object, name: str | None, kind: str, reflected: bool, other: object) -> bool:
         if kind == "index":
             return sees_descending
         return kind != "table" or not reflected or name in metadata.tables
 
-    options = {"compare_type": True, "include_object": is_ours}
+    options = {"compare_type": True, "include_object": is_table_of_package}
     return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
 
 

@@ -239,7 +239,7 @@ REJECTED: list[tuple[str, tuple[Any, ...], str]] = [
 ]
 
 
-async def test_invalid_values_are_rejected_alike_on_both_databases(db: AccountDb) -> None:
+async def test_invalid_values_are_rejected_equally_on_both_databases(db: AccountDb) -> None:
     for method, arguments, error in REJECTED:
         with pytest.raises(BadRequest, match=error):
             await db.do(method, *arguments)

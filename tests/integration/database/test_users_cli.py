@@ -65,16 +65,16 @@ class Place:
             async with repository.change(Actor("test")) as change:
                 await what(change)
 
-        self.at_desk(work)
+        self.with_repository(work)
 
     def ask(self, what: Callable[[Reader], Awaitable[Any]]) -> Any:
         async def work(repository: Repository) -> Any:
             async with repository.reading() as reader:
                 return await what(reader)
 
-        return self.at_desk(work)
+        return self.with_repository(work)
 
-    def at_desk(self, work: Callable[[Repository], Awaitable[Any]]) -> Any:
+    def with_repository(self, work: Callable[[Repository], Awaitable[Any]]) -> Any:
         async def run() -> Any:
             database = Database(self.url)
             try:
@@ -160,7 +160,7 @@ def test_import_keeps_overrides_blocks_keys_and_usage(place: Place) -> None:
         await repository.count_users({"alice": UserUsage(5, 2, PAST_S)})
 
     place.change(alice)
-    place.at_desk(count)
+    place.with_repository(count)
     out, err = place.run("import", place.file("users.csv", "user_id,tier", "alice,free"))
     assert out == "0 users created, 1 changed, 0 unchanged\n"
     assert err == "1 user lost custom limits: their lines have none\n"

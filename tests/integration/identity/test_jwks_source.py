@@ -36,7 +36,7 @@ ALICE = Identity("alice")
 
 
 class Publisher(ThreadingHTTPServer):
-    """HTTP server that publishes keys: `content` is the response, `asked` counts requests."""
+    """HTTP server that publishes keys: `content` is the response, `requests` counts requests."""
 
     daemon_threads = True
 
@@ -45,7 +45,7 @@ class Publisher(ThreadingHTTPServer):
         self.content = ONLY_OLD
         self.status = 200
         self.location = ""
-        self.asked = 0
+        self.requests = 0
         self.may_answer = threading.Event()
         self.may_answer.set()
 
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Publisher
 
     def do_GET(self) -> None:
-        self.server.asked += 1
+        self.server.requests += 1
         self.server.may_answer.wait(10)
         self.send_response(self.server.status)
         if self.server.location:
@@ -143,7 +143,7 @@ async def test_unknown_keys_cause_one_early_fetch(publisher: Publisher, tmp_path
         for number in range(50):
             tokens.identify(mint(kid=f"invented {number}"), NOW)
         await until_valid(tokens, mint(key=NEW, kid="2"))
-        assert publisher.asked == 2
+        assert publisher.requests == 2
 
         (source,) = tokens._sources.values()
         now_s = asyncio.get_running_loop().time()
@@ -185,8 +185,8 @@ async def test_fetch_interval_has_jitter_and_is_short_after_a_failure(publisher:
 async def test_failure_is_logged_once_and_keeps_the_keys(
     publisher: Publisher, tmp_path: Path, broken: dict[str, Any], message: str
 ) -> None:
-    forgotten = []
-    source = JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: forgotten.append(1))
+    changes = []
+    source = JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: changes.append(1))
     await source.fetch_initial()
     for name, value in broken.items():
         setattr(publisher, name, value)
@@ -200,7 +200,7 @@ async def test_failure_is_logged_once_and_keeps_the_keys(
     assert [line["log_level"] for line in logs] == ["warning", "info"]
     assert message in logs[0]["error"]
     assert logs[0]["keys"] == len(source.keys.keys) == 1
-    assert forgotten == [1]  # equal keys are not a change
+    assert changes == [1]  # equal keys are not a change
 
 
 async def test_allowed_redirect_is_followed(publisher: Publisher, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_redirects_are_bounded(publisher: Publisher, tmp_path: Path) -> No
         await JwksSource(issuer(tmp_path, keys=publisher.keys()), lambda: None).fetch_initial()
 
     assert "the server redirected more than 10 times" in logs[0]["error"]
-    assert publisher.asked == 11
+    assert publisher.requests == 11
 
 
 async def test_unreachable_url_rejects_tokens_but_does_not_fail(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_export_and_import_are_lossless(run: Run, upgraded_url: str) -> None:
     assert asyncio.run(audited(upgraded_url)) == ["create"] * 3
 
 
-def test_diff_is_shown_and_imported_in_one_transaction(run: Run) -> None:
+def test_diff_is_printed_and_imported_in_one_transaction(run: Run) -> None:
     write("in", free=FREE, plain=PLAIN)
     run("rules", "import", "in")
     write("other", free=FREE.replace("requests_per_unit: 5", "requests_per_unit: 6"), new=OFF)
@@ -144,8 +144,8 @@ def test_stored_rules_come_before_files_in_show_and_explain(run: Run) -> None:
     assert "limit 9/minute" in run("explain", "f.yaml", "--database", "", *options)[1]
 
     explanation = json.loads(run("explain", "f.yaml", *options, "--format", "json")[1])
-    (_, met) = explanation["descriptors"][0]["levels"][1]["attempts"]
-    assert (met["position"], met["overrode"]) == ("database:Free tier:2:1", ["f.yaml:2:54"])
+    (_, attempt) = explanation["descriptors"][0]["levels"][1]["attempts"]
+    assert (attempt["position"], attempt["overrode"]) == ("database:Free tier:2:1", ["f.yaml:2:54"])
     assert (
         "● 5/minute fixed_window, charge always, in place of f.yaml:2:54  database:Free tier:2:1"
         in run("show", "f.yaml")[1]

@@ -217,7 +217,7 @@ async def test_new_stream_sends_the_accepted_version(server: AdsServer, code: gr
         assert lost["error"] == (f"{code.name}: as the test wants it" if code else "the server ended the stream")
 
 
-async def test_server_with_restarted_versions_is_asked_again(
+async def test_rules_are_requested_again_if_versions_restart(
     server: AdsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "RESPONSE_TIMEOUT_S", 0.01)

@@ -102,14 +102,16 @@ def _hit_and_look(service: ServiceProcess) -> bool:
 
 @contextmanager
 def on_a_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
-        os.close(theirs)
+    terminal_end, child_end = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=child_end, stdout=child_end, stderr=child_end, start_new_session=True
+    ) as process:
+        os.close(child_end)
         try:
-            yield process, ours
+            yield process, terminal_end
         finally:
             process.kill()
-            os.close(ours)
+            os.close(terminal_end)
 
 
 def read_until(terminal: int, words: str, timeout_s: float = 20.0) -> str:

@@ -95,11 +95,11 @@ class TlsService(ServiceProcess):
             return False
 
 
-def client_context(authority: Authority, shown: str = "") -> ssl.SSLContext:
+def client_context(authority: Authority, client_name: str = "") -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=authority.ca_path)
     context.set_alpn_protocols(["h2", "http/1.1"])  # as offered by curl and browsers
-    if shown:
-        context.load_cert_chain(*authority.issue(shown))
+    if client_name:
+        context.load_cert_chain(*authority.issue(client_name))
     return context
 
 
@@ -131,7 +131,7 @@ def test_every_http_port_supports_tls_with_client_certificates(
         }
     )
     service.trusted = authority
-    envoy, nobody = client_context(authority, "envoy.test"), client_context(authority)
+    envoy, anonymous = client_context(authority, "envoy.test"), client_context(authority)
     stranger = client_context(Authority(tmp_path / "stranger", "another CA"), "envoy.test")
     stranger.load_verify_locations(authority.ca_path)
     with service:
@@ -139,14 +139,14 @@ def test_every_http_port_supports_tls_with_client_certificates(
         for path, port in ports.items():
             body = ASK if path == "/json" else None
             assert send(TlsConnection(port, envoy), path, body).status == 200, path
-            rejected = send(TlsConnection(port, nobody), path, body)
+            rejected = send(TlsConnection(port, anonymous), path, body)
             assert (rejected.status, rejected.body) == (403, "this needs a client certificate\n"), path
             for context in (stranger, client_context(authority, "other.test")):
                 with pytest.raises((OSError, http.client.HTTPException)):
                     send(TlsConnection(port, context), path, body)
             with pytest.raises((OSError, http.client.HTTPException)):
                 send(plain(port), path, body)
-        assert send(TlsConnection(service.http_port, nobody), "/livez").status == 200
+        assert send(TlsConnection(service.http_port, anonymous), "/livez").status == 200
 
 
 def test_renewed_certificates_are_used_without_restart(

@@ -46,10 +46,10 @@ class Scraped(ServiceProcess):
     def send(self, messages: list[bytes], connections: int = 8) -> None:
         """Send calls over several connections, so that every worker has some."""
 
-        def send(mine: list[bytes]) -> None:
+        def send(share: list[bytes]) -> None:
             with grpc.insecure_channel(self.grpc_address, OWN_POOL) as channel:
                 call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT)
-                for begun in [call.future(message, timeout=20) for message in mine]:
+                for begun in [call.future(message, timeout=20) for message in share]:
                     begun.result()
 
         threads = [threading.Thread(target=send, args=(messages[n::connections],)) for n in range(connections)]

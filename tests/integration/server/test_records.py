@@ -149,9 +149,9 @@ def test_read_only_database_is_reported(rules: Path, tmp_path: Path) -> None:
             state = service.admin.source()
             assert (state["connected"], state["writable"]) == (True, False)
             assert "records.db" in state["write_error"]
-            told = service.healthcheck()
-            assert (told.status, told.body, service.health()) == (200, "OK", "SERVING")
-            assert told.headers["x-ratelimit-detail"] == "database: writes fail"
+            response = service.healthcheck()
+            assert (response.status, response.body, service.health()) == (200, "OK", "SERVING")
+            assert response.headers["x-ratelimit-detail"] == "database: writes fail"
             page = service.debug("/metrics").body
             assert "ratelimit_database_writable 0" in page
             assert "ratelimit_database_available 1" in page
@@ -231,6 +231,6 @@ def test_every_worker_applies_changes_and_redis_notifies_others(
         for number in range(50, 53):
             service.admin.put_user("alice", limits=[yearly_limit(number)])
             wait_for(lambda number=number: limits() == {number}, "a change, in both workers")  # type: ignore[misc]
-        told = [message["data"] for _ in range(20) if (message := heard.get_message(True, 0.05))]
-        assert told.count(b"changed") == 3
+        response = [message["data"] for _ in range(20) if (message := heard.get_message(True, 0.05))]
+        assert response.count(b"changed") == 3
         assert "change_publish_failed" not in service.log()

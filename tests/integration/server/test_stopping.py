@@ -48,7 +48,7 @@ def test_sigterm_sets_not_serving_and_every_call_is_answered(rules: Path) -> Non
 def test_client_ignoring_health_loses_only_calls_after_the_delay(rules: Path, any_redis: RedisServer) -> None:
     variables = {"RLS_DRAIN_DELAY": f"{DELAY_S}s", "REDIS_URL": any_redis.address}
     with serving(rules, **variables) as service, ClosedLoopClients(service.grpc_address, HIT) as load:
-        told_s = time.monotonic()
+        signalled_s = time.monotonic()
         service.signal(SIGTERM)
         assert service.ended() == 0
         load.wait_for_more(10)
@@ -57,8 +57,8 @@ def test_client_ignoring_health_loses_only_calls_after_the_delay(rules: Path, an
         lost = [call for call in load.calls if call.outcome != Code.OK]
         assert lost
         assert {call.outcome for call in lost} == {grpc.StatusCode.UNAVAILABLE}
-        assert min(call.begun_s for call in lost) >= told_s + DELAY_S
-        print(f"served on for {min(call.begun_s for call in lost) - told_s:.2f} s after SIGTERM")
+        assert min(call.begun_s for call in lost) >= signalled_s + DELAY_S
+        print(f"served on for {min(call.begun_s for call in lost) - signalled_s:.2f} s after SIGTERM")
 
 
 @pytest.mark.slow
@@ -67,15 +67,15 @@ def test_call_waiting_for_redis_is_answered_before_exit(rules: Path, any_redis: 
     with serving(rules, **variables) as service, ClosedLoopClients(service.grpc_address, HIT, clients=1) as load:
         any_redis.pause()
         time.sleep(0.2)  # a call is waiting by now
-        held = threading.Thread(target=load.stop)
-        held.start()
+        stopping = threading.Thread(target=load.stop)
+        stopping.start()
         before = len(load.calls)
         service.signal(SIGTERM)
         time.sleep(0.5)
         assert service.running
 
         any_redis.resume()
-        held.join()
+        stopping.join()
 
         assert len(load.calls) == before + 1
         assert set(load.outcomes) == {Code.OK}

@@ -80,7 +80,7 @@ descriptors:
 """
 
 
-def told(service: StartingService, key: str) -> tuple[int, int] | grpc.StatusCode:
+def outcome(service: StartingService, key: str) -> tuple[int, int] | grpc.StatusCode:
     """Return the code and the remaining hits, or the gRPC status."""
     try:
         answer = ask(service.grpc_address, rate_limit_request("absent", {key: "v"}))
@@ -103,18 +103,18 @@ def test_without_waiting_on_store_failure_decides_until_connected(tmp_path: Path
     }
     with StartingService(variables) as service:
         service.wait_until(lambda: listens(service.grpc_port) and listens(service.http_port), "listens")
-        assert told(service, "lax") == (Code.OK, 0)
-        assert told(service, "strict") == (Code.OVER_LIMIT, 0)
-        assert told(service, "plain") is grpc.StatusCode.UNAVAILABLE
+        assert outcome(service, "lax") == (Code.OK, 0)
+        assert outcome(service, "strict") == (Code.OVER_LIMIT, 0)
+        assert outcome(service, "plain") is grpc.StatusCode.UNAVAILABLE
         assert service.healthcheck().status == (500 if looks == "true" else 200)
         assert [service.health(), service.health("")] == ["NOT_SERVING" if looks == "true" else "SERVING", "SERVING"]
         assert service.log().count("store_fallback_started") == 1
 
         with redis:
-            service.wait_until(lambda: told(service, "plain") == (Code.OK, 999), "counts in Redis")
-            assert told(service, "strict") == (Code.OK, 999)
+            service.wait_until(lambda: outcome(service, "plain") == (Code.OK, 999), "counts in Redis")
+            assert outcome(service, "strict") == (Code.OK, 999)
             assert service.healthcheck().status == 200
             time.sleep(1.1)  # after this pause the window is over
-            assert told(service, "lax") == (Code.OK, 999)
+            assert outcome(service, "lax") == (Code.OK, 999)
             service.wait_for_log("store_fallback_ended")
         assert service.stat("ratelimit.fallback.decisions.allow") == 1

@@ -57,11 +57,11 @@ def test_connections_are_distributed_and_stats_are_summed(two: ServiceProcess) -
         channels = [stack.enter_context(grpc.insecure_channel(two.grpc_address, own_pool)) for _ in range(24)]
         for channel in channels:
             channel.unary_unary(SHOULD_RATE_LIMIT)(HIT, timeout=5)  # type: ignore[arg-type]
-        held = [connections(pid, two.grpc_port) for pid in two.workers()]
+        connected = [connections(pid, two.grpc_port) for pid in two.workers()]
 
-    assert len(held) == 2
-    assert sum(held) == len(channels)
-    assert min(held) > 0
+    assert len(connected) == 2
+    assert sum(connected) == len(channels)
+    assert min(connected) > 0
     assert {two.stat(TOTAL) for _ in range(10)} == {len(channels)}
 
 
@@ -114,7 +114,7 @@ def test_sigterm_stops_all_workers_gracefully(two: ServiceProcess) -> None:
     assert len(two.workers()) == 2
     two.signal(SIGTERM)
     assert two.ended() == 0
-    two.wait_until_gone(family)
+    two.wait_until_exited(family)
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_ctrl_c_reaches_each_worker_once_only(two: ServiceProcess) -> None:
 def test_workers_stop_gracefully_when_the_supervisor_is_killed(two: ServiceProcess) -> None:
     family = two.family()
     two.kill()
-    two.wait_until_gone(family)
+    two.wait_until_exited(family)
     assert two.log().count("msg=stopping") == 2
 
 
@@ -147,5 +147,5 @@ def test_signals_stop_workers_that_are_starting(rules: Path, any_redis: RedisSer
         family = service.family()
         service.signal(SIGTERM)
         assert service.ended() == 0
-        service.wait_until_gone(family)
+        service.wait_until_exited(family)
         assert "Traceback" not in service.log()

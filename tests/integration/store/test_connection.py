@@ -277,9 +277,9 @@ async def test_a_renewed_certificate_applies_to_the_next_connection(
     key.write_bytes(strangers[1].read_bytes())
     assert "cannot connect" in await connect_error(address)
 
-    ours = authority.issue("limiter")
-    certificate.write_bytes(ours[0].read_bytes())
-    key.write_bytes(ours[1].read_bytes())
+    issued = authority.issue("limiter")
+    certificate.write_bytes(issued[0].read_bytes())
+    key.write_bytes(issued[1].read_bytes())
     assert await who_am_i(address) == "default"
 
 
@@ -292,8 +292,10 @@ async def test_tls_implemented_by_redis(authority: Authority) -> None:
     port, ca = free_port(), str(authority.ca_path)
     files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca]
     with RedisServer(binary, extra=["--tls-port", str(port), *files]):
-        shown, its_key = map(str, authority.issue("limiter"))
-        assert await who_am_i(RedisAddress("localhost", port, tls=RedisTls(ca, shown, its_key))) == "default"
+        client_certificate, its_key = map(str, authority.issue("limiter"))
+        assert (
+            await who_am_i(RedisAddress("localhost", port, tls=RedisTls(ca, client_certificate, its_key))) == "default"
+        )
         without = RedisAddress("localhost", port, tls=RedisTls(ca))
         assert "cannot connect" in await connect_error(without)
 

@@ -105,19 +105,19 @@ async def hammer(one: Replica, plan: Plan, *servers: RedisServer) -> None:
         answer = await one.ask(plan)
     holds_s = answer.readings[0].retry_us / 1e6
     safe_s = sent_s + holds_s * 0.9995  # the store decided after the request was sent
-    before, calls, asked = script_runs(*servers), 0, 0
-    while time.monotonic() < safe_s - 0.002 and not asked:
+    before, calls, from_store = script_runs(*servers), 0, 0
+    while time.monotonic() < safe_s - 0.002 and not from_store:
         answer = await one.ask(plan)
-        calls, asked = calls + answer.remembered, int(not answer.remembered)
-    assert not asked or time.monotonic() >= safe_s, answer  # the machine may have been busy before the request
-    assert script_runs(*servers) == before + asked
+        calls, from_store = calls + answer.remembered, int(not answer.remembered)
+    assert not from_store or time.monotonic() >= safe_s, answer  # the machine may have been busy before the request
+    assert script_runs(*servers) == before + from_store
     report(f"{calls:,} denied calls in {holds_s:.3f} s: no call of Redis")
     if answer.denied:
         await asyncio.sleep(answer.readings[0].retry_us / 1e6)
         answer = await one.ask(plan)
-        asked += 1
+        from_store += 1
     assert not answer.denied, answer
-    assert script_runs(*servers) == before + asked
+    assert script_runs(*servers) == before + from_store
 
 
 async def test_a_denied_client_causes_no_calls_and_is_then_admitted_on_the_first_try(
@@ -271,8 +271,8 @@ async def test_denials_on_a_cluster() -> None:
     """A denied call's refunds on other nodes do not end its own denial; freeing the denying counter does."""
     with RedisCluster() as cluster:
         servers = RedisServers("cluster", tuple(RedisAddress("127.0.0.1", node.port) for node in cluster.nodes))
-        asked = on_each_node(cluster, [9, 9, 1])
-        plan = call(*asked)
+        from_store = on_each_node(cluster, [9, 9, 1])
+        plan = call(*from_store)
         async with replica(servers) as one, replica(servers) as two:
             await one.denied(plan)
             await two.denied(plan)
@@ -281,7 +281,7 @@ async def test_denials_on_a_cluster() -> None:
             for _ in range(1000):
                 assert (await one.ask(plan)).remembered
             assert script_runs(*cluster.nodes) == before
-            await two.store.forget([asked[2].key])
+            await two.store.forget([from_store[2].key])
             took_s = await until(lambda: one.gauge("entries") == two.gauge("entries") == 0)
             report(f"cluster: heard of within {took_s * 1000:.1f} ms")
             assert not (await one.ask(plan)).denied
@@ -302,9 +302,9 @@ async def test_invalidations_of_the_new_master_arrive_after_a_failover() -> None
         plan = call(long_step(limit=1))
         async with replica(servers) as one, replica(servers) as two:
             await one.denied(plan)
-            gone = sentinels.kill_master()
+            killed = sentinels.kill_master()
             await until(lambda: one.gauge("entries") == 0)
-            await asyncio.to_thread(sentinels.wait_for_another, gone)
+            await asyncio.to_thread(sentinels.wait_for_another, killed)
             await until(lambda: all(each.store.connected and each.listener.connected for each in (one, two)), 20)
             await one.denied(plan)
             await two.store.forget([plan.keys[0]])

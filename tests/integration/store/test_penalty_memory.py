@@ -52,7 +52,7 @@ def _used_bytes(server: RedisServer) -> int:
     return int(server.cli("INFO", "memory")["used_memory"]) - POINTER_BYTES * (buckets - elements)
 
 
-def _tell(name: str, bytes_each: float) -> None:
+def _report(name: str, bytes_each: float) -> None:
     print(f"\n{name}: {bytes_each:.0f} bytes for each of {ATTACKERS:,} attackers", file=sys.stderr)
 
 
@@ -65,7 +65,7 @@ def test_memory_of_many_attackers_in_redis_is_bounded(any_redis: RedisServer) ->
     with redis_store(any_redis) as store:
         attack(store, ATTACKERS)
     bytes_each = (_used_bytes(any_redis) - before) / ATTACKERS
-    _tell("Redis", bytes_each)
+    _report("Redis", bytes_each)
     assert bytes_each <= MAX_BYTES_EACH["redis"]
 
 
@@ -77,5 +77,5 @@ def test_memory_of_many_attackers_in_the_embedded_store_is_bounded() -> None:
         assert isinstance(store.store, EmbeddedStore)
         size = store.store.size()
     assert size.evicted == 0
-    _tell("embedded", size.bytes / ATTACKERS)
+    _report("embedded", size.bytes / ATTACKERS)
     assert size.bytes / ATTACKERS <= MAX_BYTES_EACH["embedded"]

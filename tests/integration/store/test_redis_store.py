@@ -254,10 +254,10 @@ async def test_a_cancelled_batch_does_not_affect_others(
 ) -> None:
     async with connected(at(any_redis), timeout_s=5) as store:
         any_redis.pause()
-        gone = asyncio.create_task(spend(store, call(long_step("k"))))
+        cancelled = asyncio.create_task(spend(store, call(long_step("k"))))
         stays = asyncio.create_task(spend(store, call(long_step("k"))))
         await asyncio.sleep(0.05)
-        gone.cancel()
+        cancelled.cancel()
         await asyncio.sleep(0)
         any_redis.resume()
         (answer,) = await stays
@@ -269,10 +269,10 @@ async def test_a_cancelled_batch_does_not_affect_others(
 
 async def test_a_reply_received_in_time_counts_even_if_read_late(any_redis: RedisServer) -> None:
     async with connected(at(any_redis), timeout_s=0.2) as store:
-        asked = asyncio.create_task(spend(store, call(long_step("k"))))
+        pending = asyncio.create_task(spend(store, call(long_step("k"))))
         await asyncio.sleep(0)
         time.sleep(0.4)  # the event loop itself is late
-        (answer,) = await asked
+        (answer,) = await pending
 
         assert isinstance(answer, StoreResult)
         assert store.connected

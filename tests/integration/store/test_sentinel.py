@@ -56,20 +56,20 @@ async def test_the_current_master_is_found(sentinels: RedisSentinels) -> None:
 async def test_a_new_master_is_found_without_the_old_one_and_a_sentinel(sentinels: RedisSentinels) -> None:
     servers = named(sentinels, redis_sentinel_auth="hush")
     await find_master(servers, PATIENCE_S)
-    gone = sentinels.kill_master()
+    killed = sentinels.kill_master()
     sentinels.sentinels[0].pause()  # it would be asked first, and hangs
-    now = await asyncio.to_thread(sentinels.wait_for_another, gone, but=sentinels.sentinels[:1])
+    now = await asyncio.to_thread(sentinels.wait_for_another, killed, but=sentinels.sentinels[:1])
 
     assert (await find_master(servers, 1.0)).port == now.port
 
 
 @pytest.mark.slow
-async def test_the_last_responsive_sentinel_is_asked_first(sentinels: RedisSentinels) -> None:
-    asked = 0
+async def test_the_last_responsive_sentinel_is_queried_first(sentinels: RedisSentinels) -> None:
+    requests = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         writer.close()
 
     listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
@@ -79,18 +79,18 @@ async def test_the_last_responsive_sentinel_is_asked_first(sentinels: RedisSenti
     for _ in range(3):
         assert (await find_master(servers, PATIENCE_S)).port == sentinels.servers[0].port
     listener.close()
-    assert asked == 1
+    assert requests == 1
 
 
 @pytest.mark.slow
 async def test_watching_reports_the_replacement_of_a_healthy_master(sentinels: RedisSentinels) -> None:
     moved = asyncio.Event()
 
-    def told(master: RedisAddress) -> None:
+    def roles(master: RedisAddress) -> None:
         if master.port != sentinels.servers[0].port:
             moved.set()
 
-    watch = asyncio.create_task(watch_master(named(sentinels, redis_sentinel_auth="hush"), told, pause_s=0.05))
+    watch = asyncio.create_task(watch_master(named(sentinels, redis_sentinel_auth="hush"), roles, pause_s=0.05))
     await asyncio.sleep(0.2)
     assert not moved.is_set()
 
@@ -112,12 +112,12 @@ async def test_the_errors_of_all_sentinels_are_reported(sentinels: RedisSentinel
     assert "wrong-one" not in message
 
 
-async def test_a_server_that_is_no_sentinel_is_reported(any_redis: RedisServer) -> None:
-    nobody = RedisAddress("127.0.0.1", free_port())
-    servers = RedisServers("sentinel", (nobody, RedisAddress("127.0.0.1", any_redis.port)), "main", RedisAddress())
+async def test_a_server_that_is_not_a_sentinel_is_reported(any_redis: RedisServer) -> None:
+    unused = RedisAddress("127.0.0.1", free_port())
+    servers = RedisServers("sentinel", (unused, RedisAddress("127.0.0.1", any_redis.port)), "main", RedisAddress())
     with pytest.raises(StoreUnavailable) as raised:
         await find_master(servers, PATIENCE_S)
-    assert f"cannot connect to Redis at {nobody}" in str(raised.value)
+    assert f"cannot connect to Redis at {unused}" in str(raised.value)
     assert f"the sentinel at redis://127.0.0.1:{any_redis.port} returned an error: ERR unknown command" in str(
         raised.value
     )
@@ -126,8 +126,8 @@ async def test_a_server_that_is_no_sentinel_is_reported(any_redis: RedisServer) 
 async def role(address: RedisAddress) -> bytes:
     connection = await connect(address, PATIENCE_S)
     try:
-        told = await connection.send(command(b"ROLE"))
-        assert isinstance(told[0], bytes)
-        return told[0]
+        roles = await connection.send(command(b"ROLE"))
+        assert isinstance(roles[0], bytes)
+        return roles[0]
     finally:
         connection.abort()

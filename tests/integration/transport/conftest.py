@@ -58,7 +58,7 @@ descriptors:
     rate_limit: {unlimited: true}
 """
 
-MAX_HELD, MARGIN_S = 20, 0.003
+MAX_DELAYED, MARGIN_S = 20, 0.003
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -145,7 +145,7 @@ def new_service(options: GrpcOptions, answers: ResponseOptions) -> Service:
     fallback = Fallback(metrics)
     fallback.warm_up()
     limiter = RateLimiter(rules, store, metrics, Policy(), fallback)
-    queue = ThrottleQueue(MAX_HELD, MARGIN_S)
+    queue = ThrottleQueue(MAX_DELAYED, MARGIN_S)
     metrics.export_values(queue.gauges)
     codecs = {
         SHOULD_RATE_LIMIT: RlsCodec(limiter, answers),

@@ -31,7 +31,7 @@ from ratelimit_rls.telemetry.abuse import Abuse
 from ratelimit_rls.transport.call_budget import CallBudget
 from ratelimit_rls.transport.grpc import backlog, call_proxy, http2_server, open_connections, standard_services
 from ratelimit_rls.transport.grpc.health_check import HEALTH_CHECK
-from ratelimit_rls.transport.grpc.server_limits import ServerLimits
+from ratelimit_rls.transport.grpc.options import ServerLimits
 from tests.integration.transport.conftest import Client, Service, eventually, message
 
 EXHAUSTED, UNIMPLEMENTED = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED
@@ -220,7 +220,7 @@ async def test_connection_that_buffers_most_is_closed(service: Service) -> None:
     assert service.abuse.count(Abuse.UNFINISHED_BYTES) == 1
 
 
-async def test_room_for_a_tenth_of_the_limit_is_made_at_once(service: Service) -> None:
+async def test_a_tenth_of_the_limit_is_freed_at_once(service: Service) -> None:
     address = await service.listen(limits=ServerLimits(max_unfinished_bytes=100_000))
     unfinished = frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(DATA, 0, 1, pack(">BI", 0, 500_000) + bytes(3000))
     async with AsyncExitStack() as stack:
@@ -451,11 +451,11 @@ async def test_calls_cancelled_during_a_store_outage_keep_the_connection(service
         for _ in range(8):
             ids = range(next_id, next_id + 2 * calls, 2)
             next_id += 2 * calls
-            asked = [
+            requests = [
                 frame(HEADERS, END_HEADERS, one, BLOCK) + frame(DATA, END_STREAM, one, pack(">BI", 0, len(USER)) + USER)
                 for one in ids
             ]
-            client.write(b"".join(asked))
+            client.write(b"".join(requests))
             await asyncio.sleep(0.02)
             client.write(b"".join(frame(RST_STREAM, 0, one, pack(">I", ErrorCode.CANCEL)) for one in ids))
             service.store.gate.set()

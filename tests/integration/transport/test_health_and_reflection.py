@@ -63,28 +63,28 @@ async def test_watch_reports_every_change(client: Client, service: Service) -> N
 
 async def test_reflection_lists_and_describes_the_services(client: Client) -> None:
     reflect = reflection_pb2_grpc.ServerReflectionStub(client.channel).ServerReflectionInfo
-    ours = {
+    symbols = {
         "envoy.service.auth.v3.Authorization": b"CheckRequest",
         "envoy.service.ratelimit.v3.RateLimitService": b"is_negative_hits",
         "kuadrant.service.ratelimit.v1.RateLimitService": b"CheckRateLimit",
         "ratelimit_rls.v1.RateLimiter": b"GetRemainingQuota",
     }
     questions = [reflection_pb2.ServerReflectionRequest(list_services="")]
-    questions += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in ours]
+    questions += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in symbols]
     services, *files = [answer async for answer in reflect(iter(questions))]
     assert {service.name for service in services.list_services_response.service} == {
-        *ours,
+        *symbols,
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }
-    for answer, mentioned in zip(files, ours.values(), strict=True):
+    for answer, mentioned in zip(files, symbols.values(), strict=True):
         assert mentioned in b"".join(answer.file_descriptor_response.file_descriptor_proto)
 
 
 @pytest.mark.parametrize(
     "path", ["/grpc.health.v1.Health/Watch", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
 )
-async def test_messages_that_are_no_protobuf_do_not_fill_the_log(
+async def test_invalid_protobuf_does_not_fill_the_log(
     service: Service, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger(GRPC_LOGGER).filters.clear()  # of other tests, which may have used up their minute

@@ -65,8 +65,8 @@ async def no_metrics() -> list[bytes]:
 
 @pytest.fixture
 async def ops(service: Service) -> AsyncIterator[Port]:
-    siblings = WorkerStats(service.metrics, HotKeys())
-    server = HttpServer(debug_app(service.rules, siblings.stats, siblings.hot, no_metrics))
+    workers = WorkerStats(service.metrics, HotKeys())
+    server = HttpServer(debug_app(service.rules, workers.stats, workers.hot, no_metrics))
     await server.start("127.0.0.1", 0)
     yield Port(server)
     await server.stop()
@@ -199,7 +199,7 @@ async def test_rlconfig_prints_every_limit_sorted(ops: Port, service: Service) -
     assert "x-ratelimit-rules-last-error" not in reply.headers
 
 
-async def test_rejected_rules_update_is_shown_in_rlconfig(ops: Port, service: Service) -> None:
+async def test_rejected_rules_update_is_reported_in_rlconfig(ops: Port, service: Service) -> None:
     service.rules.reject(RulesError(Problem("a.yaml", line, 1, "wröng " * 20) for line in range(1, 9)))
     headers = (await ops.get("/rlconfig")).headers
     assert headers["x-ratelimit-rules-failures"] == "1"

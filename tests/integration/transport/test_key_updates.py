@@ -34,7 +34,10 @@ def expand(secret: bytes, label: bytes, size: int) -> bytes:
 
 
 def key_updates(secret: bytes, count: int) -> bytes:
-    """So many records, each under the keys of the one before. `secret` is that of the client's first record."""
+    """Return KeyUpdate records, each encrypted with the keys that follow from the previous one.
+
+    `secret` is that of the client's first record.
+    """
     records = []
     for _ in range(count):
         header = APPLICATION_DATA + (len(UPDATE_REQUESTED + HANDSHAKE) + 16).to_bytes(2, "big")
@@ -105,7 +108,7 @@ def handled(monkeypatch: pytest.MonkeyPatch) -> list[BoundedSslObject]:
     return seen
 
 
-async def test_a_flood_ends_its_connection_before_it_is_read(
+async def test_a_flood_of_key_updates_ends_the_connection_before_it_is_read(
     service: Service, address: str, authority: Authority, tmp_path: Path, handled: list[BoundedSslObject]
 ) -> None:
     client = await asyncio.to_thread(Updater, address, authority, tmp_path)
@@ -115,7 +118,7 @@ async def test_a_flood_ends_its_connection_before_it_is_read(
     client.close()
 
 
-async def test_a_few_do_not(
+async def test_a_few_key_updates_do_not_end_the_connection(
     service: Service, address: str, authority: Authority, tmp_path: Path, handled: list[BoundedSslObject]
 ) -> None:
     client = await asyncio.to_thread(Updater, address, authority, tmp_path)

@@ -131,12 +131,12 @@ async def test_sync_and_async_clients_get_the_same_result(limiter: AsyncRateLimi
             )
 
     waited = await asyncio.to_thread(ask)
-    theirs = (
+    expected = (
         await limiter.check("ann", cost=2),
         await limiter.remaining("ann", endpoint="/a"),
         await limiter.reset("ann", endpoint="/a"),
     )
-    assert waited == theirs
+    assert waited == expected
     assert waited[0].remaining == 4
     assert [(quota.rule, quota.remaining, quota.window) for quota in waited[1].limits] == [
         ("edge.user", 4, "year"),

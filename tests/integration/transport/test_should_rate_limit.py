@@ -62,7 +62,7 @@ async def test_an_override_and_own_hits_are_read(client: Client) -> None:
 
 
 @pytest.mark.parametrize("answers", [ResponseOptions(headers_enabled=True, reset_header="X-Reset")])
-async def test_headers_are_sent_on_ok_and_over_limit_alike(client: Client) -> None:
+async def test_headers_are_sent_both_on_ok_and_on_over_limit(client: Client) -> None:
     for code, remaining in ((OK, "1"), (OK, "0"), (OVER_LIMIT, "0")):
         answer = await client.ask({"tenant": "t"}, {"user": "a"})
         headers = [(header.key, header.value) for header in answer.response_headers_to_add]

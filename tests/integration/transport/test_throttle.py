@@ -17,7 +17,7 @@ from ratelimit_rls.protos.messages import RateLimitResponse
 from ratelimit_rls.transport.http import server as http_server
 from ratelimit_rls.transport.http.json_api import json_app
 from ratelimit_rls.transport.http.server import HttpServer
-from tests.integration.transport.conftest import MAX_HELD, Client, Service, eventually, message
+from tests.integration.transport.conftest import MAX_DELAYED, Client, Service, eventually, message
 
 OK, OVER_LIMIT = 1, 2
 
@@ -163,13 +163,13 @@ async def test_lost_connection_releases_all_slots(client: Client, service: Servi
 
 async def test_full_queue_denies_only_calls_that_would_wait(client: Client, service: Service) -> None:
     assert await code(client.raw(LONG)) == OK
-    delayed = [await delay_one(client, service, LONG) for _ in range(MAX_HELD)]
+    delayed = [await delay_one(client, service, LONG) for _ in range(MAX_DELAYED)]
     assert await code(client.raw(LONG)) == OVER_LIMIT
     assert await code(client.raw(message({"long": "y"}))) == OK
     assert await code(client.raw(message({"user": "y"}))) == OK
-    assert (stat(service, "queue_length"), stat(service, "queue_full")) == (MAX_HELD, 2)
+    assert (stat(service, "queue_length"), stat(service, "queue_full")) == (MAX_DELAYED, 2)
     delayed.pop().cancel()
-    await eventually(lambda: service.throttle_queue.delayed == MAX_HELD - 1)
+    await eventually(lambda: service.throttle_queue.delayed == MAX_DELAYED - 1)
     delayed.append(await delay_one(client, service, LONG))
     for call in delayed:
         call.cancel()

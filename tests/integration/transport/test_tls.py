@@ -40,10 +40,10 @@ class Pair:
 
     def replace(self, other: Pair) -> None:
         """Replace these files atomically with the other's, as in a mounted secret."""
-        for mine, theirs in ((self.certificate, other.certificate), (self.key, other.key)):
-            new = mine.with_suffix(".new")
-            new.write_bytes(theirs.read_bytes())
-            os.replace(new, mine)
+        for used, replacement in ((self.certificate, other.certificate), (self.key, other.key)):
+            new = used.with_suffix(".new")
+            new.write_bytes(replacement.read_bytes())
+            os.replace(new, used)
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +76,19 @@ def short_reload_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_listener, "RELOAD_INTERVAL_S", 0.02)
 
 
-async def connect(address: str, trusted: Authority, shown: Pair | None = None) -> AsyncIterator[Client]:
+async def connect(address: str, trusted: Authority, presented: Pair | None = None) -> AsyncIterator[Client]:
     credentials = grpc.ssl_channel_credentials(
         trusted.ca_path.read_bytes(),
-        shown.key.read_bytes() if shown else None,
-        shown.certificate.read_bytes() if shown else None,
+        presented.key.read_bytes() if presented else None,
+        presented.certificate.read_bytes() if presented else None,
     )
     async with aio.secure_channel(address, credentials, [("grpc.ssl_target_name_override", SERVER)]) as channel:
         yield Client(channel)
 
 
-async def admitted(address: str, trusted: Authority, shown: Pair | None = None) -> bool:
+async def admitted(address: str, trusted: Authority, presented: Pair | None = None) -> bool:
     """Return whether a call on a new connection is answered."""
-    async for client in connect(address, trusted, shown):
+    async for client in connect(address, trusted, presented):
         try:
             return bool((await client.ask({"tenant": "t"})).overall_code == 1)
         except aio.AioRpcError as error:

@@ -22,9 +22,9 @@ from ratelimit_rls.telemetry.usage_recorder import UsageRecorder
 
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
-OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
-PASSED = decision_of(OUTLINE, StoreResult.of(False, 0, (Reading(3, 0, 1),)))
-DENIED = decision_of(OUTLINE, StoreResult.of(True, 0, (Reading(-1, 5_000_000, 1),)))
+TEMPLATE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
+PASSED = decision_of(TEMPLATE, StoreResult.of(False, 0, (Reading(3, 0, 1),)))
+DENIED = decision_of(TEMPLATE, StoreResult.of(True, 0, (Reading(-1, 5_000_000, 1),)))
 
 
 def call(
@@ -32,6 +32,6 @@ def call(
 ) -> None:
     """Record this many requests of one user, decided in one batch."""
     entries = (Entry("user", user), *([Entry("path", path)] if path else []))
-    line = recorder.usage_entry(Request("edge", (Descriptor(entries),)), OUTLINE)
+    line = recorder.usage_entry(Request("edge", (Descriptor(entries),)), TEMPLATE)
     decisions = [PASSED] * passed + [DENIED] * denied
     recorder.note([line] * len(decisions), decisions, elapsed_s)

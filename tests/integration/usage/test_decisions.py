@@ -28,7 +28,7 @@ def new_ledger(clock: Clock, sample: float = 0.0, max_waiting: int = 1000, max_l
     return UsageRecorder(sample=sample, max_waiting=max_waiting, max_lines=max_lines, clock=clock)
 
 
-def new_scribe(database: Database, recorder: UsageRecorder, clock: Clock, **options: Any) -> UsageWriter:
+def new_usage_writer(database: Database, recorder: UsageRecorder, clock: Clock, **options: Any) -> UsageWriter:
     return UsageWriter(database, recorder, server_id="here", region="eu", clock=clock, **options)
 
 
@@ -48,7 +48,7 @@ async def counted(database: Database) -> tuple[int, int]:
 async def test_denials_are_stored_with_all_their_fields(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
     call(recorder, "alice", passed=3, denied=1, elapsed_s=0.0005, path="/a?secret=1")
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     await usage_writer.work()
     (one,) = await decisions(database, clock.now_s - 1, clock.now_s + 1)
     assert (one.at_s, one.domain, one.user, one.endpoint, one.rule) == (clock.now_s, "edge", "alice", "/a", "edge.user")
@@ -61,7 +61,7 @@ async def test_denials_are_stored_with_all_their_fields(database: Database, cloc
 async def test_batch_written_twice_is_stored_once(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
     call(recorder, "alice", denied=5)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     taken = recorder.take_decisions(10)
     recorder.put_back(taken)
     await usage_writer.flush()
@@ -72,7 +72,7 @@ async def test_batch_written_twice_is_stored_once(database: Database, clock: Clo
 
 async def test_rewriting_a_minute_keeps_its_total(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     for _ in range(3):
         call(recorder, "alice", passed=2, denied=1)
         clock.now_s += 11
@@ -89,7 +89,7 @@ async def test_rewriting_a_minute_keeps_its_total(database: Database, clock: Clo
 
 async def test_minute_that_ends_between_take_and_write_is_complete(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     call(recorder, "alice", passed=2)
     await usage_writer._take_usage()
     call(recorder, "alice", passed=1)
@@ -104,7 +104,7 @@ async def test_process_with_the_same_name_overwrites_nothing(database: Database,
     for _ in range(2):  # restarted within the minute
         recorder = new_ledger(clock)
         call(recorder, "alice", passed=4)
-        await new_scribe(database, recorder, clock).flush()
+        await new_usage_writer(database, recorder, clock).flush()
     assert await counted(database) == (8, 0)
 
 
@@ -113,7 +113,7 @@ async def test_one_rejected_row_does_not_lose_others(database: Database, clock: 
     call(recorder, "alice", denied=7)
     missing: str = None  # type: ignore[assignment]
     recorder.put_back([DecisionRecord(clock.now_s, 1, RecordedCaller(missing), "", DecisionOutcome.BLOCKED)])
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     await usage_writer.flush()
     assert (await stored(database), usage_writer.written, usage_writer.rejected) == (7, 7, 1)
 
@@ -123,7 +123,7 @@ async def test_nothing_is_lost_while_tables_are_missing(database: Database, cloc
         await connection.execute(text("ALTER TABLE rate_limit_audit_logs RENAME TO elsewhere"))
     recorder = new_ledger(clock)
     call(recorder, "alice", denied=3)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     with pytest.raises(Exception, match="rejected the statement"):
         await usage_writer.work()
     async with database.begin() as connection:
@@ -135,7 +135,7 @@ async def test_nothing_is_lost_while_tables_are_missing(database: Database, cloc
 async def test_overflow_is_counted_exactly(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock, max_waiting=10)
     call(recorder, "alice", passed=5, denied=25)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     await usage_writer.flush()
     call(recorder, "alice", denied=4)
     await usage_writer.flush()
@@ -145,7 +145,7 @@ async def test_overflow_is_counted_exactly(database: Database, clock: Clock) -> 
 
 async def test_usage_beyond_the_bound_is_merged_and_then_dropped(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    usage_writer = new_scribe(database, recorder, clock, max_cells=2)
+    usage_writer = new_usage_writer(database, recorder, clock, max_cells=2)
     for _ in range(4):
         for user in ("alice", "bob", "carol"):
             call(recorder, user, passed=1)
@@ -164,7 +164,7 @@ async def test_touch_receives_the_activity_of_users(database: Database, clock: C
         result.append(dict(users))  # type: ignore[call-overload]
 
     recorder = new_ledger(clock)
-    usage_writer = new_scribe(database, recorder, clock, touch=touch)
+    usage_writer = new_usage_writer(database, recorder, clock, touch=touch)
     call(recorder, "alice", passed=2, denied=1, path="/a")
     call(recorder, "alice", passed=2, path="/b")
     await usage_writer.work()
@@ -176,7 +176,7 @@ async def test_touch_receives_the_activity_of_users(database: Database, clock: C
 
 async def test_written_minutes_mark_their_hour_as_due(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     for _ in range(2):
         call(recorder, "alice", passed=1)
         await usage_writer.flush()
@@ -188,7 +188,7 @@ async def test_written_minutes_mark_their_hour_as_due(database: Database, clock:
 
 async def test_close_writes_the_rest(database: Database, clock: Clock) -> None:
     recorder = new_ledger(clock)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     usage_writer.start()
     call(recorder, "alice", passed=1, denied=2)
     await usage_writer.close()
@@ -204,7 +204,7 @@ async def test_begin_and_end_of_an_outage_are_logged(
         await connection.execute(text("ALTER TABLE rate_limit_audit_logs RENAME TO elsewhere"))
     recorder = new_ledger(clock)
     call(recorder, "alice", denied=3)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     with capture_logs() as logs:
         usage_writer.start()
         async with asyncio.timeout(10):
@@ -230,7 +230,7 @@ async def test_nothing_is_lost_when_the_server_dies_during_writes(
     database = Database(postgres_server.url(postgres_server.new_database()))
     await database.upgrade()
     recorder = new_ledger(clock, max_waiting=50_000)
-    usage_writer = new_scribe(database, recorder, clock)
+    usage_writer = new_usage_writer(database, recorder, clock)
     failed = 0
     for _ in range(12):  # a restart between two transactions aborts nothing
         call(recorder, "alice", passed=100, denied=1500)

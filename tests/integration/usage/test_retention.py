@@ -209,9 +209,9 @@ async def test_interrupted_run_is_resumed_without_loss(
 ) -> None:
     """The process dies after a file was written, after it was recorded, and while its rows are being dropped."""
     made = await fill(database)
-    whose = retention._SqliteArchiver if database.dialect == "sqlite" else retention._PostgresArchiver
+    archiver = retention._SqliteArchiver if database.dialect == "sqlite" else retention._PostgresArchiver
     name = {"written": "_record_archive", "noted": "_drop", "dropping": "_drop"}[step]
-    original = getattr(whose, name)
+    original = getattr(archiver, name)
 
     async def dies(self: Any, *arguments: Any, **named: Any) -> None:
         if step == "dropping":
@@ -223,7 +223,7 @@ async def test_interrupted_run_is_resumed_without_loss(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(whose, name, dies)
+        patched.setattr(archiver, name, dies)
         with pytest.raises(KeyboardInterrupt):
             await retain(database, settings_of(tmp_path), NOW_S)
     planned = await retain(database, settings_of(tmp_path), NOW_S, dry_run=True)
@@ -254,12 +254,12 @@ async def test_late_rows_are_archived_as_another_part(database: Database, tmp_pa
 async def test_archive_of_another_database_is_not_overwritten(database: Database, tmp_path: Path) -> None:
     """Also one of this database that was restored from before the archive was recorded."""
     await fill(database)
-    theirs = tmp_path / "2024/07/audit_logs.parquet"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_bytes(b"theirs")
+    other_file = tmp_path / "2024/07/audit_logs.parquet"
+    other_file.parent.mkdir(parents=True)
+    other_file.write_bytes(b"theirs")
     done = await retain(database, settings_of(tmp_path), NOW_S)
     assert ArchivedMonth("audit", "2024-07", 8, "2024/07/audit_logs.2.parquet") in done
-    assert theirs.read_bytes() == b"theirs"
+    assert other_file.read_bytes() == b"theirs"
 
 
 async def test_late_minutes_of_an_archived_month_are_retained_and_dropped(database: Database, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_scrape_fails_without_a_server(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("received", "error"),
     [
         (Received(calls=100, scrapes=1), None),
         (Received(calls=50, scrapes=1), None),
@@ -67,14 +67,14 @@ def test_scrape_fails_without_a_server(url: str) -> None:
     ],
 )
 def test_telemetry_figures_need_traces_and_scrapes(
-    url: str, so_far: Received, told: Received, said: str | None, monkeypatch: pytest.MonkeyPatch
+    url: str, so_far: Received, received: Received, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "EXPORT_TIMEOUT_S", 0.0)
-    so_far.calls, so_far.scrapes = told.calls, told.scrapes
-    if said is None:
+    so_far.calls, so_far.scrapes = received.calls, received.scrapes
+    if error is None:
         answers.check_exported(url, 10_000)
         return
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=error):
         answers.check_exported(url, 10_000)
 
 

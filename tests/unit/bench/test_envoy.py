@@ -61,16 +61,16 @@ def test_request_is_one_headers_frame_without_table_changes() -> None:
 
 
 def test_requests_without_body_need_no_flow_control_window() -> None:
-    ours, theirs = socket.socketpair()
+    client, server = socket.socketpair()
 
     class Paired(Target):
         def connect(self) -> socket.socket:
-            return ours
+            return client
 
-    with theirs, closing(Connection(Paired("nowhere", None, wire.HTTP))) as connection:
-        theirs.sendall(wire.settings({}))
+    with server, closing(Connection(Paired("nowhere", None, wire.HTTP))) as connection:
+        server.sendall(wire.settings({}))
         connection.receive()
-        ours.setblocking(False)
+        client.setblocking(False)
         # More than twice the default window, which is never enlarged.
         assert connection.ask(2_000, cycle(envoy.requests(1))) == 2_000
 
@@ -95,14 +95,14 @@ def test_envoy_calls_the_service_once_per_request(tmp_path: Path, servers: Serve
 @pytest.mark.e2e
 def test_both_descriptors_of_a_request_are_limited(tmp_path: Path, servers: Servers) -> None:
     """Each descriptor has its own key: of two callers that share one, the first uses it up."""
-    ours = wire.get({":path": "/a", ":authority": "api", "x-tenant": "t", "x-user": "alice"})
+    client = wire.get({":path": "/a", ":authority": "api", "x-tenant": "t", "x-user": "alice"})
     same_route = wire.get({":path": "/a", ":authority": "api", "x-tenant": "t", "x-user": "bob"})
     same_user = wire.get({":path": "/b", ":authority": "api", "x-tenant": "t", "x-user": "alice"})
     for another in (same_route, same_user):
         with service(tmp_path, 1) as requested:
             started = servers.envoy("envoy", requested.grpc_port)
             with pytest.raises(LoadError, match=r"a call failed: .*x-envoy-ratelimited: true"):
-                ask_two(started, [ours, another])
+                ask_two(started, [client, another])
 
 
 @pytest.mark.e2e

@@ -20,7 +20,7 @@ NOW_S = 1_786_000_000.0
 MIB = 2**20
 
 BY_NAME = {kind.name: kind for kind in KINDS}
-HELD = Vitals(80 * MIB, 13, 34, 2)
+WARM = Vitals(80 * MIB, 13, 34, 2)
 
 
 def call(name: str, at_s: float, outcome: Outcome = OK, took_s: float = 0.001, **more: Any) -> CallRecord:
@@ -28,7 +28,7 @@ def call(name: str, at_s: float, outcome: Outcome = OK, took_s: float = 0.001, *
 
 
 def record(
-    calls: Sequence[CallRecord], *faults: Fault, begun: int | None = None, last: Vitals = HELD, lag_s: float = 0.001
+    calls: Sequence[CallRecord], *faults: Fault, begun: int | None = None, last: Vitals = WARM, lag_s: float = 0.001
 ) -> Record:
     orders = [call("order", 0.1 * number) for number in range(100)]  # present throughout a soak
     return Record(
@@ -37,7 +37,7 @@ def record(
         calls=[*orders, *calls],
         lags_s=[lag_s] * 100,
         faults=faults,
-        vitals={"warm": HELD, "at last": last},
+        vitals={"warm": WARM, "at last": last},
     )
 
 
@@ -76,10 +76,10 @@ NOT_WELL = {
     "no response": (record([call("share", 0, grpc.StatusCode.DEADLINE_EXCEEDED, 0.1)]), "no answer"),
     "a response after the deadline": (record([call("share", 0, took_s=0.2)] * 2), "more than their deadlines"),
     "no recovery": (record([], Fault("cut", NOW_S + 20, NOW_S + 21)), "only inf"),
-    "an additional connection": (record([], last=HELD._replace(connections=3)), "connections 2 → 3"),
-    "an additional file": (record([], last=HELD._replace(files=35)), "files"),
-    "additional threads": (record([], last=HELD._replace(threads=18)), "threads 13 → 18"),
-    "memory growth": (record([], last=HELD._replace(resident_bytes=90 * MIB)), "memory by 10.0 MiB"),
+    "an additional connection": (record([], last=WARM._replace(connections=3)), "connections 2 → 3"),
+    "an additional file": (record([], last=WARM._replace(files=35)), "files"),
+    "additional threads": (record([], last=WARM._replace(threads=18)), "threads 13 → 18"),
+    "memory growth": (record([], last=WARM._replace(resident_bytes=90 * MIB)), "memory by 10.0 MiB"),
     "a call that waits forever": (replace(record([]), left_over={"held": 1}), "held is 1"),
 }
 

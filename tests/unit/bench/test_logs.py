@@ -39,14 +39,14 @@ async def decisions(redis: RedisServer, tmp_path: Path, limit: int) -> list[Deci
     await store.start()
     try:
         limiter = make_limiter(compile_documents({"bench.yaml": rules}).tree, store)
-        decided = await limiter.check([limiter.prepare(asked(number)) for number in CALLERS])
+        decided = await limiter.check([limiter.prepare(request_of(number)) for number in CALLERS])
     finally:
         await store.close()
     assert all(isinstance(one, Decision) for one in decided)
     return [one for one in decided if isinstance(one, Decision)]
 
 
-def asked(number: int) -> Request:
+def request_of(number: int) -> Request:
     result = RateLimitRequest.FromString(workload.request(number, 1))
     entries = (tuple(Entry(one.key, one.value) for one in descriptor.entries) for descriptor in result.descriptors)
     return Request(result.domain, tuple(map(Descriptor, entries)))

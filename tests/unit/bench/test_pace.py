@@ -139,15 +139,15 @@ def test_calls_sent_late_by_the_load_are_reported(tmp_path: Path) -> None:
 
 
 def test_out_of_order_responses_are_matched_to_their_calls(tmp_path: Path) -> None:
-    held: list[int] = []
+    withheld: list[int] = []
 
     def first_one_last(server: NativeGrpcFront, call_id: int, before: int) -> None:
         if before == PRIMING:
-            held.append(call_id)
+            withheld.append(call_id)
             return
         server.respond(call_id, OK)
         if before == PRIMING + 99:
-            server.respond(held[0], OK)
+            server.respond(withheld[0], OK)
 
     with (
         front(tmp_path / "grpc.sock", first_one_last) as target,
@@ -237,13 +237,13 @@ def test_pause_between_calls_is_not_a_stall(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("direction", "error"),
     [
         (socket.SHUT_RD, r"the server closed a connection with \d+ calls in flight"),
         (socket.SHUT_WR, r"a connection broke with \d+ calls in flight: .*Broken pipe"),
     ],
 )
-def test_no_figures_if_a_connection_is_closed(tmp_path: Path, way: int, said: str) -> None:
+def test_no_figures_if_a_connection_is_closed(tmp_path: Path, direction: int, error: str) -> None:
     sockets: list[socket.socket] = []
 
     class Kept(Target):
@@ -252,11 +252,11 @@ def test_no_figures_if_a_connection_is_closed(tmp_path: Path, way: int, said: st
             return sockets[-1]
 
     # Before the only call: either its request or its response is cut off.
-    calls = Eventful(requests(300), at=PRIMING, happens=lambda: sockets[0].shutdown(way))
+    calls = Eventful(requests(300), at=PRIMING, happens=lambda: sockets[0].shutdown(direction))
     with (
         front(tmp_path / "grpc.sock") as target,
         PacedLoad(Kept(target.address), calls, connections=1) as load,
-        pytest.raises(LoadError, match=said),
+        pytest.raises(LoadError, match=error),
     ):
         load.run(1_000, 0.001)
 

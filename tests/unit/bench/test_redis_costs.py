@@ -11,7 +11,7 @@ import pytest
 from bench import capacity, cpu, redis_instructions
 from bench.capacity import KeyMemory
 from bench.fleet import Fleet
-from bench.redis_instructions import COMMANDS, OURS, TWO_FIXED_WINDOWS, Counted
+from bench.redis_instructions import COMMANDS, OWN_CASES, TWO_FIXED_WINDOWS, Counted
 from bench.scenarios import (
     CLUSTER,
     CLUSTER_BY_DOMAIN,
@@ -32,7 +32,7 @@ from tests.unit.bench.sample_results import ONE
 
 def test_instructions_are_compared_with_the_commands_for_as_many_limits() -> None:
     one, two = COMMANDS
-    batch = OURS[-1]
+    batch = OWN_CASES[-1]
     counted = {
         TWO_FIXED_WINDOWS: Counted(150_000, 1.0),
         batch: Counted(75_000, 8.0),

@@ -76,15 +76,15 @@ def test_all_features_are_compared_with_none_for_rls_and_ext_authz() -> None:
 
 
 def test_redis_commands_are_reported_per_call() -> None:
-    def asked(**commands: float) -> list[Measurement]:
+    def with_commands(**commands: float) -> list[Measurement]:
         return [replace(ONE, redis_commands=commands)]
 
     hot = replace(REDIS_2, keys=1)
     results = {
-        REDIS_2: asked(evalsha=0.02, set=2) + asked(evalsha=0.04, set=2) + asked(evalsha=0.021),
-        hot: asked(evalsha=0.01),
-        CHECKS: asked(evalsha=0.025),
-        with_records(CHECKS): asked(evalsha=0.024, get=0.001),
+        REDIS_2: with_commands(evalsha=0.02, set=2) + with_commands(evalsha=0.04, set=2) + with_commands(evalsha=0.021),
+        hot: with_commands(evalsha=0.01),
+        CHECKS: with_commands(evalsha=0.025),
+        with_records(CHECKS): with_commands(evalsha=0.024, get=0.001),
     }
     assert [line.strip() for line in verdicts(results) if "Redis commands" in line] == [
         "Redis commands a call, ext_authz, without → with: evalsha 0.025 → 0.024, get 0.000 → 0.001",
@@ -138,10 +138,10 @@ def test_scenarios_without_envoy_are_measured_if_it_is_missing(monkeypatch: pyte
     assert {*every} - {*plan(options([])).scenarios} == {ENVOY_ALONE, THROUGH_ENVOY}
 
 
-def test_ratio_is_ours_divided_by_theirs() -> None:
-    theirs = [replace(ONE, service_us=100, redis_us=40, calls_per_s=10_000)]
-    ours = [replace(ONE, service_us=50, redis_us=10, calls_per_s=30_000)]
-    lines = verdicts({REDIS_2: ours, Scenario(Server.PEER): theirs})
+def test_ratio_is_own_divided_by_peer() -> None:
+    peer = [replace(ONE, service_us=100, redis_us=40, calls_per_s=10_000)]
+    own = [replace(ONE, service_us=50, redis_us=10, calls_per_s=30_000)]
+    lines = verdicts({REDIS_2: own, Scenario(Server.PEER): peer})
     assert lines == [
         "redis-2 ÷ peer-2: calls/s 3.00 (at least 2: met), service µs 0.50 (at most 0.45: MISSED), "
         "Redis µs 0.25 (at most 0.6: met)"
@@ -174,12 +174,10 @@ def latencies(p50_us: float) -> Latencies:
 
 def test_fleet_is_compared_with_the_peer_by_batches_and_latencies() -> None:
     fleet = FLEET[0]
-    ours = replace(
-        ONE, redis_us=60, redis_reads=1.0, redis_commands={"fcall": 0.8, "get": 1}, latencies=latencies(3000)
-    )
-    theirs = replace(ONE, redis_us=30, redis_reads=0.5, redis_commands={"incrby": 1, "expire": 1})
-    theirs = replace(theirs, latencies=latencies(2000))
-    assert verdicts({fleet: [ours], of_peer(fleet): [theirs]}) == [
+    own = replace(ONE, redis_us=60, redis_reads=1.0, redis_commands={"fcall": 0.8, "get": 1}, latencies=latencies(3000))
+    peer = replace(ONE, redis_us=30, redis_reads=0.5, redis_commands={"incrby": 1, "expire": 1})
+    peer = replace(peer, latencies=latencies(2000))
+    assert verdicts({fleet: [own], of_peer(fleet): [peer]}) == [
         "redis-1-fleet-1-in-flight: 1.25 calls a command, 1.00 reads of Redis a call; closed loop, ms: "
         "p50 3.00, p95 3.00, p99 3.00, p99.9 3.00",
         "peer-1-fleet-1-in-flight: 0.50 calls a command, 0.50 reads of Redis a call; closed loop, ms: "
@@ -274,22 +272,22 @@ def test_every_target_refers_to_measured_scenarios() -> None:
 
 def test_redis_and_envoy_costs_are_compared_separately() -> None:
     gcra = next(one for one in ALGORITHMS if one.rules.algorithm == "gcra")
-    ours, theirs = replace(ONE, redis_us=30), replace(ONE, redis_us=10)
-    assert verdicts({gcra: [ours], FIXED_WINDOW: [theirs]}) == [
+    own, peer = replace(ONE, redis_us=30), replace(ONE, redis_us=10)
+    assert verdicts({gcra: [own], FIXED_WINDOW: [peer]}) == [
         "gcra ÷ fixed_window: 1.00 (at most 1.5: met)",
         "gcra ÷ fixed_window, Redis: 3.00 (at most 2: MISSED)",
     ]
 
 
 def test_latencies_are_compared_with_envoyproxy_ratelimit() -> None:
-    ours = Latencies(100, per_s=50, p50_us=1500, p95_us=4000, p99_us=5000, p99_9_us=9000, max_us=9000)
-    theirs = replace(ours, p50_us=1000, p95_us=10_000, p99_us=20_000, p99_9_us=9000)
-    assert report.latencies({REDIS_2: ours})[1:] == []
-    assert report.latencies({REDIS_2: ours, replace(REDIS_2, server=Server.PEER): theirs})[-1] == (
+    own = Latencies(100, per_s=50, p50_us=1500, p95_us=4000, p99_us=5000, p99_9_us=9000, max_us=9000)
+    peer = replace(own, p50_us=1000, p95_us=10_000, p99_us=20_000, p99_9_us=9000)
+    assert report.latencies({REDIS_2: own})[1:] == []
+    assert report.latencies({REDIS_2: own, replace(REDIS_2, server=Server.PEER): peer})[-1] == (
         "redis-2: our latencies ÷ the reference's: p50 1.50 (at most 1: MISSED), p95 0.40 (at most 1: met), "
         "p99 0.25 (at most 1: met), p99.9 1.00 (at most 1: met)"
     )
-    assert report.latencies({REDIS_2: ours}) == [
+    assert report.latencies({REDIS_2: own}) == [
         "redis-2 at 50 calls/s: p50 1.50 ms, p95 4.00, p99 5.00, p99.9 9.00; "
         "0.0% of the calls were sent late by the load itself"
     ]

@@ -106,14 +106,14 @@ def test_colour_is_used_only_on_terminals_without_no_color(
 ) -> None:
     Path("bad.yaml").write_text(BAD)
     assert "\x1b" not in run("check", "bad.yaml").out
-    ours, theirs = os.openpty()
-    with open(ours, "rb", closefd=True) as terminal:
+    terminal_end, child_end = os.openpty()
+    with open(terminal_end, "rb", closefd=True) as terminal:
         others = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         command = [sys.executable, "-m", "ratelimit_rls", "check", "bad.yaml"]
         path = {"PYTHONPATH": str(Path(__file__).parents[3])}
-        done = subprocess.run(command, stdout=theirs, env={**others, **path, **environ}, timeout=30, check=False)
-        os.close(theirs)
-        shown = terminal.read1()
+        done = subprocess.run(command, stdout=child_end, env={**others, **path, **environ}, timeout=30, check=False)
+        os.close(child_end)
+        output = terminal.read1()
     assert done.returncode == ExitCode.BAD
-    assert b"2 errors" in shown
-    assert (b"\x1b[31merror" in shown) is is_coloured
+    assert b"2 errors" in output
+    assert (b"\x1b[31merror" in output) is is_coloured

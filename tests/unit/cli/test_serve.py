@@ -38,12 +38,12 @@ def settings(*arguments: str) -> Settings:
 
 def test_help_lists_flag_variable_and_default_of_every_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    shown = "".join(run("serve", "--help").out.split())
+    output = "".join(run("serve", "--help").out.split())
     for variable in VARIABLES:
         flag = variable.flag if variable.kind != "bool" else f"--[no-]{variable.flag[2:]}"
         default = f"; default: {variable.effective_default}" if variable.effective_default else ""
-        assert flag in shown
-        assert "".join(f"{variable.description} [{variable.name}{default}]".split()) in shown
+        assert flag in output
+        assert "".join(f"{variable.description} [{variable.name}{default}]".split()) in output
 
 
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.flag)

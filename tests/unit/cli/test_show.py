@@ -97,7 +97,7 @@ def test_tree_format_shows_rules_and_positions(run: Run, rules: Path) -> None:
     )
 
 
-def test_non_default_options_are_shown_once_per_rule_or_domain(run: Run, rules: Path) -> None:
+def test_non_default_options_are_printed_once_per_rule_or_domain(run: Run, rules: Path) -> None:
     rules.write_text(RICH)
     result = run("show", rules).out.splitlines()
     assert result[0].split(maxsplit=1) == [

@@ -34,9 +34,9 @@ def test_replayed_log_is_reported_per_rule(run: Run, rules: Path, log: Path) -> 
     mapped = ("--domain", "edge", "--descriptor", "plan=free,user=%x_user%", "--descriptor", "path=%path%")
     ended = run("simulate", rules, "--traffic", log, *mapped)
     assert (ended.code, ended.err) == (ExitCode.DONE, "")
-    first, bad, where, _, verdict, head, *table = ended.out.splitlines()
+    first, invalid, where, _, verdict, head, *table = ended.out.splitlines()
     assert first.startswith("20 requests, 2024-03-01T12:00:00Z to 2024-03-01T12:00:09Z; replayed in ")
-    assert (bad, where) == ("1 of 21 lines is bad and was left out:", "  line 21: not JSON")
+    assert (invalid, where) == ("1 of 21 lines is invalid and was skipped:", "  line 21: not JSON")
     assert verdict == "api.yaml: 12 admitted, 8 denied (40.0%)"
     assert head.split()[:4] == ["rule", "calls", "hits", "denied"]
     assert [row.split() for row in table] == [
@@ -161,8 +161,8 @@ def test_progress_is_one_line_on_terminals_and_is_cleared(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(sys.modules["ratelimit_rls.cli.simulate"], "PROGRESS_INTERVAL_S", 0)
     ended = run("simulate", rules, *PROFILE)
-    *shown, last = ended.err.split("\r")[1:]
-    assert " a second, " in shown[-1]
-    assert " left" in shown[-1]
+    *updates, last = ended.err.split("\r")[1:]
+    assert " a second, " in updates[-1]
+    assert " left" in updates[-1]
     assert "\n" not in ended.err
     assert last.strip("\x1b[K") == ""

@@ -96,7 +96,7 @@ def test_json_and_junit_contain_the_results(run: Run, tests: Path) -> None:
     assert (result["files"], result["tests"], result["failed"]) == (1, 2, 1)
     (difference,) = result["results"][0]["differences"]
     assert difference["position"] == "api.test.yaml:6:9"
-    assert difference["told"][0]["rule"] == "edge.plan_free.user"
+    assert difference["statuses"][0]["rule"] == "edge.plan_free.user"
     assert result["coverage"]["percent"] == 50.0
     root = ElementTree.parse("out.xml").getroot()
     assert [case.get("name") for case in root.iter("testcase")] == ["five at once", "staff is exempt"]

@@ -25,16 +25,16 @@ OVER = CheckResult(
 )
 
 
-class Told(AsyncRateLimiterClient):
+class FixedResult(AsyncRateLimiterClient):
     """A client with a prepared result."""
 
     def __init__(self, answer: CheckResult | BaseException) -> None:
         super().__init__("127.0.0.1:1")
         self.answer = answer
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     async def check(self, identifier: str, dimension: Any = "user", **more: Any) -> CheckResult:
-        self.asked.append((identifier, dimension, more))
+        self.calls.append((identifier, dimension, more))
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
@@ -68,9 +68,9 @@ async def get(app: Any, path: str = "/a", kind: str = "http", **headers: str) ->
 
 
 async def test_allowed_response_gets_ratelimit_headers_and_app_cannot_override() -> None:
-    client = Told(PASSES)
+    client = FixedResult(PASSES)
     start, body = await get(RateLimitMiddleware(hello, client, by_user), x_user="ann")
-    assert client.asked == [("ann", "user", {"endpoint": "/a", "cost": 1, "domain": ""})]
+    assert client.calls == [("ann", "user", {"endpoint": "/a", "cost": 1, "domain": ""})]
     assert (start["status"], body["body"]) == (200, b"hello")
     assert start["headers"] == [
         (b"content-type", b"text/plain"),
@@ -81,7 +81,7 @@ async def test_allowed_response_gets_ratelimit_headers_and_app_cannot_override()
 
 
 async def test_over_limit_request_does_not_reach_the_app() -> None:
-    start, body = await get(RateLimitMiddleware(hello, Told(OVER), by_user), x_user="ann")
+    start, body = await get(RateLimitMiddleware(hello, FixedResult(OVER), by_user), x_user="ann")
     headers = dict(start["headers"])
     assert (start["status"], headers[b"retry-after"], headers[b"x-ratelimit-remaining"]) == (429, b"7", b"0")
     assert headers[b"content-type"] == b"application/json"
@@ -120,7 +120,7 @@ async def test_over_limit_request_does_not_reach_the_app() -> None:
 async def test_other_denials_have_their_own_status_and_reason(
     answer: CheckResult, status: int, headers: dict[bytes, bytes], reason: str
 ) -> None:
-    start, body = await get(RateLimitMiddleware(hello, Told(answer), by_user), x_user="ann")
+    start, body = await get(RateLimitMiddleware(hello, FixedResult(answer), by_user), x_user="ann")
     result = dict(start["headers"])
     assert start["status"] == status
     assert {name: result.get(name) for name in (b"www-authenticate", b"retry-after") if name in result} == headers
@@ -129,31 +129,31 @@ async def test_other_denials_have_their_own_status_and_reason(
 
 
 async def test_response_is_unchanged_if_no_limit_applied() -> None:
-    start, _ = await get(RateLimitMiddleware(hello, Told(CheckResult(True)), by_user), x_user="ann")
+    start, _ = await get(RateLimitMiddleware(hello, FixedResult(CheckResult(True)), by_user), x_user="ann")
     assert (b"X-RateLimit-Limit", b"forged") in start["headers"]
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "websocket"])
 async def test_lifespan_and_websocket_scopes_pass_through(kind: str) -> None:
-    client, seen = Told(OVER), []
+    client, seen = FixedResult(OVER), []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append((receive is unheard, scope["type"]))
 
     await get(RateLimitMiddleware(app, client, by_user), kind=kind, x_user="ann")
-    assert (seen, client.asked) == ([(True, kind)], [])
+    assert (seen, client.calls) == ([(True, kind)], [])
 
 
 async def test_unidentified_and_exempt_requests_are_not_checked() -> None:
-    client = Told(OVER)
+    client = FixedResult(OVER)
     app = RateLimitMiddleware(hello, client, by_user, exempt=lambda scope: scope["path"] == "/healthz")
     for path, headers in (("/a", {}), ("/a", {"x_user": ""}), ("/healthz", {"x_user": "ann"})):
         assert (await get(app, path, **headers))[0]["status"] == 200
-    assert client.asked == []
+    assert client.calls == []
 
 
 async def test_endpoint_cost_and_domain_are_configurable() -> None:
-    client = Told(PASSES)
+    client = FixedResult(PASSES)
     app = RateLimitMiddleware(
         hello,
         client,
@@ -163,18 +163,18 @@ async def test_endpoint_cost_and_domain_are_configurable() -> None:
         domain="shop",
     )
     await get(app, "/export")
-    assert client.asked == [("192.0.2.1", "ip", {"endpoint": "/all", "cost": 9, "domain": "shop"})]
+    assert client.calls == [("192.0.2.1", "ip", {"endpoint": "/all", "cost": 9, "domain": "shop"})]
 
 
 @pytest.mark.parametrize("fault", [RateLimiterError(grpc.StatusCode.UNAVAILABLE, "away"), asyncio.CancelledError()])
 async def test_client_errors_propagate_to_the_server(fault: BaseException) -> None:
     with pytest.raises(type(fault)):
-        await get(RateLimitMiddleware(hello, Told(fault), by_user), x_user="ann")
+        await get(RateLimitMiddleware(hello, FixedResult(fault), by_user), x_user="ann")
 
 
 async def test_disconnect_before_the_denial_is_ignored() -> None:
-    async def gone(message: Message) -> None:
+    async def send_to_closed(message: Message) -> None:
         raise OSError("the client has left")
 
     scope: Scope = {"type": "http", "path": "/", "headers": [(b"x-user", b"ann")]}
-    await RateLimitMiddleware(hello, Told(OVER), by_user)(scope, unheard, gone)
+    await RateLimitMiddleware(hello, FixedResult(OVER), by_user)(scope, unheard, send_to_closed)

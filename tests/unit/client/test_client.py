@@ -59,14 +59,14 @@ def test_invalid_arguments_raise_value_error_with_choices(unreachable: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("on_error", "told"),
+    ("on_error", "result"),
     [
         ("allow", CheckResult(True)),
         ("deny", CheckResult(False, retry_after=1, reason="no_answer", http_status=503)),
     ],
 )
 async def test_on_error_decides_without_response_and_logs_once(
-    on_error: OnError, told: CheckResult, unreachable: str, caplog: pytest.LogCaptureFixture
+    on_error: OnError, result: CheckResult, unreachable: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), RateLimiterClient(unreachable, on_error=on_error) as client:
         answers = [client.check("ann") for _ in range(3)]
@@ -79,7 +79,7 @@ async def test_on_error_decides_without_response_and_logs_once(
             CheckResult(
                 answer.allowed, reason=answer.reason, retry_after=answer.retry_after, http_status=answer.http_status
             )
-            == told
+            == result
         )
     assert len([record for record in caplog.records if record.name.startswith("ratelimit_rls")]) == 2
 
@@ -127,6 +127,6 @@ def test_tls_repr_hides_the_key_and_server_name_is_used() -> None:
 def test_importing_the_client_imports_only_the_messages() -> None:
     program = "import sys, ratelimit_rls.client.asgi; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    ours = [name for name in loaded if name.startswith("ratelimit_rls.") and ".client" not in name]
-    assert ours == ["ratelimit_rls.protos", "ratelimit_rls.protos.messages"]
+    imported = [name for name in loaded if name.startswith("ratelimit_rls.") and ".client" not in name]
+    assert imported == ["ratelimit_rls.protos", "ratelimit_rls.protos.messages"]
     assert not {"redis", "pydantic", "starlette", "lupa", "structlog", "sqlalchemy"} & set(loaded)

@@ -1,4 +1,4 @@
-"""Credentials in entries of RLS descriptors: verified once each, and only so many in a request."""
+"""Credentials in entries of RLS descriptors: each is verified once, and their number in a request is limited."""
 
 from __future__ import annotations
 

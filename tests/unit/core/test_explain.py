@@ -61,8 +61,10 @@ def test_unknown_value_differs_from_unknown_key() -> None:
 
 def test_patterns_that_would_match_too_are_not_tried() -> None:
     limit = "rate_limit: {unit: day, requests_per_unit: 1}"
-    ways = ("prefix: /a", "prefix: /a/b", "prefix: /b", "regex: /a/.*", "regex: /b/.*")
-    rules = "domain: edge\ndescriptors:\n" + "".join(f"- {{key: path, match: {{{way}}}, {limit}}}\n" for way in ways)
+    patterns = ("prefix: /a", "prefix: /a/b", "prefix: /b", "regex: /a/.*", "regex: /b/.*")
+    rules = "domain: edge\ndescriptors:\n" + "".join(
+        f"- {{key: path, match: {{{one}}}, {limit}}}\n" for one in patterns
+    )
     tree = compile_documents({"f.yaml": rules.encode()}).tree
 
     (level,) = explain(tree, "edge", Descriptor((Entry("path", "/a/b/c"),))).levels

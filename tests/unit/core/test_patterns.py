@@ -62,7 +62,7 @@ def test_values_share_a_counter_only_with_share_threshold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "value", "is_met"),
+    ("network", "value", "is_match"),
     [
         ("::ffff:10.0.0.0/104", "10.1.2.3", True),
         ("::ffff:10.0.0.0/104", "::ffff:10.1.2.3", True),
@@ -76,14 +76,14 @@ def test_values_share_a_counter_only_with_share_threshold() -> None:
         ("::fffe:a00:0/104", "10.1.2.3", False),
     ],
 )
-def test_ipv4_mapped_network_matches_ipv4(network: str, value: str, is_met: bool) -> None:
+def test_ipv4_mapped_network_matches_ipv4(network: str, value: str, is_match: bool) -> None:
     limit = "rate_limit: {unit: day, requests_per_unit: 1}"
     rules = f"domain: d\ndescriptors: [{{key: ip, match: {{cidr: '{network}'}}, {limit}}}]"
     root = compile_documents({"f": rules.encode()}).tree.domains["d"]
 
     rule = match_descriptor(root, Descriptor((Entry("ip", value),))).rule
 
-    assert (rule is not None) == is_met
+    assert (rule is not None) == is_match
     assert [node.label for node in root.patterns["ip"]] == [f"ip_cidr({network})"]  # shown as written
 
 

@@ -240,11 +240,11 @@ def test_memory_of_planner_and_cached_plans_is_bounded(kind: str, number: int, m
     try:
         for one in range(number):
             remembered(planner.plan(MANY_KINDS[kind](one)).template)
-        held_bytes, _ = tracemalloc.get_traced_memory()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert held_bytes < 2 * plan.MAX_TEMPLATE_CACHE_BYTES
+    assert kept_bytes < 2 * plan.MAX_TEMPLATE_CACHE_BYTES
 
 
 def test_derived_values_are_kept_by_slot_and_not_copied() -> None:

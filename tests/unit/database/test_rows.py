@@ -61,8 +61,8 @@ def test_equal_texts_share_parsed_limits() -> None:
 def test_audit_images_contain_no_digest() -> None:
     key = ApiKey("abc", b"\x01secret\x02", "alice", "laptop")
     token = AdminToken("def", b"\x01secret\x02", "ci", Role.WRITE)
-    for shown in (key_image(key), token_image(token), repr(key), repr(token)):
-        assert "secret" not in str(shown)
+    for printed in (key_image(key), token_image(token), repr(key), repr(token)):
+        assert "secret" not in str(printed)
 
 
 @pytest.mark.parametrize(

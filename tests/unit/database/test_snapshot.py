@@ -107,10 +107,10 @@ def test_damaged_snapshot_is_rejected(file: SnapshotFile, damage: object, expect
 
 
 def test_account_mirror_applies_changes() -> None:
-    held = AccountMirror(EVERYTHING)
-    assert held.accounts() == EVERYTHING
+    mirror = AccountMirror(EVERYTHING)
+    assert mirror.accounts() == EVERYTHING
     early = StoredRule("r3", "zeroth", "domain: c\n", 0)
-    held.apply(
+    mirror.apply(
         ConfigurationChanges(
             43,
             {"open": None},
@@ -119,7 +119,7 @@ def test_account_mirror_applies_changes() -> None:
             {"r3": early},
         )
     )
-    now = held.accounts()
+    now = mirror.accounts()
     assert now.sequence == 43
     assert [tier.name for tier in now.tiers] == ["gold"]
     assert [user.user_id for user in now.users] == ["bob \N{SNOWMAN}", "carl", "dora"]

@@ -31,7 +31,7 @@ def matchers(source: PathTemplateAction, number: int) -> list[tuple[str, bool]]:
 
 def test_path_match_excludes_only_overlapping_earlier_templates() -> None:
     source = path_template_source(("/users/me", "/other", "/users/{id}/x", "/users/{id}"))
-    mine, *earlier = matchers(source, 3)
-    assert mine == (path_regex(source.templates[3]), False)
+    own, *earlier = matchers(source, 3)
+    assert own == (path_regex(source.templates[3]), False)
     assert earlier == [(path_regex(source.templates[0]), True)]
     assert matchers(source, 0) == [(path_regex(source.templates[0]), False)]

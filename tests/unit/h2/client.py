@@ -81,7 +81,7 @@ class FakeStreamingCall:
         self.response_started = self.has_ended = False
         self.buffered_bytes = 0
         self.taken = b""
-        self.rooms = 0
+        self.window_openings = 0
         self.is_cancelled = False
         self.failure: RpcError | None = None
         self.failure_at_end: RpcError | None = None
@@ -100,7 +100,7 @@ class FakeStreamingCall:
         return self.failure_at_end
 
     def on_writable(self) -> None:
-        self.rooms += 1
+        self.window_openings += 1
 
     def cancel(self) -> None:
         self.is_cancelled = True

@@ -523,9 +523,9 @@ class TestProxiedCalls:
         assert client.connection.send_message(stream_id, b"a")
         assert not client.connection.send_message(stream_id, b"b")
         client.window(stream_id, 4)
-        assert call.rooms == 0
+        assert call.window_openings == 0
         client.window(stream_id, 4)
-        assert call.rooms == 1
+        assert call.window_openings == 1
         assert client.connection.is_waiting(stream_id)
         client.settle()
         assert client.responses[stream_id].data == prefixed(b"a") + prefixed(b"b")

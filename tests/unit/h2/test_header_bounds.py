@@ -167,9 +167,9 @@ class TestMemoryOfCachedHeaders:
                 blocks.store(block, head)
                 peak_known_bytes = max(peak_known_bytes, blocks.cache_bytes)
             del block, head
-            held_bytes = tracemalloc.get_traced_memory()[0] - before
+            kept_bytes = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
 
         assert peak_known_bytes <= MAX_CACHED_BYTES
-        assert blocks.cache_bytes / 3 <= held_bytes <= 1.05 * blocks.cache_bytes + 4096
+        assert blocks.cache_bytes / 3 <= kept_bytes <= 1.05 * blocks.cache_bytes + 4096

@@ -546,8 +546,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     block = draw(well_formed)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(block)))
-        gone = draw(st.integers(0, 2))
-        block = block[:at] + draw(st.binary(max_size=2)) + block[at + gone :]
+        removed = draw(st.integers(0, 2))
+        block = block[:at] + draw(st.binary(max_size=2)) + block[at + removed :]
     return block
 
 

@@ -145,9 +145,9 @@ def test_entitlement_is_shared_while_referenced(directory: Directory) -> None:
     cached = directory.of(Subject.USER, "u", "")
 
     assert directory.of(Subject.USER, "u", "") is cached
-    assert directory.sizes.standings == 1
+    assert directory.sizes.entitlements == 1
     del cached
-    assert directory.sizes.standings == 0
+    assert directory.sizes.entitlements == 0
 
 
 def test_unknown_tiers_share_one_entitlement(directory: Directory) -> None:

@@ -230,15 +230,15 @@ def test_key_is_used_for_its_own_algorithm_only(tmp_path: Path) -> None:
 
 def test_kid_is_looked_up_in_keys_of_the_issuer_only(tmp_path: Path) -> None:
     """Two issuers both have a key with kid 1: neither can sign for the other."""
-    theirs = private_key("ES256", 2)
+    other_private_key = private_key("ES256", 2)
     one, two = issuer(tmp_path), issuer(tmp_path, name="two", issuer="https://two")
     assert isinstance(two.keys, KeysInFile)
-    two.keys.path.write_bytes(key_set(jwk(theirs, kid="1"), jwk(theirs, kid="2")))
+    two.keys.path.write_bytes(key_set(jwk(other_private_key, kid="1"), jwk(other_private_key, kid="2")))
     tokens = JwtVerifier([one, two])
 
-    assert tokens.identify(mint(key=theirs, iss="https://two"), NOW) == ALICE
-    assert rejection_reason(tokens, mint(key=theirs)) == "signature"
-    assert rejection_reason(tokens, mint(key=theirs, kid="2")) == "key"
+    assert tokens.identify(mint(key=other_private_key, iss="https://two"), NOW) == ALICE
+    assert rejection_reason(tokens, mint(key=other_private_key)) == "signature"
+    assert rejection_reason(tokens, mint(key=other_private_key, kid="2")) == "key"
     assert rejection_reason(tokens, mint(iss="https://two")) == "signature"
 
 
@@ -427,7 +427,7 @@ def test_two_issuers_with_the_same_iss_are_rejected(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def lasting_tokens(tmp_path_factory: pytest.TempPathFactory) -> JwtVerifier:
+def shared_tokens(tmp_path_factory: pytest.TempPathFactory) -> JwtVerifier:
     return JwtVerifier([issuer(tmp_path_factory.mktemp("keys"))])
 
 
@@ -441,17 +441,17 @@ some_claims = st.dictionaries(st.sampled_from(["iss", "aud", "sub", "exp", "nbf"
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(some_claims, st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit"]), json_values))
-def test_no_token_raises(lasting_tokens: JwtVerifier, changed: dict[str, Any], header: dict[str, Any]) -> None:
+def test_no_token_raises(shared_tokens: JwtVerifier, changed: dict[str, Any], header: dict[str, Any]) -> None:
     text = signed({**ES256, **header}, {**claims(), **changed})
 
-    found = lasting_tokens.identify(text, NOW)
+    found = shared_tokens.identify(text, NOW)
 
     assert found is None or found.user.isprintable()
 
 
 @given(st.text(alphabet=st.characters(codec=None), max_size=50) | st.text("abcAB019-_.=+/ \n", max_size=50))
-def test_no_text_raises(lasting_tokens: JwtVerifier, text: str) -> None:
-    assert lasting_tokens.identify(text, NOW) is None
+def test_no_text_raises(shared_tokens: JwtVerifier, text: str) -> None:
+    assert shared_tokens.identify(text, NOW) is None
 
 
 def test_user_prefix_separates_issuers(tmp_path: Path) -> None:

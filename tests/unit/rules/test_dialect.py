@@ -124,7 +124,7 @@ def test_second_document_of_a_file_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize("end", ["---\n", "...\n", "--- # the end\n\n# of it", "---\n...\n---"])
-def test_trailing_document_marker_is_no_second_document(end: str) -> None:
+def test_trailing_document_marker_is_not_a_second_document(end: str) -> None:
     text = f"domain: a\n{end}".encode()
     assert compile_documents([SourceDocument("f", text)]).warnings == ()
     assert compile_documents([SourceDocument("f", text, 5, Targeting())]).warnings == ()

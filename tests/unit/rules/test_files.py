@@ -37,7 +37,7 @@ def _swap_link(link: Path, target: str) -> None:
 
 
 class TestRuntimeTree:
-    def test_watch_root_reads_app_directory_and_prefixed_siblings(self, tmp_path: Path) -> None:
+    def test_watch_root_reads_app_directory_and_files_with_its_prefix(self, tmp_path: Path) -> None:
         for name in (
             "config/a.yaml",
             "config/deep/b.txt",
@@ -110,7 +110,7 @@ class TestRuntimeTree:
         with pytest.raises(SettingsError, match=f"no rules at {tmp_path}/ratelimit/config"):
             source.check()
 
-    def test_empty_app_directory_is_no_error(self, tmp_path: Path) -> None:
+    def test_empty_app_directory_is_not_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "config").mkdir()
 
         assert RulesFiles(RuntimeTree(tmp_path)).read() == []

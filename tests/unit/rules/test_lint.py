@@ -175,7 +175,7 @@ def test_limit_next_to_action_allow_is_a_warning(limits: str) -> None:
 
 
 @pytest.mark.parametrize("limits", ["rate_limit: {unlimited: true}", "descriptors: []"])
-def test_unlimited_next_to_action_allow_is_no_warning(limits: str) -> None:
+def test_unlimited_next_to_action_allow_gives_no_warning(limits: str) -> None:
     assert _warnings(f"domain: d\ndescriptors:\n  - key: k\n    action: allow\n    {limits}\n") == []
 
 
@@ -218,14 +218,14 @@ MAPPED = {
 }
 
 
-@pytest.mark.parametrize(("entries", "rule", "is_met"), MAPPED.values(), ids=MAPPED.keys())
-def test_unmatched_ext_authz_descriptor_is_a_warning(entries: str, rule: str, is_met: bool) -> None:
+@pytest.mark.parametrize(("entries", "rule", "is_mapped"), MAPPED.values(), ids=MAPPED.keys())
+def test_unmatched_ext_authz_descriptor_is_a_warning(entries: str, rule: str, is_mapped: bool) -> None:
     text = (
         "domain: d\next_authz:\n  descriptors:\n    - entries: [{key: fine, from: path}]\n"
         f"    - entries: [{entries}]\ndescriptors:\n  - {{key: fine, {LIMIT}}}\n  - {rule}\n"
     )
 
-    assert [(line, code) for line, code, _ in _warnings(text)] == ([] if is_met else [(5, "unmapped")])
+    assert [(line, code) for line, code, _ in _warnings(text)] == ([] if is_mapped else [(5, "unmapped")])
 
 
 def test_unmapped_warning_names_the_keys() -> None:

@@ -283,7 +283,7 @@ def test_canonical_yaml_keeps_matching_order_across_sources() -> None:
     ]
 
 
-def test_disabled_stored_rules_are_no_source() -> None:
+def test_disabled_stored_rules_are_not_a_source() -> None:
     off = StoredRule("1", "off", "nonsense: [", enabled=False)
     assert stored_sources([off]) == []
 

@@ -63,8 +63,8 @@ EXPECTED = {
     "float_value": (4, 12, "error checking config", "in quotes"),
     "uint64_value": (4, 12, "error checking config", "in quotes"),
     # the types
-    "list_for_text": (4, 78, "yaml file contains list of type other than map: a", "no list belongs here"),
-    "list_for_rate_limit": (4, 18, "yaml file contains list of type other than map: 5", "no list belongs here"),
+    "list_for_text": (4, 78, "yaml file contains list of type other than map: a", "a list is not allowed here"),
+    "list_for_rate_limit": (4, 18, "yaml file contains list of type other than map: 5", "a list is not allowed here"),
     "list_of_counts": (4, 52, "yaml file contains list of type other than map: 5", "'- unit: minute'"),
     "list_overwritten": (4, 17, "line 4: cannot unmarshal !!seq into config.YamlRateLimit", "must be a mapping"),
     "negative_count": (6, 26, "line 6: cannot unmarshal !!int `-1` into uint32", "from 0 to 4294967295"),

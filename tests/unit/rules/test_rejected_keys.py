@@ -49,7 +49,7 @@ BESIDE_A_LIMIT = {
     "on_store_failure: Alow": "4:23 on_store_failure 'Alow' is not one of deny, error, local, allow; did you mean "
     "'allow'?",
     "on_store_failure: ''": "4:23 on_store_failure '' is not one of deny, error, local, allow",
-    "on_store_failure: [deny]": "4:24 config error, yaml file contains list of type other than map: deny; no list",
+    "on_store_failure: [deny]": "4:24 config error, yaml file contains list of type other than map: deny; a list",
     "hot: 100ms": "4:10 100ms is not a mapping; its keys are lease",
     "hot: true": "4:10 true is not a mapping; its keys are lease",
     "hot: {}": "4:10 'lease' is missing; write 'lease: 100ms'",

@@ -128,7 +128,7 @@ async def test_text_that_crashed_the_compiler_is_attempted_again(
     assert loading.domains == {"better"}
 
 
-async def test_text_whose_activation_failed_is_attempted_again(tmp_path: Path) -> None:
+async def test_text_that_failed_to_activate_is_attempted_again(tmp_path: Path) -> None:
     loading = FileReloader(tmp_path, GOOD)
     await loading.loader.start()
     loading.rules.on_change = lambda _: 1 / 0  # type: ignore[assignment]
@@ -252,7 +252,7 @@ class PushedSource:
             self.outcomes.put_nowait(str(self._rules.last_error))
 
 
-async def test_source_without_rules_yet_is_no_failure_and_sees_each_result() -> None:
+async def test_source_without_rules_yet_is_not_a_failure_and_sees_each_result() -> None:
     rules, metrics = ActiveRules(), Metrics()
     source = PushedSource(rules)
     loader = RulesReloader(source, rules, metrics, explain=lambda error: RulesError([Problem("here", 1, 1, "so")]))

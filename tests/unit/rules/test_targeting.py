@@ -172,7 +172,7 @@ CALLER = Identity(user="alice", tier="free", org="acme", api_key="k1")
 
 
 @pytest.mark.parametrize(
-    ("targeting", "attributes", "is_met"),
+    ("targeting", "attributes", "is_match"),
     [
         (Targeting(tiers=("free",), scope=CounterScope.USER), Attributes(caller=CALLER), True),
         (Targeting(tiers=("pro",), scope=CounterScope.USER), Attributes(caller=CALLER), False),
@@ -187,12 +187,12 @@ CALLER = Identity(user="alice", tier="free", org="acme", api_key="k1")
     ],
 )
 def test_targeted_rule_matches_without_ext_authz_mapping(
-    targeting: Targeting, attributes: Attributes, is_met: bool
+    targeting: Targeting, attributes: Attributes, is_match: bool
 ) -> None:
     tree = check_rules([rule(targeting)]).tree
     request = tree.mappings["edge"].request("edge", attributes)
     matched = [found.rule for found in match(tree, request)] if request else []
-    assert any(matched) is is_met
+    assert any(matched) is is_match
 
 
 def test_existing_mapping_is_completed() -> None:

@@ -175,21 +175,21 @@ def test_resource_name_falls_back_to_domain_then_index() -> None:
     }
 
 
-NAMED_ALIKE = [
+SAME_NAMES = [
     {"name": "n", "domain": "x", "descriptors": [{"key": "innocent"}]},
     {"name": "n", "domain": "y", "descriptors": [{"key": "bad", "rate_limit": {}}]},
     {"name": "n (2)", "domain": "z", "descriptors": [{"key": "innocent"}, {"key": "worse", "rate_limit": {}}]},
 ]
 
 
-@pytest.mark.parametrize("configs", [NAMED_ALIKE, NAMED_ALIKE[::-1]])
+@pytest.mark.parametrize("configs", [SAME_NAMES, SAME_NAMES[::-1]])
 def test_resources_of_equal_name_are_numbered(configs: list[dict[str, Any]]) -> None:
     bad, worse = first_errors(*configs).splitlines()
     assert bad.startswith("n (2):2:")
     assert bad.endswith("(in y.bad)")
     assert worse.startswith("n (2) (2):3:")
     assert worse.endswith("(in z.worse)")
-    assert digest(to_documents(configs)) == digest(to_documents(NAMED_ALIKE))  # type: ignore[arg-type]
+    assert digest(to_documents(configs)) == digest(to_documents(SAME_NAMES))  # type: ignore[arg-type]
 
 
 def test_each_descriptor_starts_a_line() -> None:

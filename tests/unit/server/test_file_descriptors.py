@@ -46,9 +46,11 @@ def test_the_bound_of_grpc_is_lowered_first_and_the_log_says_so() -> None:
 @pytest.mark.parametrize("grpc", [0, 10, 4096])
 @pytest.mark.parametrize("http", [0, 10, 1024])
 @pytest.mark.parametrize("has_metrics", [False, True])
-def test_whatever_is_asked_for_fits(limit: int, grpc: int, http: int, has_metrics: bool) -> None:
-    asked = {"rls_grpc_max_connections": grpc, "rls_http_max_connections": http, "use_prometheus": has_metrics}
-    fitting_grpc, fitting_http, logs = fitted(limit, **asked)
+def test_fitted_connections_need_no_more_descriptors_than_allowed(
+    limit: int, grpc: int, http: int, has_metrics: bool
+) -> None:
+    requested = {"rls_grpc_max_connections": grpc, "rls_http_max_connections": http, "use_prometheus": has_metrics}
+    fitting_grpc, fitting_http, logs = fitted(limit, **requested)
     assert fitting_grpc > 0
     assert fitting_http > 0
     assert fitting_grpc + (PORTS + has_metrics) * fitting_http + MARGIN <= limit

@@ -31,10 +31,10 @@ from ratelimit_rls.telemetry.instruments import REFERENCE_REQUESTS, WORKERS
 from ratelimit_rls.telemetry.metrics import CallTimes, Metrics
 
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
-OUTLINE = PlanTemplate(
+TEMPLATE = PlanTemplate(
     "edge", True, (STEP,), (DescriptorPlan(Rule("edge.user", (STEP.limit,)), (STEP,), 1, "edge.user"),)
 )
-DENIED = decision_of(OUTLINE, StoreResult.of(True, 0, (Reading(0, 5, 1),)))
+DENIED = decision_of(TEMPLATE, StoreResult.of(True, 0, (Reading(0, 5, 1),)))
 TOTAL = "ratelimit_server.ShouldRateLimit.total_requests"
 REQUESTS = series(REFERENCE_REQUESTS, "ShouldRateLimit")
 WORKERS_THERE = series(WORKERS)
@@ -56,7 +56,7 @@ class Worker(NamedTuple):
 
     def ask(self, times: int, key: bytes) -> None:
         self.metrics.calls.setdefault("/service/ShouldRateLimit", CallTimes()).answered(0.001, times)
-        self.hot_keys.observe([Call(OUTLINE, Keyed((key,)))] * times, [DENIED] * times)
+        self.hot_keys.observe([Call(TEMPLATE, Keyed((key,)))] * times, [DENIED] * times)
 
 
 def new_worker(directory: Path | None = None) -> Worker:

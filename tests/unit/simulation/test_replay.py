@@ -27,7 +27,7 @@ from ratelimit_rls.simulation.field_mapping import FieldMapping
 from ratelimit_rls.simulation.replay import Replay
 from ratelimit_rls.simulation.rule_set import RuleSet
 from ratelimit_rls.simulation.svg import Panel, draw
-from ratelimit_rls.simulation.traffic import MAX_REPORTED_BAD_LINES, BadLines, Line
+from ratelimit_rls.simulation.traffic import MAX_REPORTED_BAD_LINES, InvalidLines, Line
 from ratelimit_rls.store.embedded import EmbeddedStore
 from ratelimit_rls.telemetry.metrics import Metrics
 from tests.support.pipelines import new_pipeline
@@ -58,9 +58,11 @@ def traffic(count: int) -> list[Line]:
     return lines
 
 
-def replayed(lines: Sequence[Line], *texts: str, bad: BadLines | None = None, in_subprocess: bool = False) -> Replay:
+def replayed(
+    lines: Sequence[Line], *texts: str, invalid: InvalidLines | None = None, in_subprocess: bool = False
+) -> Replay:
     trees = [(f"rules {number}", tree(text)) for number, text in enumerate(texts)]
-    replay = Replay(trees, MAPPING, bad or BadLines("log"), in_subprocess=in_subprocess)
+    replay = Replay(trees, MAPPING, invalid or InvalidLines("log"), in_subprocess=in_subprocess)
     replay.run(lines[start : start + 700] for start in range(0, len(lines), 700))
     return replay
 
@@ -155,13 +157,13 @@ def test_calls_without_rule_and_lines_without_descriptor_are_counted() -> None:
 @pytest.mark.parametrize("in_subprocess", [False, True])
 def test_value_that_is_not_unicode_is_a_bad_line(in_subprocess: bool) -> None:
     lines = [(DEFAULT_START_US, number, MAPPING.values({"user": "\ud800"})) for number in range(5, 25)]
-    bad = BadLines("log")
-    replay = replayed(lines, RULES, RULES, bad=bad, in_subprocess=in_subprocess)
-    assert (replay.calls, bad.count) == (0, 20)
-    assert bad.first == [(number, "a value is not Unicode text") for number in range(5, 5 + MAX_REPORTED_BAD_LINES)]
+    invalid = InvalidLines("log")
+    replay = replayed(lines, RULES, RULES, invalid=invalid, in_subprocess=in_subprocess)
+    assert (replay.calls, invalid.count) == (0, 20)
+    assert invalid.first == [(number, "a value is not Unicode text") for number in range(5, 5 + MAX_REPORTED_BAD_LINES)]
 
     with pytest.raises(RulesError, match="log:5:1"):
-        replayed(lines, RULES, bad=BadLines("log", strict=True), in_subprocess=in_subprocess)
+        replayed(lines, RULES, invalid=InvalidLines("log", strict=True), in_subprocess=in_subprocess)
 
 
 @pytest.mark.slow

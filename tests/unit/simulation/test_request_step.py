@@ -151,4 +151,4 @@ def test_request_without_descriptors_explains_the_mismatch(tmp_path: Path, capsy
 
     message = capsys.readouterr().out
     assert "expected  over_limit\n    got       ok\n" in message
-    assert "domain edge · no descriptor comes of this request, so no limit applies" in message
+    assert "domain edge · the mapping makes no descriptor from this request, so no limit applies" in message

@@ -1,4 +1,4 @@
-"""Lines of traffic become requests; bad lines are counted and never fatal, and memory is bounded."""
+"""Lines of traffic become requests; invalid lines are counted and never fatal, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from ratelimit_rls.core.model import Descriptor, Entry, Request
 from ratelimit_rls.errors import RulesError, SettingsError
 from ratelimit_rls.simulation.clock import DEFAULT_START_US
-from ratelimit_rls.simulation.field_mapping import BadLine, FieldMapping
+from ratelimit_rls.simulation.field_mapping import FieldMapping, InvalidLine
 from ratelimit_rls.simulation.histogram import MAX_BUCKETS, TimeHistogram
 from ratelimit_rls.simulation.reorder import ReorderBuffer
 from ratelimit_rls.simulation.traffic import MAX_LINE_BYTES, LogTraffic, ProfileTraffic, TrafficPhase
@@ -57,7 +57,7 @@ def test_line_has_its_own_descriptor_without_a_template() -> None:
     [{"descriptor": "a=b"}, {"domain": "d", "descriptor": "a"}, {"domain": "d", "descriptor": "a=b", "hits": "-1"}],
 )
 def test_invalid_fields_are_a_bad_line(fields: dict[str, str]) -> None:
-    with pytest.raises(BadLine):
+    with pytest.raises(InvalidLine):
         request_of(FieldMapping(), **fields)
 
 
@@ -93,8 +93,8 @@ def test_bad_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     lines = list(traffic)
 
     assert [(at_us - DEFAULT_START_US, number) for at_us, number, _ in lines] == [(1_500_000, 1), (2_000_000, 10)]
-    assert traffic.bad.count == 7
-    assert [number for number, _ in traffic.bad.first] == [2, 4, 5, 6, 7]
+    assert traffic.invalid.count == 7
+    assert [number for number, _ in traffic.invalid.first] == [2, 4, 5, 6, 7]
     with pytest.raises(RulesError, match=r"access\.log:2:1: error: not JSON"):
         list(LogTraffic(path, FieldMapping(), strict=True))
 
@@ -106,7 +106,7 @@ def test_csv_is_read_by_column_and_empty_cells_are_missing(tmp_path: Path) -> No
     traffic = LogTraffic(path, FieldMapping("d", ["user=%user%"]), time_field="when")
 
     assert list(traffic) == [(DEFAULT_START_US, 2, (None, "a,b")), (DEFAULT_START_US + S_US, 3, (None, None))]
-    assert [number for number, _ in traffic.bad.first] == [4, 5]
+    assert [number for number, _ in traffic.invalid.first] == [4, 5]
 
 
 def test_csv_with_missing_columns_lists_the_columns(tmp_path: Path) -> None:

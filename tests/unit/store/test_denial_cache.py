@@ -45,7 +45,7 @@ class CountingStore:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._store = EmbeddedStore(2**22, clock)
-        self.asked = 0
+        self.requested = 0
         self.batches: list[Sequence[PreparedPlan]] = []
         self.before: Callable[[], Awaitable[None]] | None = None  # between sending and deciding
         self.after: Callable[[], Awaitable[None]] | None = None  # between deciding and returning
@@ -63,7 +63,7 @@ class CountingStore:
         return self._store.decode_key(key)
 
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
-        self.asked += len(batch)
+        self.requested += len(batch)
         self.batches.append(batch)
         if self.before:
             await self.before()
@@ -72,7 +72,9 @@ class CountingStore:
             await self.after()
         if self.fault is None:
             return answers
-        return [answer if asked in self.spared else self.fault for asked, answer in zip(batch, answers, strict=True)]
+        return [
+            answer if requested in self.spared else self.fault for requested, answer in zip(batch, answers, strict=True)
+        ]
 
     async def close(self) -> None:
         self.closed = True
@@ -95,8 +97,8 @@ class Harness:
     async def spend(self, *plans: Plan) -> list[StoreResult]:
         return await self.answered(*map(self.denials.prepare, plans))
 
-    async def answered(self, *asked: PreparedPlan) -> list[StoreResult]:
-        answers = await self.denials.spend(asked)
+    async def answered(self, *requested: PreparedPlan) -> list[StoreResult]:
+        answers = await self.denials.spend(requested)
         for answer in answers:
             assert isinstance(answer, StoreResult), answer
         return answers  # type: ignore[return-value]
@@ -136,7 +138,7 @@ async def test_a_denial_is_repeated_without_the_store_until_it_ends(harness: Har
     plan = call(step(algorithm=algorithm))
     first = await harness.denied(plan)
     begun_us, retry_us = harness.now_us, first.readings[0].retry_us
-    asked = harness.inner.asked
+    requested = harness.inner.requested
 
     for share in (0, 1, 1, 250, 700, 990, 999):
         harness.now_us = begun_us + retry_us * share // 1000
@@ -144,7 +146,7 @@ async def test_a_denial_is_repeated_without_the_store_until_it_ends(harness: Har
         assert again.denied
         assert again.remembered
         assert abs(harness.now_us + again.readings[0].retry_us - (begun_us + retry_us)) <= 1
-    assert harness.inner.asked == asked
+    assert harness.inner.requested == requested
     assert harness.gauge("hits") == 7
 
     harness.now_us = begun_us + retry_us - 1
@@ -173,7 +175,7 @@ async def test_a_repeated_denial_has_the_values_the_store_would_return(harness: 
     assert (again.readings[2].left, again.readings[2].retry_us) == (true.readings[2].left, 0)
 
 
-async def test_a_client_that_waits_as_told_is_admitted_even_if_the_store_was_slow(harness: Harness) -> None:
+async def test_a_client_that_waits_for_retry_after_is_admitted_even_if_the_store_was_slow(harness: Harness) -> None:
     plan = call(step(limit=1, algorithm=Algorithm.GCRA))
     await harness.ask(plan)
 
@@ -643,13 +645,13 @@ class TestMemory:
         for number in range(500):  # each with a layout of its own
             await harness.ask(call(step(str(number), 0)))
             harness.inner.batches.clear()
-        held, _ = tracemalloc.get_traced_memory()
+        full, _ = tracemalloc.get_traced_memory()
         harness.denials.forget(step(str(number), 0).key for number in range(500))
         gc.collect()
         left, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert harness.gauge("invalidations") == 500
-        assert left < held / 10, f"{left} of {held} bytes"
+        assert left < full / 10, f"{left} of {full} bytes"
 
 
 async def test_results_of_a_batch_are_in_order(harness: Harness) -> None:
@@ -805,11 +807,11 @@ class Twins:
         return [plan._replace(keys=tuple(b"%d:%s" % (self.traces, key) for key in plan.keys)) for plan in plans]
 
     async def ask(self, plan: Plan) -> tuple[StoreResult, StoreResult]:
-        mine = await self.harness.ask(plan)
+        decided = await self.harness.ask(plan)
         (true,) = await self.plain.spend([self.plain.prepare(plan)])
         assert isinstance(true, StoreResult)
-        self.repeated += mine.remembered
-        return mine, true
+        self.repeated += decided.remembered
+        return decided, true
 
     async def give_back(self, plan: Plan, answer: StoreResult) -> None:
         charged = refund(decision_of(plan.template, answer))
@@ -818,15 +820,15 @@ class Twins:
                 await store.spend([store.refund_of(store.prepare(plan), charged)])
 
 
-def assert_equal_results(mine: StoreResult, true: StoreResult, alone: bool) -> None:
+def assert_equal_results(decided: StoreResult, true: StoreResult, alone: bool) -> None:
     """`alone`: no other call moves these counters."""
-    if not mine.remembered:
-        assert mine == true
+    if not decided.remembered:
+        assert decided == true
         return
-    assert mine.denied
+    assert decided.denied
     assert true.denied
-    assert abs(mine.now_us - true.now_us) <= 1
-    for reported, now in zip(mine.readings, true.readings, strict=True):
+    assert abs(decided.now_us - true.now_us) <= 1
+    for reported, now in zip(decided.readings, true.readings, strict=True):
         if reported.retry_us > 0:
             assert now.retry_us >= reported.retry_us - 1
             if alone:
@@ -844,8 +846,8 @@ async def play(twins: Twins, drawn: list[Plan], events: Sequence[tuple[int, int 
             wait = max(0, last_retry_us - (wait == "just before"))
         twins.harness.now_us += wait
         plan = plans[number]
-        mine, true = await twins.ask(plan)
-        assert_equal_results(mine, true, alone=len(plans) == 1)
+        decided, true = await twins.ask(plan)
+        assert_equal_results(decided, true, alone=len(plans) == 1)
         last_retry_us = max((reading.retry_us for reading in true.readings), default=0)
         if leaves and not true.denied:
             await twins.give_back(plan, true)
@@ -884,17 +886,19 @@ def test_every_result_equals_the_plain_stores_over_hundreds_of_traces() -> None:
 @pytest.mark.parametrize("seed", range(10))
 async def test_verdicts_with_skipped_charges_equal_the_plain_stores(seed: int) -> None:
     """Counts differ, since hits over the limit are not counted, but that never affects a later window."""
-    lot = random.Random(seed)
+    random_ = random.Random(seed)
     plans = []
     for _ in range(4):
-        keys = lot.sample(["a", "b", "c"], lot.randint(1, 2))
-        asked = [step(key, 3, unit=lot.choice([Unit.SECOND, Unit.MINUTE]), charge=Charge.ALWAYS) for key in keys]
-        plans.append(call(*asked))
+        keys = random_.sample(["a", "b", "c"], random_.randint(1, 2))
+        requested = [
+            step(key, 3, unit=random_.choice([Unit.SECOND, Unit.MINUTE]), charge=Charge.ALWAYS) for key in keys
+        ]
+        plans.append(call(*requested))
     twins = Twins(skip_over_limit_charges=True)
     for _ in range(150):
-        twins.harness.now_us += lot.choice([0, 0, 1, 200_000, SECOND_US, 7 * SECOND_US])
-        mine, true = await twins.ask(lot.choice(plans))
-        assert mine.denied == true.denied
+        twins.harness.now_us += random_.choice([0, 0, 1, 200_000, SECOND_US, 7 * SECOND_US])
+        decided, true = await twins.ask(random_.choice(plans))
+        assert decided.denied == true.denied
         if not true.denied:
-            assert mine == true
+            assert decided == true
     assert twins.repeated > 0

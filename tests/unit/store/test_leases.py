@@ -303,10 +303,10 @@ async def test_close_refunds_all_hits_before_closing_the_store() -> None:
     leases = leases_on(world)
     plan = hot_call(limit_of(1_000, Unit.HOUR))
     admitted = await warm(world, leases, plan, times=40, pause_us=2_000)
-    under_way = asyncio.create_task(warm(world, leases, plan, times=1))
+    running = asyncio.create_task(warm(world, leases, plan, times=1))
     await leases.close()
     assert world.closed == 1
-    admitted += await under_way
+    admitted += await running
     await sleep_us(10 * LEASE_US)
     assert world.left(plan) == [1_000 - len(admitted)]
 

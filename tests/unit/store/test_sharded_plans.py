@@ -47,16 +47,18 @@ def test_parts_that_pass_are_merged_as_any_others_are() -> None:
         StoreUnavailable("no connection"),
     ],
 )
-def test_a_part_that_denies_or_repeats_or_fails_takes_the_long_way(other: StoreResult | StoreUnavailable) -> None:
+def test_results_with_a_denial_replay_or_failure_are_not_merged_as_passing(
+    other: StoreResult | StoreUnavailable,
+) -> None:
     assert merge_passing([RESULTS[0], other, RESULTS[2]]) is None
 
 
-def test_only_calls_that_pass_when_their_parts_pass_take_the_short_way() -> None:
+def test_quota_calls_are_not_decided_from_the_results_of_their_parts() -> None:
     assert prepared(USER, ROUTE).split.passes_with_its_parts
     assert not prepared(USER, step("quota", 10, quota=True)).split.passes_with_its_parts
 
 
-def test_calls_that_are_split_alike_share_their_split() -> None:
+def test_calls_with_equal_parts_share_their_split() -> None:
     template = call(USER, ROUTE)
     store = ShardedStore(Cluster(SERVERS, RedisOptions()))
     first, second = (store.prepare(template._replace(keys=keys)) for keys in ((b"{a}", b"{b}"), (b"{c}", b"{d}")))

@@ -23,7 +23,7 @@ PLANS = [
     monitored_call(MonitoredDescriptor((step("w", 3),), (Penalty(60_000_000, 1, (2, 4)), WarnAt(500)))),
 ]
 
-CACHED_SPECS = int(re.findall(r"most_specs = (\d+)", read_source("lib/read_spec"))[0])
+CACHED_SPECS = int(re.findall(r"MAX_SPECS = (\d+)", read_source("lib/read_spec"))[0])
 
 
 def test_arbitrary_costs_from_clients_are_never_mixed_up() -> None:

@@ -24,9 +24,9 @@ from ratelimit_rls.telemetry.traces import TraceIds
 
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
-OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
-PASSED = decision_of(OUTLINE, StoreResult.of(False, 0, (Reading(3, 0, 1),)))
-DENIED = decision_of(OUTLINE, StoreResult.of(True, 0, (Reading(-1, 5_000_000, 1),)))
+TEMPLATE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
+PASSED = decision_of(TEMPLATE, StoreResult.of(False, 0, (Reading(3, 0, 1),)))
+DENIED = decision_of(TEMPLATE, StoreResult.of(True, 0, (Reading(-1, 5_000_000, 1),)))
 
 
 class Clock:

@@ -11,7 +11,7 @@ def record(number: int) -> logging.LogRecord:
     return logging.LogRecord("library", logging.ERROR, __file__, 1, "call %d failed", (number,), None)
 
 
-def test_so_many_lines_a_minute_pass_and_the_next_tells_of_the_others() -> None:
+def test_lines_above_the_limit_are_counted_in_the_next_minute() -> None:
     now_s = 0.0
     limit = LineLimit(clock=lambda: now_s)
     assert [limit.filter(record(number)) for number in range(100)].count(True) == MAX_LINES_PER_MINUTE

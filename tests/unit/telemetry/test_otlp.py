@@ -93,9 +93,9 @@ async def test_every_instrument_reaches_a_collector(collector: OtlpCollector, ne
     await sink.flush()
     await sink.close()
     received = {metric.name: metric for metric in collector.wait_for_metrics(2 * len(INSTRUMENTS) // 3)}
-    ours = [one for one in INSTRUMENTS if not one.reference]
-    assert set(received) == {one.name for one in ours}
-    for one in ours:
+    own = [one for one in INSTRUMENTS if not one.reference]
+    assert set(received) == {one.name for one in own}
+    for one in own:
         _check(one, received[one.name])
     assert collector.headers[0]["x-team"] == "limits"
     assert collector.exports == 2

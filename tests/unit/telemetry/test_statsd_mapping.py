@@ -32,7 +32,7 @@ def compiled(content: bytes) -> StatsdMapping:
     return read
 
 
-def met(found: StatsdMapping, name: str, kind: InstrumentKind = InstrumentKind.COUNTER) -> str:
+def mapped(found: StatsdMapping, name: str, kind: InstrumentKind = InstrumentKind.COUNTER) -> str:
     """Format the target as Prometheus would."""
     target = found.target(name, kind)
     if target is None:
@@ -53,21 +53,21 @@ def met(found: StatsdMapping, name: str, kind: InstrumentKind = InstrumentKind.C
     ],
 )
 def test_a_star_matches_one_part_between_dots(name: str, series: str) -> None:
-    assert met(mapping('{match: "*.*.c", name: three, labels: {first: $1, second: "${2}"}}'), name) == series
+    assert mapped(mapping('{match: "*.*.c", name: three, labels: {first: $1, second: "${2}"}}'), name) == series
 
 
 def test_the_first_matching_glob_is_used() -> None:
     found = mapping("{match: a.*, name: wide}", "{match: a.b, name: narrow}")
-    assert met(found, "a.b") == "wide"
+    assert mapped(found, "a.b") == "wide"
 
 
 def test_the_most_specific_glob_is_used_without_ordering() -> None:
     rules = ('{match: "*.b.c", name: right}', "{match: a.*.*, name: left}", "{match: a.*.c, name: both}")
     found = mapping(*rules, defaults="{glob_disable_ordering: true}")
-    assert met(found, "a.b.c") == "both"
-    assert met(found, "a.b.d") == "left"
-    assert met(found, "x.b.c") == "right"
-    assert met(mapping(*rules), "a.b.c") == "right"
+    assert mapped(found, "a.b.c") == "both"
+    assert mapped(found, "a.b.d") == "left"
+    assert mapped(found, "x.b.c") == "right"
+    assert mapped(mapping(*rules), "a.b.c") == "right"
 
 
 def test_regexes_come_after_globs_and_match_anywhere() -> None:
@@ -76,18 +76,18 @@ def test_regexes_come_after_globs_and_match_anywhere() -> None:
         '{match: "^(a)\\\\.(?P<last>.*)$", match_type: regex, name: named, labels: {it: $last, all: $0, one: "$1x"}}',
         "{match: a.total, name: glob}",
     )
-    assert met(found, "a.total") == "glob"
-    assert met(found, "b.total.c") == "any"
-    assert met(found, "a.b.c") == 'named{all="a.b.c",it="b.c"}'
-    assert met(found, "b") == ""
+    assert mapped(found, "a.total") == "glob"
+    assert mapped(found, "b.total.c") == "any"
+    assert mapped(found, "a.b.c") == 'named{all="a.b.c",it="b.c"}'
+    assert mapped(found, "b") == ""
 
 
 def test_the_default_match_type_may_be_regex() -> None:
     found = mapping(
         "{match: a.b, name: regex}", "{match: a.b, match_type: glob, name: glob}", defaults="{match_type: regex}"
     )
-    assert met(found, "axb") == "regex"
-    assert met(found, "a.b") == "glob"
+    assert mapped(found, "axb") == "regex"
+    assert mapped(found, "a.b") == "glob"
 
 
 def test_a_rule_may_match_one_metric_type_only() -> None:
@@ -97,7 +97,7 @@ def test_a_rule_may_match_one_metric_type_only() -> None:
         "{match: a, match_type: regex, name: counter, match_metric_type: counter}",
     )
     assert [
-        met(found, "a", kind) for kind in (InstrumentKind.COUNTER, InstrumentKind.GAUGE, InstrumentKind.HISTOGRAM)
+        mapped(found, "a", kind) for kind in (InstrumentKind.COUNTER, InstrumentKind.GAUGE, InstrumentKind.HISTOGRAM)
     ] == [
         "counter",
         "gauge",
@@ -109,8 +109,8 @@ def test_dropped_names_are_not_exported() -> None:
     found = mapping(
         "{match: ratelimit.service.a, name: kept}", '{match: ".", match_type: regex, action: drop, name: x}'
     )
-    assert met(found, "ratelimit.service.a") == "kept"
-    assert met(found, "ratelimit.service.b") == ""
+    assert mapped(found, "ratelimit.service.a") == "kept"
+    assert mapped(found, "ratelimit.service.b") == ""
 
 
 @pytest.mark.parametrize(
@@ -127,21 +127,21 @@ def test_capture_references_are_greedy(template: str, text: str) -> None:
 
 def test_names_are_sanitised_for_prometheus() -> None:
     found = mapping('{match: "x.*", name: "$1"}', '{match: "(y.*)", match_type: regex, name: "$0"}')
-    assert met(found, "x.7up-now é") == "_7up_now__"
-    assert met(found, "y.z") == "y_z"
-    assert met(found, "x.") == ""  # an empty name
+    assert mapped(found, "x.7up-now é") == "_7up_now__"
+    assert mapped(found, "y.z") == "y_z"
+    assert mapped(found, "x.") == ""  # an empty name
 
 
-def test_unmapped_compatible_names_are_kept_and_ours_are_skipped() -> None:
+def test_unmapped_compatible_names_are_kept_and_own_names_are_skipped() -> None:
     found = mapping()
     assert found.target("ratelimit.service.rate_limit.a-b.c_1.2.over_limit", InstrumentKind.COUNTER) == Target(
         "ratelimit_service_rate_limit_a_b_c_1_2_over_limit", InstrumentKind.COUNTER, HELP, (), 1.0
     )
     assert (
-        met(found, "ratelimit_server.Check.response_time", InstrumentKind.HISTOGRAM)
+        mapped(found, "ratelimit_server.Check.response_time", InstrumentKind.HISTOGRAM)
         == "ratelimit_server_Check_response_time"
     )
-    assert met(found, "ratelimit.denial_cache.entries", InstrumentKind.GAUGE) == ""
+    assert mapped(found, "ratelimit.denial_cache.entries", InstrumentKind.GAUGE) == ""
 
 
 def test_help_and_scale_come_from_the_rule() -> None:
@@ -245,5 +245,5 @@ def test_all_errors_are_reported_together(tmp_path: Path) -> None:
     assert len(str(raised.value).splitlines()) == 3  # the variable, and two errors
 
 
-def test_of_a_key_written_twice_the_last_one_counts() -> None:
-    assert met(mapping("{match: a, name: b, name: c}"), "a") == "c"
+def test_last_value_of_a_repeated_key_is_used() -> None:
+    assert mapped(mapping("{match: a, name: b, name: c}"), "a") == "c"

@@ -40,14 +40,14 @@ B3_MULTI = (("x-b3-traceid", TRACE), ("x-b3-spanid", PARENT), ("x-b3-sampled", "
 
 STEP = Step(Limit(10, Unit.MINUTE), 1, Charge.ALWAYS)
 RULE = Rule("edge.user", (STEP.limit,), position=Position("rules.yaml", 1, 1))
-OUTLINE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
+TEMPLATE = PlanTemplate("edge", True, (STEP,), (DescriptorPlan(RULE, (STEP,), 1, "edge.user"),))
 
 
 class Setup:
     def __init__(self, sampling_rate: float = 1.0, drawn: Iterable[float] = repeat(0.5)) -> None:
-        self._told = InMemorySpanExporter()
+        self._exported = InMemorySpanExporter()
         self._provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), shutdown_on_exit=False)
-        self._provider.add_span_processor(SimpleSpanProcessor(self._told))
+        self._provider.add_span_processor(SimpleSpanProcessor(self._exported))
         self.drawn = iter(drawn)
         self.traces = Traces(self._provider, sampling_rate, self.drawn.__next__)
 
@@ -55,7 +55,7 @@ class Setup:
         return self.traces.batch(METHOD, metadata, 1_000)
 
     def spans(self) -> Sequence[ReadableSpan]:
-        return self._told.get_finished_spans()
+        return self._exported.get_finished_spans()
 
 
 @pytest.fixture(autouse=True)
@@ -167,8 +167,8 @@ def test_an_unsampled_traceparent_takes_precedence_over_b3(flags: str) -> None:
 def test_a_denial_has_the_rule_and_is_not_an_error() -> None:
     setup = Setup()
     batch = setup.batch(W3C)
-    batch.planned(0, OUTLINE)
-    batch.decided(0, decision_of(OUTLINE, StoreResult.of(True, 0, (Reading(-1, 5, 1),))))
+    batch.planned(0, TEMPLATE)
+    batch.decided(0, decision_of(TEMPLATE, StoreResult.of(True, 0, (Reading(-1, 5, 1),))))
     batch.ended(0)
     (span,) = setup.spans()
     assert span.status.status_code is StatusCode.UNSET
@@ -185,7 +185,7 @@ def test_a_denial_has_the_rule_and_is_not_an_error() -> None:
 def test_a_rejected_caller_has_the_reason_and_no_rule() -> None:
     setup = Setup()
     batch = setup.batch(W3C)
-    batch.decided(0, decision_of(replace(OUTLINE, steps=(), rejection=Rejection("blocked", "no", 403)), None))
+    batch.decided(0, decision_of(replace(TEMPLATE, steps=(), rejection=Rejection("blocked", "no", 403)), None))
     batch.ended(0)
     (span,) = setup.spans()
     found = attributes(span)
@@ -209,10 +209,10 @@ def test_a_delayed_response_ends_its_span_when_it_is_sent() -> None:
     batch = setup.batch((), ())
     batch.ended(0)
     batch.ended(1, in_s=3600)
-    first, held = setup.spans()
+    first, delayed = setup.spans()
     assert first.end_time is not None
-    assert held.end_time is not None
-    assert held.end_time - first.end_time >= 3600e9
+    assert delayed.end_time is not None
+    assert delayed.end_time - first.end_time >= 3600e9
 
 
 def test_a_store_span_is_a_child_of_the_first_call_with_links() -> None:

@@ -61,7 +61,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def outline_of(
+def template_of(
     *descriptor_plans: DescriptorPlan, shadow_mode: bool = False, rejection: Rejection | None = None
 ) -> PlanTemplate:
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
@@ -82,7 +82,7 @@ def new(clock: Clock, sample: float = 0.0, max_waiting: int = 100, max_lines: in
     )
 
 
-ONE = outline_of(BY_USER)
+ONE = template_of(BY_USER)
 PASSED, DENIED = decided(ONE, OK), decided(ONE, OVER, denied=True)
 
 
@@ -101,7 +101,7 @@ def used(recorder: UsageRecorder) -> dict[tuple[str, str], tuple[int, ...]]:
 
 def test_each_call_is_counted_once_under_the_deciding_rule(clock: Clock) -> None:
     recorder = new(clock)
-    both = outline_of(NONE, BY_USER, BY_PATH)
+    both = template_of(NONE, BY_USER, BY_PATH)
     entry = recorder.usage_entry(request_of(user="alice"), both)
     recorder.note(
         [entry, entry, entry, None],
@@ -121,7 +121,7 @@ def test_each_call_is_counted_once_under_the_deciding_rule(clock: Clock) -> None
 
 def test_a_denial_is_attributed_to_the_limit_and_not_to_a_quota(clock: Clock) -> None:
     recorder = new(clock)
-    template = outline_of(BY_QUOTA, BY_USER)
+    template = template_of(BY_QUOTA, BY_USER)
     entry = recorder.usage_entry(request_of(user="alice"), template)
     recorder.note([entry], [decided(template, OVER, OVER, denied=True)], 0.001)
     assert [one.rule for one in recorder.take_decisions(9)] == ["edge.user"]
@@ -129,7 +129,7 @@ def test_a_denial_is_attributed_to_the_limit_and_not_to_a_quota(clock: Clock) ->
 
 def test_a_call_without_a_limit_has_no_rule_and_no_cache_miss(clock: Clock) -> None:
     recorder = new(clock)
-    free = outline_of(NONE)
+    free = template_of(NONE)
     recorder.note([recorder.usage_entry(request_of(user="alice"), free)], [decided(free)], 0.001)
     assert used(recorder) == {("", "alice"): (1, 1, 0, 0, 0, 0)}
 
@@ -145,7 +145,7 @@ def test_undecided_calls_are_counted_and_not_recorded(clock: Clock) -> None:
 
 def test_all_calls_are_allowed_in_shadow_mode(clock: Clock) -> None:
     recorder = new(clock)
-    shadow = outline_of(BY_USER, shadow_mode=True)
+    shadow = template_of(BY_USER, shadow_mode=True)
     entry = recorder.usage_entry(request_of(user="alice"), shadow)
     for remembered in (False, True, False):
         recorder.note([entry], [decided(shadow, OVER, denied=True, remembered=remembered)], 0.001)
@@ -163,7 +163,7 @@ def test_calls_that_got_another_response_are_skipped(clock: Clock) -> None:
 
 def test_a_denial_is_recorded_with_its_decision(clock: Clock) -> None:
     recorder = new(clock)
-    template = outline_of(BY_PATH)
+    template = template_of(BY_PATH)
     entries = {"user_id": "alice", "remote_address": "10.0.0.1", "path": "/a?token=x#y", "method": "GET"}
     entry = recorder.usage_entry(request_of(**entries), template)
     recorder.note([entry, entry], [decided(template, OVER, denied=True)] * 2, 0.0007)
@@ -175,7 +175,7 @@ def test_a_denial_is_recorded_with_its_decision(clock: Clock) -> None:
 
 def test_blocked_callers_are_distinguished_from_limited_ones(clock: Clock) -> None:
     recorder = new(clock)
-    template = outline_of(NONE, BY_USER, rejection=Rejection("blocked", "no more", 403, descriptor_index=1))
+    template = template_of(NONE, BY_USER, rejection=Rejection("blocked", "no more", 403, descriptor_index=1))
     entry = recorder.usage_entry(request_of(user="alice"), template)
     recorder.note([entry], [decision_of(template, None)], 0.001)
     recorder.record_denial(entry, "unauthorized", 401)
@@ -354,5 +354,5 @@ def test_the_first_entry_of_a_field_is_recorded(clock: Clock) -> None:
 
 
 def test_an_overridden_limit_is_recorded_without_request_values(clock: Clock) -> None:
-    own = outline_of(DescriptorPlan(Rule("edge.user_secret", (STEP.limit,)), (STEP,), 1))
+    own = template_of(DescriptorPlan(Rule("edge.user_secret", (STEP.limit,)), (STEP,), 1))
     assert new(clock).usage_entry(request_of(user="alice"), own).rule == "_override"

@@ -35,7 +35,7 @@ TO_MINUTE_US, TO_DAY_US = 44_600_000, 34_124_600_000
 """Time from NOW_US to the end of its minute and its day."""
 
 
-class Met(NamedTuple):
+class Matched(NamedTuple):
     """A descriptor that matched a rule, with the store's results for its limits, then for its watchers."""
 
     rule: Rule
@@ -59,16 +59,16 @@ def rule(*limits: Limit, path: str = "edge.user", headers: Sequence[HeaderFamily
     return Rule(path, limits or (MINUTE_LIMIT,), position=more.pop("position", WRITTEN), response_policy=style, **more)
 
 
-def decided(*met: Met, now_us: int = NOW_US, shadow_mode: bool = False) -> Decision:
+def decided(*matched: Matched, now_us: int = NOW_US, shadow_mode: bool = False) -> Decision:
     """Return the decision that lua/calls.lua would make."""
-    descriptor_plans = tuple(one.descriptor_plan() for one in met)
+    descriptor_plans = tuple(one.descriptor_plan() for one in matched)
     steps = tuple(step for descriptor_plan in descriptor_plans for step in descriptor_plan.steps)
-    outline = PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode)
-    readings = tuple(reading for one in met for reading in one.readings)
-    return decision_of(outline, StoreResult.of(_is_denied(met), now_us, readings) if steps else None)
+    template = PlanTemplate("edge", True, steps, descriptor_plans, shadow_mode=shadow_mode)
+    readings = tuple(reading for one in matched for reading in one.readings)
+    return decision_of(template, StoreResult.of(_is_denied(matched), now_us, readings) if steps else None)
 
 
-def _is_denied(met: Sequence[Met]) -> bool:
-    limits = [one.denies for one in met if not one.rule.quota_mode]
-    quotas = [one.denies for one in met if one.rule.quota_mode]
+def _is_denied(matched: Sequence[Matched]) -> bool:
+    limits = [one.denies for one in matched if not one.rule.quota_mode]
+    quotas = [one.denies for one in matched if one.rule.quota_mode]
     return any(limits) or (bool(quotas) and all(quotas))

@@ -11,7 +11,7 @@ import pytest
 from ratelimit_rls.api.responses import ResponseBuilder, ResponseOptions, ResponseParts
 from ratelimit_rls.core.model import Reading
 from ratelimit_rls.core.response_policy import BodyFormat, DenyResponse, HeaderFamily
-from tests.unit.transport.decisions import DAY_LIMIT, MINUTE_LIMIT, TO_DAY_US, TO_MINUTE_US, Met, decided, rule
+from tests.unit.transport.decisions import DAY_LIMIT, MINUTE_LIMIT, TO_DAY_US, TO_MINUTE_US, Matched, decided, rule
 
 PAGE = (Path(__file__).parents[3] / "docs" / "answers.md").read_text()
 EXAMPLES = re.findall(r"```http\n(HTTP/1.1 200 .*?)\n\n(HTTP/1.1 429 .*?)\n```", PAGE, re.DOTALL)
@@ -24,9 +24,9 @@ DENIED = Reading(0, TO_MINUTE_US, TO_MINUTE_US), Reading(98_766, 0, TO_DAY_US)
 def respond(
     readings: tuple[Reading, ...], headers: tuple[HeaderFamily, ...] = (), deny: DenyResponse | None = None
 ) -> ResponseParts:
-    said = rule(MINUTE_LIMIT, DAY_LIMIT, path="edge.tenant", headers=headers, deny=deny)
+    matched_rule = rule(MINUTE_LIMIT, DAY_LIMIT, path="edge.tenant", headers=headers, deny=deny)
     return ResponseBuilder(ResponseOptions()).build(
-        decided(Met(said, readings)), "550e8400-e29b-41d4-a716-446655440000"
+        decided(Matched(matched_rule, readings)), "550e8400-e29b-41d4-a716-446655440000"
     )
 
 
@@ -47,8 +47,10 @@ def respond(
     ),
 )
 def test_documented_headers_match_the_code(families: tuple[HeaderFamily, ...], example: tuple[str, str]) -> None:
-    for readings, shown in zip((PASSING, DENIED), example, strict=True):
-        assert [f"{name}: {value}" for name, value in respond(readings, families).headers] == shown.splitlines()[1:]
+    for readings, documented in zip((PASSING, DENIED), example, strict=True):
+        assert [f"{name}: {value}" for name, value in respond(readings, families).headers] == documented.splitlines()[
+            1:
+        ]
 
 
 @pytest.mark.parametrize("body_format", [BodyFormat.JSON, BodyFormat.PROBLEM])

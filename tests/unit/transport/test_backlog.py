@@ -128,7 +128,7 @@ def test_connection_with_much_waiting_is_not_read_until_half_is_decided(backlog:
     assert busy.queued_bytes == PAUSE_BYTES // 2
 
 
-def test_full_backlog_takes_room_from_the_connections_with_the_most(backlog: Backlog[str]) -> None:
+def test_full_backlog_shrinks_the_share_of_the_connections_with_the_most(backlog: Backlog[str]) -> None:
     greedy = [Connection() for _ in range(MAX_BACKLOG_BYTES // MAX_CONNECTION_BYTES)]
     for one in greedy:
         assert backlog.add(METHOD, calls(one, 4, LARGE)) == []

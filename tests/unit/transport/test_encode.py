@@ -35,7 +35,7 @@ from ratelimit_rls.core.model import (
 from ratelimit_rls.core.response_policy import BodyFormat, DenyResponse, HeaderFamily, ResponsePolicy
 from ratelimit_rls.core.template import Template
 from ratelimit_rls.protos.messages import RateLimitResponse
-from tests.unit.transport.decisions import Met, decided, rule
+from tests.unit.transport.decisions import Matched, decided, rule
 
 uint32 = st.integers(0, 2**32 - 1) | st.integers(0, 300)
 names = st.text(max_size=200)
@@ -67,10 +67,10 @@ def decisions(draw: st.DrawFn) -> Decision:
     steps: list[Step] = []
     statuses: list[Status] = []
     for _ in range(draw(st.integers(0, 5))):
-        said = draw(st.none() | metadata)
+        own_metadata = draw(st.none() | metadata)
         if draw(st.booleans()):
-            met = draw(st.none() | st.just(Rule("a.b", (), metadata=said)))
-            descriptor_plan = DescriptorPlan(met, (), 1, unlimited=draw(st.booleans()))
+            matched_rule = draw(st.none() | st.just(Rule("a.b", (), metadata=own_metadata)))
+            descriptor_plan = DescriptorPlan(matched_rule, (), 1, unlimited=draw(st.booleans()))
             statuses.append(Status(Code.OK, None, draw(uint32), 0, descriptor_plan))
             continue
         limit, watched = draw(limits), draw(watchers)
@@ -78,7 +78,7 @@ def decisions(draw: st.DrawFn) -> Decision:
         rule = Rule(
             draw(names),
             (limit,),
-            metadata=said,
+            metadata=own_metadata,
             position=draw(st.none() | st.just(Position("a.yaml", 1, 1))),
             warn_at=next((one for one in watched if isinstance(one, WarnAt)), None),
             response_policy=draw(styles),
@@ -92,9 +92,11 @@ def decisions(draw: st.DrawFn) -> Decision:
         )
         state = draw(st.sampled_from(WarningState)) if rule.warn_at else None
         statuses.append(status._replace(state=state, violations=draw(st.integers(0, 1000))))
-    outline = PlanTemplate("a", True, tuple(steps), tuple(status.descriptor_plan for status in statuses))
+    plan_template = PlanTemplate("a", True, tuple(steps), tuple(status.descriptor_plan for status in statuses))
     is_denied = any(status.code is Code.OVER_LIMIT for status in statuses)
-    return Decision(draw(codes) if is_denied else Code.OK, tuple(statuses), outline, now_us=draw(st.integers(0, 2**51)))
+    return Decision(
+        draw(codes) if is_denied else Code.OK, tuple(statuses), plan_template, now_us=draw(st.integers(0, 2**51))
+    )
 
 
 @given(decisions(), options)
@@ -140,18 +142,18 @@ def test_denial_always_has_rule_metadata() -> None:
     limit = Limit(5, Unit.DAY, name="daily")
     for denied, enabled in itertools.product((False, True), repeat=2):
         reading = Reading(0, 1_500_000, 9_000_000) if denied else Reading(4, 0, 9_000_000)
-        decision = decided(Met(rule(limit), [reading]))
+        decision = decided(Matched(rule(limit), [reading]))
         encoder = RlsEncoder(ResponseOptions(dynamic_metadata=enabled))
         template = encoder.response_template(Request("edge", (Descriptor((Entry("user", "a"),)),)), decision.template)
         message = RateLimitResponse.FromString(encoder.encode(decision, template))
         encoded = json_format.MessageToDict(message.dynamic_metadata).get("rule")
-        fired = {"path": "edge.user", "window": "day", "limit": "daily"}
-        assert encoded == ({**fired, "retry_after": 2} if denied else fired if enabled else None)
+        encoded_rule = {"path": "edge.user", "window": "day", "limit": "daily"}
+        assert encoded == ({**encoded_rule, "retry_after": 2} if denied else encoded_rule if enabled else None)
 
 
 def test_watched_rules_report_their_state() -> None:
     watched = rule(penalty=Penalty(1, 1, (2,)), warn_at=WarnAt(800))
-    decision = decided(Met(watched, [Reading(0, 2_000_000, 1), Reading(3, 4_000_000, 1), Reading(2, 0, 0)]))
+    decision = decided(Matched(watched, [Reading(0, 2_000_000, 1), Reading(3, 4_000_000, 1), Reading(2, 0, 0)]))
     encoder = RlsEncoder(ResponseOptions())
     answer = encoder.encode(decision, encoder.response_template(Request("edge", ()), decision.template))
     message = RateLimitResponse.FromString(answer)

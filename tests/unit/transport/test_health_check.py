@@ -13,37 +13,37 @@ from ratelimit_rls.transport.health import Health
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def asked(service: str) -> bytes:
+def request(service: str) -> bytes:
     return bytes(health_pb2.HealthCheckRequest(service=service).SerializeToString())
 
 
-def test_it_says_what_health_says() -> None:
+def test_livez_reports_the_status_of_health() -> None:
     health = Health(["redis"])
     check = HealthCheck(health)
 
-    def told() -> tuple[int, int]:
-        answers = [check.respond(asked(name)) for name in ("", "ratelimit")]
+    def reported() -> tuple[int, int]:
+        answers = [check.respond(request(name)) for name in ("", "ratelimit")]
         alive, serving = [
             health_pb2.HealthCheckResponse.FromString(answer).status for answer in answers if isinstance(answer, bytes)
         ]
         return alive, serving
 
-    assert told() == (NOT_SERVING, NOT_SERVING)
+    assert reported() == (NOT_SERVING, NOT_SERVING)
     health.listening()
-    assert told() == (SERVING, NOT_SERVING)
+    assert reported() == (SERVING, NOT_SERVING)
     health.set("redis", True)
-    assert told() == (SERVING, SERVING)
+    assert reported() == (SERVING, SERVING)
     health.stopping()
-    assert told() == (NOT_SERVING, NOT_SERVING)
+    assert reported() == (NOT_SERVING, NOT_SERVING)
 
 
 @pytest.mark.parametrize(
     ("message", "code", "abuse"),
     [
-        (asked("envoy"), StatusCode.NOT_FOUND, None),
+        (request("envoy"), StatusCode.NOT_FOUND, None),
         (b"\xff\xff", StatusCode.INVALID_ARGUMENT, None),
         (b"\x0a\x01\xff", StatusCode.INVALID_ARGUMENT, None),  # not UTF-8
-        (asked("x" * MAX_CHECK_BYTES), StatusCode.RESOURCE_EXHAUSTED, Abuse.MESSAGE_TOO_LARGE),
+        (request("x" * MAX_CHECK_BYTES), StatusCode.RESOURCE_EXHAUSTED, Abuse.MESSAGE_TOO_LARGE),
     ],
 )
 def test_what_has_no_answer(message: bytes, code: StatusCode, abuse: Abuse | None) -> None:
@@ -53,4 +53,4 @@ def test_what_has_no_answer(message: bytes, code: StatusCode, abuse: Abuse | Non
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:
-    assert isinstance(HealthCheck(Health()).respond(asked("ratelimit") + b"\x10\x01"), bytes)
+    assert isinstance(HealthCheck(Health()).respond(request("ratelimit") + b"\x10\x01"), bytes)

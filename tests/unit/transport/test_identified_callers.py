@@ -54,7 +54,7 @@ descriptors:
 GOLD = (Limit(5, Unit.HOUR),)
 
 
-class Standings:
+class FixedEntitlements:
     """Fake of the directory's entitlements."""
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Standings:
         default = SubjectEntitlement(GOLD, "tier gold") if tier == "gold" else SubjectEntitlement()
         return self.known.setdefault((kind, subject), default) if not tier else self.known.get((kind, subject), default)
 
-    def put(self, user: str, standing: SubjectEntitlement) -> None:
+    def put(self, user: str, entitlement: SubjectEntitlement) -> None:
         before = self.known.get((Subject.USER, user))
         if before is not None:
             before.stale = True
-        self.known[Subject.USER, user] = standing
+        self.known[Subject.USER, user] = entitlement
 
 
 class Verifier:
@@ -92,7 +92,7 @@ class Harness:
     """Pipelines of RLS and ext_authz on one limiter."""
 
     def __init__(self, terms: str = "", rules_text: str = "", policy: Policy = Policy()) -> None:  # noqa: B008
-        self.entitlements, self.metrics, rules = Standings(), Metrics(), ActiveRules()
+        self.entitlements, self.metrics, rules = FixedEntitlements(), Metrics(), ActiveRules()
         self.limiter = RateLimiter(rules, EmbeddedStore(), self.metrics, policy, entitlements=self.entitlements)
         tree = compile_documents({"api.yaml": (rules_text or RULES % terms).encode()}).tree
         rules.swap(tree, digest="", files=1, loaded_at=datetime.now(UTC))

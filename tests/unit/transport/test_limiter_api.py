@@ -258,13 +258,13 @@ async def test_default_cost_is_one_and_zero_only_looks() -> None:
 
 async def test_requests_are_cached_until_the_rules_change() -> None:
     limiter = Limiter()
-    ours = check_codec(limiter)
-    await ask(ours, message(timestamp=NOW_S), message(timestamp=NOW_S + 1), message(timestamp=NOW_S + 2))
+    checks = check_codec(limiter)
+    await ask(checks, message(timestamp=NOW_S), message(timestamp=NOW_S + 1), message(timestamp=NOW_S + 2))
     assert len(limiter.prepared) == 1
-    await ask(ours, message(timestamp=NOW_S, cost=2), message("al", endpoint="ice"), message("alice"))
+    await ask(checks, message(timestamp=NOW_S, cost=2), message("al", endpoint="ice"), message("alice"))
     assert len(limiter.prepared) == 3
     limiter.load(RULES)
-    await ask(ours, message())
+    await ask(checks, message())
     assert len(limiter.prepared) == 4
 
 
@@ -288,8 +288,8 @@ def test_cache_key_is_unambiguous(one: LimiterTarget, other: LimiterTarget) -> N
 
 
 async def test_default_domain_is_used_if_none_is_given() -> None:
-    ours = check_codec(Limiter(), default_domain="edge")
-    default, named = await ask(ours, message(domain=""), message(domain="unheard-of"))
+    checks = check_codec(Limiter(), default_domain="edge")
+    default, named = await ask(checks, message(domain=""), message(domain="unheard-of"))
     assert (default.rule, named.rule) == ("edge.user", "")
 
 
@@ -367,58 +367,58 @@ async def test_key_is_rejected_as_a_user_name(identifier: str) -> None:
 async def test_key_of_a_blocked_user_is_denied() -> None:
     limiter, keys = Limiter(), Keys()
     keys.block = Block("spam")
-    ours = check_codec(limiter, verifier=keys)
-    (blocked,) = await ask(ours, message(KEY, "API_KEY"))
+    checks = check_codec(limiter, verifier=keys)
+    (blocked,) = await ask(checks, message(KEY, "API_KEY"))
     keys.block = None
-    (passed,) = await ask(ours, message(KEY, "API_KEY"))
+    (passed,) = await ask(checks, message(KEY, "API_KEY"))
     assert non_default(blocked) == {"reason": "blocked", "http_status": 403}
     assert passed.allowed
 
 
 async def test_revoked_key_is_denied_at_once() -> None:
     keys = Keys()
-    ours = check_codec(Limiter(), verifier=keys)
-    (before,) = await ask(ours, message(KEY, "API_KEY"))
+    checks = check_codec(Limiter(), verifier=keys)
+    (before,) = await ask(checks, message(KEY, "API_KEY"))
     keys.identity = None
-    (after,) = await ask(ours, message(KEY, "API_KEY"))
+    (after,) = await ask(checks, message(KEY, "API_KEY"))
     assert (before.allowed, after.allowed) == (True, False)
 
 
 async def test_raw_key_is_neither_in_entries_nor_in_caches() -> None:
     limiter = Limiter()
-    ours = check_codec(limiter, verifier=Keys())
-    await ask(ours, message(KEY, "API_KEY", endpoint=f"/search?key={KEY}"))
+    checks = check_codec(limiter, verifier=Keys())
+    await ask(checks, message(KEY, "API_KEY", endpoint=f"/search?key={KEY}"))
     assert KEY not in repr(limiter.prepared)
-    assert KEY not in repr(vars(ours._cache))
+    assert KEY not in repr(vars(checks._cache))
 
 
-class Standings:
+class FixedEntitlements:
     """The same entitlement for every caller, which a test can change."""
 
     def __init__(self) -> None:
-        self.standing = SubjectEntitlement()
+        self.entitlement = SubjectEntitlement()
 
     def of(self, kind: Subject, subject: str, tier: str) -> Entitlement:
-        return self.standing
+        return self.entitlement
 
-    def change(self, standing: SubjectEntitlement) -> None:
-        self.standing.stale = True
-        self.standing = standing
+    def change(self, entitlement: SubjectEntitlement) -> None:
+        self.entitlement.stale = True
+        self.entitlement = entitlement
 
 
 OWN_LIMITS = "domain: edge\ndescriptors: [{key: user, limits_of: user, rate_limit: {unit: hour, requests_per_unit: 3}}]"
 
 
 async def test_own_limits_and_blocks_apply_at_once() -> None:
-    standings = Standings()
-    ours = check_codec(Limiter(OWN_LIMITS, entitlements=standings))
-    (rule_s,) = await ask(ours, message())
-    standings.change(SubjectEntitlement((Limit(7, Unit.HOUR),), "override", until_s=NOW_S + 60))
-    (own,) = await ask(ours, message())
-    standings.change(SubjectEntitlement(block=Block("fraud", NOW_S + 90.5), until_s=NOW_S + 90.5))
-    (blocked,) = await ask(ours, message())
-    standings.change(SubjectEntitlement(block=Block("fraud")))
-    (for_good,) = await ask(ours, message())
+    fixed = FixedEntitlements()
+    checks = check_codec(Limiter(OWN_LIMITS, entitlements=fixed))
+    (rule_s,) = await ask(checks, message())
+    fixed.change(SubjectEntitlement((Limit(7, Unit.HOUR),), "override", until_s=NOW_S + 60))
+    (own,) = await ask(checks, message())
+    fixed.change(SubjectEntitlement(block=Block("fraud", NOW_S + 90.5), until_s=NOW_S + 90.5))
+    (blocked,) = await ask(checks, message())
+    fixed.change(SubjectEntitlement(block=Block("fraud")))
+    (for_good,) = await ask(checks, message())
     assert [(answer.limit, answer.remaining) for answer in (rule_s, own)] == [(3, 2), (7, 5)]
     assert non_default(blocked) == {
         "reset_at": NOW_S + 91,
@@ -431,12 +431,12 @@ async def test_own_limits_and_blocks_apply_at_once() -> None:
 
 
 async def test_skewed_clock_is_counted_and_logged_once_and_changes_nothing() -> None:
-    ours = check_codec(Limiter())
+    checks = check_codec(Limiter())
     moments = (0, NOW_S - 300, NOW_S + 300, NOW_S + 301, NOW_S - 301, -(2**63), 2**63 - 1)
     with capture_logs() as logs:
-        answers = await ask(ours, *[message(str(at), timestamp=at) for at in moments])
+        answers = await ask(checks, *[message(str(at), timestamp=at) for at in moments])
     assert all(answer.remaining == 2 for answer in answers)
-    assert dict(ours.gauges()) == {"ratelimit.limiter.clock_skew": 4}
+    assert dict(checks.gauges()) == {"ratelimit.limiter.clock_skew": 4}
     assert [(line["event"], line["skew_s"]) for line in logs] == [("client_clock_skewed", 301)]
 
 
@@ -505,9 +505,9 @@ async def test_quota_fails_without_the_store() -> None:
 
 
 async def test_quota_of_a_rejected_caller_has_a_reason() -> None:
-    standings = Standings()
-    standings.change(SubjectEntitlement(block=Block("fraud")))
-    (blocked,) = await ask(quota_codec(Limiter(OWN_LIMITS, entitlements=standings)), quota())
+    fixed = FixedEntitlements()
+    fixed.change(SubjectEntitlement(block=Block("fraud")))
+    (blocked,) = await ask(quota_codec(Limiter(OWN_LIMITS, entitlements=fixed)), quota())
     (invalid,) = await ask(quota_codec(Limiter(), verifier=Keys()), quota("rlk_forged", "API_KEY"))
     assert (non_default(blocked), non_default(invalid)) == ({"reason": "blocked"}, {"reason": "unauthorized"})
 
@@ -624,10 +624,10 @@ async def test_concurrent_resets_are_limited() -> None:
 
 
 async def test_counters_of_a_blocked_caller_can_be_reset() -> None:
-    standings = Standings()
-    limiter = Limiter(OWN_LIMITS, entitlements=standings)
+    fixed = FixedEntitlements()
+    limiter = Limiter(OWN_LIMITS, entitlements=fixed)
     await ask(check_codec(limiter), message())
-    standings.change(SubjectEntitlement(block=Block("fraud")))
+    fixed.change(SubjectEntitlement(block=Block("fraud")))
     anybody = Anybody(limiter.store)
     reset = ResetLimit(limiter, LimiterDecoder(clock=lambda: NOW_S), anybody)
     request = ResetRequest(identifier="alice", dimension="USER", domain="edge").SerializeToString()

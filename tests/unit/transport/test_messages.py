@@ -55,47 +55,47 @@ def test_default_descriptor_pool_is_not_used() -> None:
 
 
 def test_request_is_compatible_with_envoy_api() -> None:
-    ours = RateLimitRequest(domain="edge", hits_addend=7)
-    descriptor = ours.descriptors.add(is_negative_hits=True)
+    own = RateLimitRequest(domain="edge", hits_addend=7)
+    descriptor = own.descriptors.add(is_negative_hits=True)
     descriptor.entries.add(key="user", value="ä")
     descriptor.limit.requests_per_unit = 2**32 - 1
     descriptor.limit.unit = Unit.MONTH
     descriptor.hits_addend.value = 2**64 - 1
-    theirs = envoy.RateLimitRequest.parse(ours.SerializeToString())
-    (read,) = theirs.descriptors
-    assert (theirs.domain, theirs.hits_addend) == ("edge", 7)
+    envoy_message = envoy.RateLimitRequest.parse(own.SerializeToString())
+    (read,) = envoy_message.descriptors
+    assert (envoy_message.domain, envoy_message.hits_addend) == ("edge", 7)
     assert [(entry.key, entry.value) for entry in read.entries] == [("user", "ä")]
     assert read.limit is not None
     assert (read.limit.requests_per_unit, read.limit.unit) == (2**32 - 1, RateLimitUnit.MONTH)
     assert (read.hits_addend, read.is_negative_hits) == (2**64 - 1, True)
-    assert RateLimitRequest.FromString(bytes(theirs)) == ours
+    assert RateLimitRequest.FromString(bytes(envoy_message)) == own
 
 
 def test_response_is_compatible_with_envoy_api() -> None:
-    ours = RateLimitResponse(overall_code="OVER_LIMIT", raw_body=b"no")
-    status = ours.statuses.add(code="OK", limit_remaining=2**32 - 1)
+    own = RateLimitResponse(overall_code="OVER_LIMIT", raw_body=b"no")
+    status = own.statuses.add(code="OK", limit_remaining=2**32 - 1)
     status.current_limit.name = "per-user"
     status.current_limit.requests_per_unit = 10
     status.current_limit.unit = Unit.WEEK
     status.duration_until_reset.seconds = 58
     status.quota.requests = 3
-    ours.response_headers_to_add.add(key="a", value="b")
-    ours.request_headers_to_add.add(key="c", raw_value=b"\xff")
-    ours.dynamic_metadata.update({"domain": "edge", "numbers": [1.5]})
-    ours.quota.id = "q"
-    ours.quota.valid_until.seconds = 1_700_000_000
-    theirs = envoy.RateLimitResponse.parse(ours.SerializeToString())
-    assert theirs.overall_code is envoy.RateLimitResponseCode.OVER_LIMIT
-    assert theirs.statuses[0].current_limit is not None
-    assert theirs.statuses[0].current_limit.unit is envoy.RateLimitResponseRateLimitUnit.WEEK
-    assert theirs.statuses[0].quota is not None
-    assert (theirs.request_headers_to_add[0].raw_value, theirs.raw_body) == (b"\xff", b"no")
-    assert RateLimitResponse.FromString(bytes(theirs)) == ours
+    own.response_headers_to_add.add(key="a", value="b")
+    own.request_headers_to_add.add(key="c", raw_value=b"\xff")
+    own.dynamic_metadata.update({"domain": "edge", "numbers": [1.5]})
+    own.quota.id = "q"
+    own.quota.valid_until.seconds = 1_700_000_000
+    envoy_message = envoy.RateLimitResponse.parse(own.SerializeToString())
+    assert envoy_message.overall_code is envoy.RateLimitResponseCode.OVER_LIMIT
+    assert envoy_message.statuses[0].current_limit is not None
+    assert envoy_message.statuses[0].current_limit.unit is envoy.RateLimitResponseRateLimitUnit.WEEK
+    assert envoy_message.statuses[0].quota is not None
+    assert (envoy_message.request_headers_to_add[0].raw_value, envoy_message.raw_body) == (b"\xff", b"no")
+    assert RateLimitResponse.FromString(bytes(envoy_message)) == own
 
 
 def test_check_request_is_compatible_with_envoy_api() -> None:
-    ours = CheckRequest()
-    attributes = ours.attributes
+    own = CheckRequest()
+    attributes = own.attributes
     attributes.source.address.socket_address.address = "192.0.2.1"
     attributes.source.address.socket_address.port_value = 1234
     attributes.source.principal = "spiffe://ours/web"
@@ -109,26 +109,26 @@ def test_check_request_is_compatible_with_envoy_api() -> None:
     attributes.metadata_context.filter_metadata["jwt"].update({"payload": {"sub": "ann"}})
     attributes.route_metadata_context.filter_metadata["route"].update({"tier": 1.0})
     attributes.request.time.seconds = 1_700_000_000
-    theirs = auth.CheckRequest.parse(ours.SerializeToString())
-    assert theirs.attributes is not None
-    assert theirs.attributes.request is not None
-    read = theirs.attributes.request.http
+    envoy_message = auth.CheckRequest.parse(own.SerializeToString())
+    assert envoy_message.attributes is not None
+    assert envoy_message.attributes.request is not None
+    read = envoy_message.attributes.request.http
     assert read is not None
     assert (read.method, read.path, read.host, read.scheme) == ("GET", "/a?b=c", "shop.example", "https")
     assert (read.headers, read.size) == ({"x-forwarded-for": "192.0.2.7"}, -1)
-    assert theirs.attributes.context_extensions == {"name": "route"}
-    assert CheckRequest.FromString(bytes(theirs)) == ours
+    assert envoy_message.attributes.context_extensions == {"name": "route"}
+    assert CheckRequest.FromString(bytes(envoy_message)) == own
 
 
 def test_undeclared_fields_of_check_request_are_skipped() -> None:
-    theirs = auth.CheckRequest(
+    envoy_message = auth.CheckRequest(
         attributes=auth.AttributeContext(
             source=auth.AttributeContextPeer(certificate="-----BEGIN", labels={"app": "shop"}),
             request=auth.AttributeContextRequest(http=auth.AttributeContextHttpRequest(path="/a", body="x" * 1000)),
             tls_session=auth.AttributeContextTlsSession(sni="shop.example"),
         )
     )
-    assert CheckRequest.FromString(bytes(theirs)).attributes.request.http.path == "/a"
+    assert CheckRequest.FromString(bytes(envoy_message)).attributes.request.http.path == "/a"
 
 
 def test_check_response_is_compatible_with_envoy_api() -> None:
@@ -139,52 +139,52 @@ def test_check_response_is_compatible_with_envoy_api() -> None:
     header.header.key, header.header.value = "retry-after", "3"
     denial.denied_response.body = "no"
     denial.dynamic_metadata.update({"rule": "edge.user"})
-    theirs = auth.CheckResponse.parse(denial.SerializeToString())
-    assert theirs.denied_response is not None
-    assert theirs.denied_response.status is not None
-    assert (theirs.denied_response.status.code, theirs.denied_response.body) == (429, "no")
-    assert theirs.denied_response.headers[0].append_action == 2
-    assert CheckResponse.FromString(bytes(theirs)) == denial
+    envoy_message = auth.CheckResponse.parse(denial.SerializeToString())
+    assert envoy_message.denied_response is not None
+    assert envoy_message.denied_response.status is not None
+    assert (envoy_message.denied_response.status.code, envoy_message.denied_response.body) == (429, "no")
+    assert envoy_message.denied_response.headers[0].append_action == 2
+    assert CheckResponse.FromString(bytes(envoy_message)) == denial
 
     passing = CheckResponse()
     passing.status.code = 0
     passing.ok_response.headers.add().header.key = "x-rule"
     passing.ok_response.response_headers_to_add.add().header.key = "ratelimit"
     passing.ok_response.headers_to_remove.append("x-mine")
-    theirs = auth.CheckResponse.parse(passing.SerializeToString())
-    assert theirs.ok_response is not None
-    assert theirs.ok_response.headers_to_remove == ["x-mine"]
-    assert CheckResponse.FromString(bytes(theirs)) == passing
+    envoy_message = auth.CheckResponse.parse(passing.SerializeToString())
+    assert envoy_message.ok_response is not None
+    assert envoy_message.ok_response.headers_to_remove == ["x-mine"]
+    assert CheckResponse.FromString(bytes(envoy_message)) == passing
 
 
 def test_units_match_envoy_api() -> None:
     known = {unit.name: int(unit) for unit in RateLimitUnit}
-    theirs = {unit.name: int(unit) for unit in envoy.RateLimitResponseRateLimitUnit}
-    assert theirs == {unit.name: int(unit) for unit in Unit}
-    assert known.items() <= theirs.items()
+    envoy_message = {unit.name: int(unit) for unit in envoy.RateLimitResponseRateLimitUnit}
+    assert envoy_message == {unit.name: int(unit) for unit in Unit}
+    assert known.items() <= envoy_message.items()
 
 
 def test_discovery_request_is_compatible_with_envoy_api() -> None:
-    ours = DiscoveryRequest(version_info="1", type_url="t", response_nonce="n", resource_names=["*"])
-    ours.node.id = "me"
-    ours.node.metadata.update({"zone": "b"})
-    ours.error_detail.code, ours.error_detail.message = 3, "no"
-    theirs = discovery.DiscoveryRequest.parse(ours.SerializeToString())
-    assert (theirs.version_info, theirs.type_url, theirs.response_nonce) == ("1", "t", "n")
-    assert theirs.node is not None
-    assert theirs.node.id == "me"
-    assert theirs.error_detail is not None
-    assert (theirs.error_detail.code, theirs.error_detail.message) == (3, "no")
-    assert DiscoveryRequest.FromString(bytes(theirs)) == ours
+    own = DiscoveryRequest(version_info="1", type_url="t", response_nonce="n", resource_names=["*"])
+    own.node.id = "me"
+    own.node.metadata.update({"zone": "b"})
+    own.error_detail.code, own.error_detail.message = 3, "no"
+    envoy_message = discovery.DiscoveryRequest.parse(own.SerializeToString())
+    assert (envoy_message.version_info, envoy_message.type_url, envoy_message.response_nonce) == ("1", "t", "n")
+    assert envoy_message.node is not None
+    assert envoy_message.node.id == "me"
+    assert envoy_message.error_detail is not None
+    assert (envoy_message.error_detail.code, envoy_message.error_detail.message) == (3, "no")
+    assert DiscoveryRequest.FromString(bytes(envoy_message)) == own
 
 
 def test_discovery_response_is_compatible_with_envoy_api() -> None:
-    ours = DiscoveryResponse(version_info="1", type_url="t", nonce="n")
-    ours.resources.add(type_url="t", value=b"v")
-    theirs = discovery.DiscoveryResponse.parse(ours.SerializeToString())
-    assert (theirs.version_info, theirs.type_url, theirs.nonce) == ("1", "t", "n")
-    assert (theirs.resources[0].type_url, theirs.resources[0].value) == ("t", b"v")
-    assert DiscoveryResponse.FromString(bytes(theirs)) == ours
+    own = DiscoveryResponse(version_info="1", type_url="t", nonce="n")
+    own.resources.add(type_url="t", value=b"v")
+    envoy_message = discovery.DiscoveryResponse.parse(own.SerializeToString())
+    assert (envoy_message.version_info, envoy_message.type_url, envoy_message.nonce) == ("1", "t", "n")
+    assert (envoy_message.resources[0].type_url, envoy_message.resources[0].value) == ("t", b"v")
+    assert DiscoveryResponse.FromString(bytes(envoy_message)) == own
 
 
 def test_discovery_method_is_declared() -> None:

@@ -23,7 +23,7 @@ FAILED = RpcError(StatusCode.UNAVAILABLE, "no connection")
 async def nothing_back() -> None: ...
 
 
-HELD = DelayedResponse(b"later", 60.0, "queue", nothing_back)
+DELAYED = DelayedResponse(b"later", 60.0, "queue", nothing_back)
 
 
 def new_observer(metrics: Metrics, traces: Traces | None = None) -> Observer:
@@ -33,16 +33,16 @@ def new_observer(metrics: Metrics, traces: Traces | None = None) -> Observer:
 class Harness:
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self._told = InMemorySpanExporter()
+        self._exported = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self._told))
+        provider.add_span_processor(SimpleSpanProcessor(self._exported))
         self.observer = new_observer(self.metrics, Traces(provider))
 
     def counts(self) -> dict[str, int]:
         return {status: times.count for status, times in self.metrics.calls[METHOD].by_status.items() if times.count}
 
     def statuses(self) -> list[SpanStatus]:
-        return [span.status.status_code for span in self._told.get_finished_spans()]
+        return [span.status.status_code for span in self._exported.get_finished_spans()]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_each_call_is_counted_once_and_its_span_ended(harness: Harness) ->
     traced = harness.observer.begin(batch)
     harness.observer.responded(batch, [(1, FAILED), (4, b"late")], traced)
     assert harness.statuses() == [SpanStatus.ERROR, SpanStatus.UNSET]
-    harness.observer.responded(batch, [(0, b"one"), (2, FAILED), (3, HELD)], traced)
+    harness.observer.responded(batch, [(0, b"one"), (2, FAILED), (3, DELAYED)], traced)
     assert harness.counts() == {"OK": 3, "UNAVAILABLE": 2}
     assert harness.statuses() == [
         SpanStatus.ERROR,
@@ -69,14 +69,14 @@ async def test_each_call_is_counted_once_and_its_span_ended(harness: Harness) ->
 async def test_all_responses_of_a_batch_are_counted_and_their_spans_ended(harness: Harness) -> None:
     batch = RecordedBatch([b""] * 3)
     traced = harness.observer.begin(batch)
-    harness.observer.responded_all(batch, [b"one", FAILED, HELD], traced)
+    harness.observer.responded_all(batch, [b"one", FAILED, DELAYED], traced)
     assert harness.counts() == {"OK": 2, "UNAVAILABLE": 1}
     assert harness.statuses() == [SpanStatus.UNSET, SpanStatus.ERROR, SpanStatus.UNSET]
 
 
 async def test_delay_is_included_in_the_call_time(harness: Harness) -> None:
     batch = RecordedBatch([b""])
-    harness.observer.responded_all(batch, [HELD], harness.observer.begin(batch))
+    harness.observer.responded_all(batch, [DELAYED], harness.observer.begin(batch))
     assert 60 <= harness.metrics.calls[METHOD].by_status["OK"].value.sum_s < 61
 
 

@@ -11,8 +11,8 @@ from ratelimit_rls.h2.call_headers import CallHeadersParser
 from ratelimit_rls.h2.config import Config
 from ratelimit_rls.telemetry.abuse import Abuse, AbuseLog
 from ratelimit_rls.transport.grpc.open_connections import MIN_LATE_S, OpenConnections
+from ratelimit_rls.transport.grpc.options import ServerLimits
 from ratelimit_rls.transport.grpc.protocol import GrpcProtocol
-from ratelimit_rls.transport.grpc.server_limits import ServerLimits
 
 
 @dataclass(eq=False)

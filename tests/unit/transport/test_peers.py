@@ -160,7 +160,7 @@ async def test_closed_peer_is_noticed_without_reading() -> None:
 @pytest.mark.parametrize(
     ("family", "peer"), [(socket.AF_INET, DISCONNECTED), (socket.AF_INET6, DISCONNECTED), (socket.AF_UNIX, UNIX)]
 )
-def test_tcp_connection_without_an_address_is_gone(family: socket.AddressFamily, peer: str) -> None:
+def test_address_of_a_closed_tcp_connection_is_disconnected(family: socket.AddressFamily, peer: str) -> None:
     with socket.socket(family) as connection:
 
         class Transport(asyncio.Transport):

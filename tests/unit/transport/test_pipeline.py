@@ -71,7 +71,7 @@ class FarStore:
         self.near = EmbeddedStore(clock=lambda: START_US)
         self.gate = asyncio.Event()
         self.fault: StoreError | None = None
-        self.asked = 0
+        self.sent = 0
 
     def prepare(self, plan: Plan) -> PreparedPlan:
         return self.near.prepare(plan)
@@ -80,7 +80,7 @@ class FarStore:
         return self.near.refund_of(prepared, refund)
 
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
-        self.asked += len(batch)
+        self.sent += len(batch)
         await self.gate.wait()
         return [self.fault] * len(batch) if self.fault else await self.near.spend(batch)
 
@@ -106,7 +106,7 @@ class ManualDeadlines(Deadlines):
             self._pending[pending](pending, now_s)
 
 
-class Asked:
+class Sent:
     """A batch in the pipeline."""
 
     def __init__(self, batch: RecordedBatch, task: asyncio.Future[None], deadlines: ManualDeadlines) -> None:
@@ -164,13 +164,13 @@ class Harness:
             denial_log=DenialLog(100),
         )
 
-    async def ask(self, *messages: bytes, left_s: float | Sequence[float] = inf) -> Asked:
+    async def ask(self, *messages: bytes, left_s: float | Sequence[float] = inf) -> Sent:
         """Begin a batch; it waits for the store, unless the gate is open."""
         lefts_s = [left_s] * len(messages) if isinstance(left_s, float) else left_s
         batch = RecordedBatch(messages, [NOW_S + left for left in lefts_s])
         task = asyncio.ensure_future(self.pipeline.run(batch))
         await asyncio.sleep(0)
-        return Asked(batch, task, self.deadlines)
+        return Sent(batch, task, self.deadlines)
 
     async def answers(self, *messages: bytes) -> list[Response]:
         """Run a batch to its end; the gate must be open."""
@@ -208,14 +208,14 @@ def outcome(response: Response) -> int | StatusCode:
 
 async def test_expired_call_gets_its_fallback_while_others_wait() -> None:
     harness = Harness()
-    asked = await harness.ask(USER, LAX, STRICT, LOCAL, USER, LAX, left_s=[0.02, 0.02, 0.02, 0.02, 1.0, inf])
-    assert asked.due_s == pytest.approx(NOW_S + 0.017)
-    assert asked.due(0.016) == {}
-    assert asked.due(0.018) == {0: StatusCode.UNAVAILABLE, 1: OK, 2: OVER_LIMIT, 3: OK}
-    assert asked.due_s == pytest.approx(NOW_S + 0.997)
+    sent = await harness.ask(USER, LAX, STRICT, LOCAL, USER, LAX, left_s=[0.02, 0.02, 0.02, 0.02, 1.0, inf])
+    assert sent.due_s == pytest.approx(NOW_S + 0.017)
+    assert sent.due(0.016) == {}
+    assert sent.due(0.018) == {0: StatusCode.UNAVAILABLE, 1: OK, 2: OVER_LIMIT, 3: OK}
+    assert sent.due_s == pytest.approx(NOW_S + 0.997)
     assert harness.gauge() == 6  # all of them still wait for the store
     harness.store.gate.set()
-    assert await asked.rest() == [None, None, None, None, OK, OK]
+    assert await sent.rest() == [None, None, None, None, OK, OK]
     assert (harness.gauge(), harness.stat("store.failures.deadline_exceeded")) == (0, 4)
     assert [harness.stat(f"fallback.decisions.{policy}") for policy in ("error", "allow", "deny", "local")] == [
         1,
@@ -233,37 +233,37 @@ async def test_denial_log_records_the_response_and_not_the_late_decision() -> No
         await harness.answers(LAX, STRICT)  # exhausted
     harness.store.gate.clear()
     with capture_logs() as lines:
-        asked = await harness.ask(LAX, STRICT, LAX, left_s=[0.02, 0.02, inf])
-        assert asked.due(0.018) == {0: OK, 1: OVER_LIMIT}
+        sent = await harness.ask(LAX, STRICT, LAX, left_s=[0.02, 0.02, inf])
+        assert sent.due(0.018) == {0: OK, 1: OVER_LIMIT}
         harness.store.gate.set()
-        assert await asked.rest() == [None, None, OVER_LIMIT]
+        assert await sent.rest() == [None, None, OVER_LIMIT]
     assert [line["rule"] for line in lines if line["event"] == "call_denied"] == ["edge.strict", "edge.lax"]
 
 
 async def test_call_without_deadline_is_never_due() -> None:
-    asked = await Harness().ask(USER, LAX)
-    assert asked.due_s == inf
-    assert asked.due(1e9) == {}
+    sent = await Harness().ask(USER, LAX)
+    assert sent.due_s == inf
+    assert sent.due(1e9) == {}
 
 
 async def test_expired_call_is_counted_and_decided_once() -> None:
     for fault in (None, StoreUnavailable("gone")):
         harness = Harness()
         harness.store.fault = fault
-        asked = await harness.ask(LOCAL, left_s=0.02)
-        assert asked.due(0.02) == {0: OK}
+        sent = await harness.ask(LOCAL, left_s=0.02)
+        assert sent.due(0.02) == {0: OK}
         harness.store.gate.set()
-        assert await asked.rest() == [None]
+        assert await sent.rest() == [None]
         assert harness.metrics.limit("edge.local", "edge", "edge.local").total_hits == 1
         assert harness.stat("service.call.should_rate_limit.redis_error") == 1
 
 
 async def test_late_admission_stays_charged() -> None:
     harness = Harness()
-    asked = await harness.ask(LAX, left_s=0.02)
-    asked.due(0.02)
+    sent = await harness.ask(LAX, left_s=0.02)
+    sent.due(0.02)
     harness.store.gate.set()
-    await asked.rest()
+    await sent.rest()
     answers = await harness.answers(LAX, LAX)
     assert [outcome(answer) for answer in answers] == [OK, OVER_LIMIT]
 
@@ -273,10 +273,10 @@ async def test_slot_of_an_expired_call_is_refunded() -> None:
     harness.store.gate.set()
     assert outcome((await harness.answers(SLOW))[0]) == OK
     harness.store.gate.clear()
-    asked = await harness.ask(SLOW, left_s=5.0)
-    assert asked.due(5.0) == {0: OK}
+    sent = await harness.ask(SLOW, left_s=5.0)
+    assert sent.due(5.0) == {0: OK}
     harness.store.gate.set()
-    assert await asked.rest() == [None]
+    assert await sent.rest() == [None]
     await harness.throttle_queue.close()
     (delayed,) = await harness.answers(SLOW)
     assert isinstance(delayed, DelayedResponse)
@@ -286,13 +286,13 @@ async def test_slot_of_an_expired_call_is_refunded() -> None:
 @pytest.mark.parametrize("left_s", [0.002, 0.0, -1.0])
 async def test_call_with_too_little_time_skips_the_store(left_s: float) -> None:
     harness = Harness()
-    asked = await harness.ask(USER, LAX, USER, left_s=[left_s, left_s, 1.0])
-    assert asked.due_s == pytest.approx(NOW_S + 0.997)
-    assert asked.due(0) == {0: StatusCode.UNAVAILABLE, 1: OK}
-    assert asked.due(0) == {}
-    assert harness.store.asked == 1
+    sent = await harness.ask(USER, LAX, USER, left_s=[left_s, left_s, 1.0])
+    assert sent.due_s == pytest.approx(NOW_S + 0.997)
+    assert sent.due(0) == {0: StatusCode.UNAVAILABLE, 1: OK}
+    assert sent.due(0) == {}
+    assert harness.store.sent == 1
     harness.store.gate.set()
-    assert await asked.rest() == [None, None, OK]
+    assert await sent.rest() == [None, None, OK]
 
 
 async def test_synchronous_store_is_used_despite_a_short_deadline() -> None:
@@ -317,41 +317,41 @@ async def test_batch_on_a_synchronous_store_ends_without_suspending() -> None:
 
 async def test_call_without_limits_does_not_wait_for_the_store() -> None:
     harness = Harness()
-    asked = await harness.ask(USER, FREE)
-    assert asked.due(0) == {1: OK}
+    sent = await harness.ask(USER, FREE)
+    assert sent.due(0) == {1: OK}
     harness.store.gate.set()
-    assert await asked.rest() == [OK, None]
+    assert await sent.rest() == [OK, None]
 
 
 async def test_call_over_the_in_flight_limit_skips_the_store() -> None:
     harness = Harness(max_in_flight=3)
     waiting = await harness.ask(USER, LAX)
-    asked = await harness.ask(FREE, USER, LAX, STRICT, LOCAL, USER, FREE)
-    assert asked.due(0) == {0: OK, 2: OK, 3: OVER_LIMIT, 4: OK, 5: StatusCode.RESOURCE_EXHAUSTED, 6: OK}
-    assert (harness.store.asked, harness.gauge()) == (3, 3)
+    sent = await harness.ask(FREE, USER, LAX, STRICT, LOCAL, USER, FREE)
+    assert sent.due(0) == {0: OK, 2: OK, 3: OVER_LIMIT, 4: OK, 5: StatusCode.RESOURCE_EXHAUSTED, 6: OK}
+    assert (harness.store.sent, harness.gauge()) == (3, 3)
     assert harness.stat("store.failures.overloaded") == 4
     harness.store.gate.set()
     assert await waiting.rest() == [OK, OK]
-    assert await asked.rest() == [None, OK, None, None, None, None, None]
+    assert await sent.rest() == [None, OK, None, None, None, None, None]
     assert (harness.gauge(), harness.limiter.remaining_capacity) == (0, 3)
 
 
 async def test_expired_call_stays_in_flight_until_the_store_responds() -> None:
     harness = Harness(max_in_flight=1)
-    asked = await harness.ask(LAX, left_s=0.02)
-    assert asked.due(0.02) == {0: OK}
+    sent = await harness.ask(LAX, left_s=0.02)
+    assert sent.due(0.02) == {0: OK}
     assert (await harness.ask(USER)).due(0) == {0: StatusCode.RESOURCE_EXHAUSTED}
     harness.store.gate.set()
-    await asked.rest()
+    await sent.rest()
     assert harness.limiter.remaining_capacity == 1
 
 
 async def test_undecodable_call_gets_one_immediate_error() -> None:
     harness = Harness()
-    asked = await harness.ask(b"\xff", USER, left_s=[1.0, 1.0])
-    assert asked.due(0) == {0: StatusCode.INVALID_ARGUMENT}
+    sent = await harness.ask(b"\xff", USER, left_s=[1.0, 1.0])
+    assert sent.due(0) == {0: StatusCode.INVALID_ARGUMENT}
     harness.store.gate.set()
-    assert await asked.rest() == [None, OK]
+    assert await sent.rest() == [None, OK]
     assert harness.stat("service.call.should_rate_limit.service_error") == 1
 
 

@@ -41,10 +41,10 @@ def client() -> Client:
 
 
 class TestConnectionStart:
-    @pytest.mark.parametrize("said", [b"", PREFACE[:-1], PREFACE])
-    def test_missing_preface_times_out(self, said: bytes) -> None:
+    @pytest.mark.parametrize("received", [b"", PREFACE[:-1], PREFACE])
+    def test_missing_preface_times_out(self, received: bytes) -> None:
         client = Client(sends_preface=False)
-        client.send(said)
+        client.send(received)
         client.loop.wait(Timeouts().preface_s - 0.001)
         assert not client.socket.is_closed
         client.loop.wait(0.001)

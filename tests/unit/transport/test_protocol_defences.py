@@ -199,7 +199,7 @@ class TestLargeReads:
         client.settle()
         assert len(client.queued) == 6
 
-    def test_much_input_is_read_at_last_while_others_stay_queued(self, client: Client, clock: Clock) -> None:
+    def test_large_input_is_read_while_calls_of_others_stay_queued(self, client: Client, clock: Clock) -> None:
         client.server.blocks_bulk = True
         client.server.slow_lane.charge_inline(1.0)
         client.connection.data_received(self.calls(client, 3, 5))
@@ -214,7 +214,7 @@ class TestLargeReads:
         client.connection.data_received(self.calls(client, 3, 5))
         assert len(client.queued) == 1
 
-    def test_preface_that_waits_to_be_read_does_not_time_out(self, clock: Clock) -> None:
+    def test_deferred_preface_does_not_time_out(self, clock: Clock) -> None:
         client = Client(sends_preface=False)
         client.server.blocks_bulk = True
         client.server.bulk_lane._run_s = 2 * clock.now_s  # so that nothing is read
@@ -223,17 +223,17 @@ class TestLargeReads:
         client.loop.wait(10 * TIMEOUTS.preface_s)
         assert not client.is_closed
 
-    @pytest.mark.parametrize("is_gone", [True, False])
-    def test_deferred_input_of_a_client_that_has_gone_is_dropped(
-        self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+    @pytest.mark.parametrize("has_closed", [True, False])
+    def test_deferred_input_of_a_disconnected_client_is_dropped(
+        self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch, has_closed: bool
     ) -> None:
-        monkeypatch.setattr(module, "has_peer_closed", lambda transport: is_gone)
+        monkeypatch.setattr(module, "has_peer_closed", lambda transport: has_closed)
         client.server.blocks_bulk = True
         client.server.bulk_lane._run_s = clock.now_s
         client.server.slow_lane.charge_inline(1.0)
         client.connection.data_received(self.calls(client, 3, 5))
         client.connection.check_timeouts(clock.now_s + 1)
-        assert client.socket.is_aborted is is_gone
+        assert client.socket.is_aborted is has_closed
 
     def defer_for_ever(self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have every frame take longer than a turn, so that the input is never read to its end."""
@@ -260,7 +260,7 @@ class TestLargeReads:
         assert client.error == ErrorCode.ENHANCE_YOUR_CALM
         assert client.server.abuse.count(Abuse.SLOW_INPUT_TIMEOUT) == 1
 
-    def test_input_that_had_no_turn_yet_does_not_end_the_connection(
+    def test_deferred_input_does_not_time_out(
         self, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.defer_for_ever(client, clock, monkeypatch)
@@ -324,7 +324,7 @@ class TestBacklog:
         assert paused.queued == [b"1", b"3"]
         assert paused.socket.reads
 
-    def test_it_stays_paused_when_the_client_reads_again(self, paused: Client) -> None:
+    def test_paused_connection_stays_paused_when_the_client_reads_again(self, paused: Client) -> None:
         self.call(paused, 3)
         paused.connection.pause_writing()
         paused.connection.resume_writing()

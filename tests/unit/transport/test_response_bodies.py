@@ -12,7 +12,7 @@ from ratelimit_rls.api.responses import ResponseBuilder, ResponseOptions, Respon
 from ratelimit_rls.core.model import Algorithm, Limit, Penalty, Reading, Rule, Unit
 from ratelimit_rls.core.response_policy import BodyFormat, DenyResponse, HeaderFamily
 from ratelimit_rls.core.template import Placeholder, Template
-from tests.unit.transport.decisions import DAY_LIMIT, SECOND, TO_DAY_US, TO_MINUTE_US, Met, decided, rule
+from tests.unit.transport.decisions import DAY_LIMIT, SECOND, TO_DAY_US, TO_MINUTE_US, Matched, decided, rule
 
 BUCKET = Limit(1000, Unit.MINUTE, Algorithm.TOKEN_BUCKET, burst=1500)
 DENIED = Reading(0, TO_MINUTE_US, TO_MINUTE_US), Reading(98_766, 0, TO_DAY_US)
@@ -22,8 +22,8 @@ COOLDOWN = Reading(2, 90 * SECOND, 3600 * SECOND)
 PENALTY = Penalty(3600 * SECOND, 1, (2, 4))
 
 
-def build(said: Rule, *readings: Reading, request_id: str = "") -> ResponseParts:
-    return ResponseBuilder(ResponseOptions()).build(decided(Met(said, readings)), request_id)
+def build(matched_rule: Rule, *readings: Reading, request_id: str = "") -> ResponseParts:
+    return ResponseBuilder(ResponseOptions()).build(decided(Matched(matched_rule, readings)), request_id)
 
 
 def text(body: str, content_type: str = "") -> DenyResponse:
@@ -109,8 +109,8 @@ def test_template_supports_all_placeholders() -> None:
     holes = "|".join(f"${{{hole.value}}}" for hole in Placeholder)
     five = Limit(10, Unit.MINUTE, unit_multiplier=5)
     later = rule(Limit(1, Unit.SECOND), path="edge.path"), [Reading(0, 400_000, 400_000)]
-    said = rule(five, deny=text(f"{holes} grün"))
-    response = ResponseBuilder(ResponseOptions()).build(decided(Met(*later), Met(said, DENIED[:1])))
+    matched_rule = rule(five, deny=text(f"{holes} grün"))
+    response = ResponseBuilder(ResponseOptions()).build(decided(Matched(*later), Matched(matched_rule, DENIED[:1])))
     assert response.body.decode() == (
         "edge|edge.user|5 minutes|10|5 minutes|45|45|2026-01-25T14:32:00Z|2026-01-25T14:31:15Z grün"
     )
@@ -118,10 +118,10 @@ def test_template_supports_all_placeholders() -> None:
 
 
 def test_retry_after_is_per_call_and_reset_per_limit() -> None:
-    first = Met(rule(path="edge.path"), [Reading(0, 60 * SECOND, 60 * SECOND)])
-    said = rule(deny=text("${retry_after} ${reset_after}"))
+    first = Matched(rule(path="edge.path"), [Reading(0, 60 * SECOND, 60 * SECOND)])
+    matched_rule = rule(deny=text("${retry_after} ${reset_after}"))
     response = ResponseBuilder(ResponseOptions()).build(
-        decided(first, Met(said, [Reading(0, 5 * SECOND, 60 * SECOND)]))
+        decided(first, Matched(matched_rule, [Reading(0, 5 * SECOND, 60 * SECOND)]))
     )
     assert response.body == b"60 5"
 

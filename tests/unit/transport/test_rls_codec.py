@@ -187,13 +187,13 @@ def test_eviction_removes_adjacent_entries(limiter: Limiter, monkeypatch: pytest
     messages = [ask(f"{i:04}") for i in range(132)]
     entries = [known(limiter, message) for message in messages]
     cache: RequestCache[ResponseTemplate] = RequestCache(CacheBudget(100 * entry_bytes(messages[0], entries[0])))
-    lots = iter([0.5, 0.0])
-    monkeypatch.setattr("ratelimit_rls.pipeline.request_cache.random", lambda: next(lots))
+    draws = iter([0.5, 0.0])
+    monkeypatch.setattr("ratelimit_rls.pipeline.request_cache.random", lambda: next(draws))
     for message, entry in zip(messages, entries, strict=True):
         cache.put(message, entry)
-    gone = [number for number, message in enumerate(messages) if cache.get(message) is None]
-    assert gone == [*range(16), *range(48, 64)]
-    assert (len(cache), list(lots)) == (100, [])
+    evicted = [number for number, message in enumerate(messages) if cache.get(message) is None]
+    assert evicted == [*range(16), *range(48, 64)]
+    assert (len(cache), list(draws)) == (100, [])
 
 
 def test_caches_share_one_budget(limiter: Limiter) -> None:

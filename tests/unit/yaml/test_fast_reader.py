@@ -41,7 +41,7 @@ descriptors:
 """
 LISTS = "---\na: b\nc:\n- d: e\n  f: g:h\n- i: yes\n-   j\nk: l\n"
 SCALARS = "a: ~\nb: null\nyes: 1_000\nc: .5\nd: 0o17\ne: 1e3\nf: \"\"\ng: ''\nh: on\ni: .nan\nj: +5\nk: a'b\"c\\d\n"
-ALIKE = """\
+VARIANTS = """\
 a:
   - {key: b, value: c, rate_limit: {unit: day}}
   - {key: b, value: d, rate_limit: {unit: day}}
@@ -126,7 +126,7 @@ def parsed(text: str) -> YamlNode | str | None:
 
 
 @pytest.mark.parametrize(
-    "text", [BLOCKS, LISTS, SCALARS, ITEMS, ALIKE], ids=["blocks", "lists", "scalars", "items", "alike"]
+    "text", [BLOCKS, LISTS, SCALARS, ITEMS, VARIANTS], ids=["blocks", "lists", "scalars", "items", "alike"]
 )
 def test_fast_reader_equals_the_parser(text: str) -> None:
     plain = read_fast(text, LINES_ABOVE, PLENTY)
@@ -178,7 +178,7 @@ def test_fast_reader_equals_the_parser_on_random_edits() -> None:
     random_ = random.Random(1)
     were_plain = 0
     for _ in range(8_000):
-        text = edited(list(random_.choice([BLOCKS, LISTS, ITEMS, ALIKE])), random_)
+        text = edited(list(random_.choice([BLOCKS, LISTS, ITEMS, VARIANTS])), random_)
         plain = read_fast(text, LINES_ABOVE, PLENTY)
         if plain is not None:
             were_plain += 1

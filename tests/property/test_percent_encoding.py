@@ -39,11 +39,11 @@ def parsed(query: str, wanted: str) -> str | None:
 @st.composite
 def spelling(draw: st.DrawFn, name: str) -> str:
     """Draw an encoding of the name as in a form, or nearly."""
-    ways: list[st.SearchStrategy[str]] = []
+    spellings: list[st.SearchStrategy[str]] = []
     for character in name:
         escape = quote(character, safe="") if quote(character, safe="") != character else f"%{ord(character):02X}"
-        ways.append(st.sampled_from([character, escape, escape.lower(), "+" if character == " " else character]))
-    return "".join(draw(way) for way in ways)
+        spellings.append(st.sampled_from([character, escape, escape.lower(), "+" if character == " " else character]))
+    return "".join(draw(one) for one in spellings)
 
 
 @st.composite

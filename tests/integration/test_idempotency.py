@@ -27,7 +27,7 @@ CALLS = {"metadata": 1000, "entry": 1000, "descriptor": 300}
 """Fewer calls where only the location of the id differs: the store gets the same request."""
 
 TIMES = 3
-ROOM = 4_000_000_000
+CAPACITY = 4_000_000_000
 TIGHT = 100
 TIGHT_CALLS = 300
 GIVES_UP_S = 0.1
@@ -38,7 +38,7 @@ RULES = f"""
 domain: once
 charge: admitted
 descriptors:
-  - {{key: roomy, rate_limit: {{unit: year, requests_per_unit: {ROOM}}}}}
+  - {{key: roomy, rate_limit: {{unit: year, requests_per_unit: {CAPACITY}}}}}
   - {{key: tight, rate_limit: {{unit: year, requests_per_unit: {TIGHT}}}}}
 """
 
@@ -55,17 +55,17 @@ class RetryingClient:
 
     def __init__(self, channel: aio.Channel, id_location: str) -> None:
         self._method: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SHOULD_RATE_LIMIT)
-        self._way = id_location
+        self._location = id_location
 
     async def ask(self, number: int, descriptors: Descriptors, timeout_s: float = 20) -> CallResult:
         request_id = f"4bf92f35-{number:08}"
-        metadata = (("x-request-id", request_id),) if self._way == "metadata" else ()
-        asked = [dict(descriptor) for descriptor in descriptors]
-        if self._way == "entry":
-            asked[0] = {"request_id": request_id, **asked[0]}
-        elif self._way == "descriptor":
-            asked.append({"request_id": request_id})
-        message = bytes(rate_limit_request("once", *asked))
+        metadata = (("x-request-id", request_id),) if self._location == "metadata" else ()
+        sent = [dict(descriptor) for descriptor in descriptors]
+        if self._location == "entry":
+            sent[0] = {"request_id": request_id, **sent[0]}
+        elif self._location == "descriptor":
+            sent.append({"request_id": request_id})
+        message = bytes(rate_limit_request("once", *sent))
         answer = RateLimitResponse.FromString(await self._method(message, timeout=timeout_s, metadata=metadata))
         remaining = tuple(status.limit_remaining for status in answer.statuses[: len(descriptors)])
         return CallResult(answer.overall_code, remaining)
@@ -82,10 +82,10 @@ async def ask_three_times(
     while_silent: Callable[[Awaitable[None]], Awaitable[None]],
 ) -> list[set[CallResult]]:
     """Return the distinct responses by call. `while_silent` runs while Redis does not answer."""
-    told: list[set[CallResult]] = [set() for _ in range(calls)]
+    responses: list[set[CallResult]] = [set() for _ in range(calls)]
 
     async def ask(number: int) -> None:
-        told[number].add(await client.ask(number, descriptors))
+        responses[number].add(await client.ask(number, descriptors))
 
     at_once, later, given_up = (range(calls)[first::3] for first in range(3))
     await asyncio.gather(*(ask(number) for number in at_once for _ in range(TIMES)))
@@ -96,23 +96,23 @@ async def ask_three_times(
         await while_silent(_together(client.gives_up(number, descriptors) for number in some))
         await asyncio.gather(*(ask(number) for number in some))
         await asyncio.gather(*(ask(number) for number in some))
-    return told
+    return responses
 
 
 async def _together(work: Iterator[Awaitable[None]]) -> None:
     await asyncio.gather(*work)
 
 
-def all_answered_alike(told: list[set[CallResult]]) -> list[CallResult]:
+def one_answer_each(responses: list[set[CallResult]]) -> list[CallResult]:
     """Return the response of each call."""
-    assert [number for number, answers in enumerate(told) if len(answers) != 1] == []
-    return [answer for (answer,) in told]
+    assert [number for number, answers in enumerate(responses) if len(answers) != 1] == []
+    return [answer for (answer,) in responses]
 
 
-def codes(told: list[set[CallResult]]) -> list[int]:
+def codes(responses: list[set[CallResult]]) -> list[int]:
     """Return the responses where some calls are denied: a denial charges nothing, so a retry may get other values."""
-    all_answered_alike([answers for answers in told if any(answer.code == Code.OK for answer in answers)])
-    return [answer.code for answer, *_ in told]
+    one_answer_each([answers for answers in responses if any(answer.code == Code.OK for answer in answers)])
+    return [answer.code for answer, *_ in responses]
 
 
 def silencing(*servers: RedisServer) -> Callable[[Awaitable[None]], Awaitable[None]]:
@@ -161,15 +161,15 @@ async def test_retried_calls_are_counted_once(id_location: str, rules: Path, any
     with ServiceProcess(environment) as service:
         async with aio.insecure_channel(service.grpc_address) as channel:
             client = RetryingClient(channel, id_location)
-            told = await ask_three_times(client, calls, [{"roomy": "a"}], silencing(any_redis))
+            responses = await ask_three_times(client, calls, [{"roomy": "a"}], silencing(any_redis))
             counted = count(any_redis, "roomy=a")
             tight = await ask_three_times(client, TIGHT_CALLS, [{"tight": "a"}], silencing(any_redis))
 
     print(f"id by {id_location}: {calls:,} calls sent {TIMES} times each counted as {counted:,}")
-    answers = all_answered_alike(told)
+    answers = one_answer_each(responses)
     assert counted == calls
     assert {answer.code for answer in answers} == {Code.OK}
-    assert sorted(answer.remaining for answer in answers) == [(ROOM - n,) for n in range(calls, 0, -1)]
+    assert sorted(answer.remaining for answer in answers) == [(CAPACITY - n,) for n in range(calls, 0, -1)]
     assert Counter(codes(tight)) == {Code.OK: TIGHT, Code.OVER_LIMIT: TIGHT_CALLS - TIGHT}
 
 
@@ -213,7 +213,7 @@ async def test_retried_calls_over_three_nodes_are_counted_once_or_not_at_all(
         async with aio.insecure_channel(service.grpc_address) as channel:
             client = RetryingClient(channel, id_location)
             roomy = on_three_nodes(cluster, "roomy", "roomy", "roomy")
-            told = await ask_three_times(client, calls, [one for _, one in roomy], silencing(*cluster.nodes))
+            responses = await ask_three_times(client, calls, [one for _, one in roomy], silencing(*cluster.nodes))
             counted = counts(roomy)
             for node in cluster.nodes:
                 node.cli("FLUSHALL")
@@ -225,9 +225,9 @@ async def test_retried_calls_over_three_nodes_are_counted_once_or_not_at_all(
 
     print(f"three nodes, id by {id_location}: {calls:,} calls sent {TIMES} times each counted as {counted}")
     print(f"with {TIGHT} free on the last: {TIGHT_CALLS} calls counted as {charged}")
-    answers = all_answered_alike(told)
+    answers = one_answer_each(responses)
     assert counted == [calls] * 3
     assert {answer.code for answer in answers} == {Code.OK}
-    assert sorted(answer.remaining for answer in answers) == [(ROOM - n,) * 3 for n in range(calls, 0, -1)]
+    assert sorted(answer.remaining for answer in answers) == [(CAPACITY - n,) * 3 for n in range(calls, 0, -1)]
     assert Counter(codes(tight)) == {Code.OK: TIGHT, Code.OVER_LIMIT: TIGHT_CALLS - TIGHT}
     assert charged == [TIGHT] * 3

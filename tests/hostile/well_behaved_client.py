@@ -1,4 +1,4 @@
-"""`python -m tests.hostile.innocent`: a well-behaved client in its own process, which measures its waits.
+"""`python -m tests.hostile.well_behaved_client`: a well-behaved client in its own process, which measures its waits.
 
 Calls are due at fixed times, regardless of the responses, and a wait counts from the time when its call was due. Every
 second, one of its connections is replaced by a new one. It runs in a separate process, because attackers in the same
@@ -267,7 +267,7 @@ class Calls:
         return bool(lines)
 
 
-class Innocent:
+class WellBehavedClient:
     """Handle of the process in its parent."""
 
     def __init__(
@@ -280,27 +280,33 @@ class Innocent:
         source: str = "127.0.0.1",
         core: int | None = None,
     ) -> None:
-        command = [sys.executable, "-m", "tests.hostile.innocent", f"--port={port}", f"--server={server_pid}"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.hostile.well_behaved_client",
+            f"--port={port}",
+            f"--server={server_pid}",
+        ]
         command += [f"--per-s={per_s}", f"--connections={connections}", f"--source={source}"]
         if core is not None:
             command.append(f"--core={core}")
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        self._asked, self._told = self._child.stdin, self._child.stdout
+        self._requests, self._reports = self._child.stdin, self._child.stdout
         self.pid = self._child.pid
 
     def report(self) -> Waits:
         """Return the results since the last report."""
-        self._asked.write("report\n")
-        line = self._told.readline()
-        assert line, f"the innocent client died with {self._child.wait()}"
-        said = json.loads(line)
-        return Waits(**{**said, "faults": tuple(said["faults"])})
+        self._requests.write("report\n")
+        line = self._reports.readline()
+        assert line, f"the well-behaved client died with {self._child.wait()}"
+        reported = json.loads(line)
+        return Waits(**{**reported, "faults": tuple(reported["faults"])})
 
     def close(self) -> None:
-        self._asked.close()
-        self._told.close()
+        self._requests.close()
+        self._reports.close()
         self._child.kill()
         self._child.wait()
 
@@ -312,7 +318,7 @@ class Innocent:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.hostile.innocent", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile.well_behaved_client", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--server", type=int, required=True, help="its process id")
     parser.add_argument("--per-s", type=float, default=PER_S)

@@ -82,9 +82,9 @@ def rules(random_: random.Random) -> str:
     pool = random_.choice((PLAIN_ITEMS, PLAIN_ITEMS, PLAIN_ITEMS + ODD_ITEMS, PLAIN_ITEMS + ODD_ITEMS + WRONG_ITEMS))
     kinds = random_.choices(pool, k=random_.choice((1, 2, 3)))
     text = random_.choice(("", "on_store_failure: deny\n", "charge: admitted\n")) + "domain: d\ndescriptors:\n"
-    for way in random_.sample("pqr", k=random_.choice((0, 1, 2))):
+    for key in random_.sample("pqr", k=random_.choice((0, 1, 2))):
         failing = random_.choice(("", "    on_store_failure: allow\n"))
-        text += f"  - key: {way}\n{failing}    descriptors:\n{items(random_, kinds, '      ')}"
+        text += f"  - key: {key}\n{failing}    descriptors:\n{items(random_, kinds, '      ')}"
     return text + items(random_, kinds, "  ")
 
 
@@ -106,10 +106,10 @@ def test_repeated_items_compile_as_if_read_one_by_one(seed: int, monkeypatch: py
             sources.append(SourceDocument("g", rules(random_).encode()))
         if random_.random() < 0.3:
             sources.append(SourceDocument("s", rules(random_).encode(), rank=7, targeting=Targeting()))
-        alike = meaning(sources)
+        with_variants = meaning(sources)
         with monkeypatch.context() as patched:
             patched.setattr(load_module, "read_fast", lambda *_: None)
-            assert alike == meaning(sources), sources
+            assert with_variants == meaning(sources), sources
 
 
 @pytest.fixture
@@ -126,11 +126,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-@pytest.mark.parametrize("way", ["", "- key: w\n  descriptors:\n", "- key: w\n  value: x\n  descriptors:\n"])
+@pytest.mark.parametrize("key", ["", "- key: w\n  descriptors:\n", "- key: w\n  value: x\n  descriptors:\n"])
 @pytest.mark.parametrize("item", PLAIN_ITEMS)
-def test_few_of_repeated_items_are_compiled(way: str, item: str, compiled: list[str]) -> None:
+def test_few_of_repeated_items_are_compiled(key: str, item: str, compiled: list[str]) -> None:
     lines = [line for number in range(100) for line in item.replace("V", f"v{number}").split("\n")]
-    text = f"domain: d\ndescriptors:\n{way}" + "".join(f"{'  ' if way else ''}{line}\n" for line in lines)
+    text = f"domain: d\ndescriptors:\n{key}" + "".join(f"{'  ' if key else ''}{line}\n" for line in lines)
 
     tree = compile_documents({"f": text.encode()}).tree
 
@@ -139,9 +139,9 @@ def test_few_of_repeated_items_are_compiled(way: str, item: str, compiled: list[
 
 
 def test_repeated_items_need_not_be_adjacent(compiled: list[str]) -> None:
-    ways = [f"- key: w{number}\n  descriptors:\n  - {{key: k, value: v}}\n" for number in range(100)]
+    branches = [f"- key: w{number}\n  descriptors:\n  - {{key: k, value: v}}\n" for number in range(100)]
 
-    compile_documents({"f": ("domain: d\ndescriptors:\n" + "".join(ways)).encode()})
+    compile_documents({"f": ("domain: d\ndescriptors:\n" + "".join(branches)).encode()})
 
     assert len([path for path in compiled if path.endswith(".k_v")]) < 5
 

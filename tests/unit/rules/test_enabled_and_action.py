@@ -76,7 +76,7 @@ class TestThrottle:
             (Algorithm.FIXED_WINDOW, 0),
         ]
 
-    def test_throttle_with_zero_limit_is_no_error(self) -> None:
+    def test_throttle_with_zero_limit_is_not_an_error(self) -> None:
         assert rule("action: throttle\n  rate_limit: {unit: day, requests_per_unit: 0}") is not None
 
     @pytest.mark.parametrize("charge", ["", "charge: admitted", "charge: always"])

@@ -43,7 +43,7 @@ def test_coarsest_fitting_granularity_is_used() -> None:
     ]
 
 
-def test_later_months() -> None:
+def test_month_arithmetic_crosses_years() -> None:
     assert Month.of(Month(2024, 2).ends_s - 1) == Month(2024, 2)
     assert Month(2023, 12).later() == Month(2024, 1)
     assert Month(2024, 1).later(-1) == Month(2023, 12)
