@@ -258,11 +258,11 @@ class _Path:
         node, key = self._node, key_field[2:-1].decode()
         if self._exact_keys is None:
             self._exact_keys = frozenset([exact_key for exact_key, _ in node.exact])
-        step: _Path | _Level
-        wildcards = [one for one in node.wildcards if one.key.matches(key)]
-        if any(len(one.key.parts) > 1 for one in wildcards):
+        index = node.pattern_index
+        if index is not None and any(glob.matches(key) for glob, _ in index.by_key_glob):
             raise _NotCovered
-        if key in self._exact_keys or key in node.patterns or wildcards:
+        step: _Path | _Level
+        if key in self._exact_keys or (index is not None and key in index.by_key):
             step = _Level(self, node, key)
         elif key in node.by_key:
             step = self.child(node.by_key[key], key, False)
