@@ -20,7 +20,7 @@ def check_samples(scenario: Scenario, samples: list[bytes]) -> None:
     """Check that sampled responses are OK for every descriptor, decoded with protobuf."""
     if not samples:
         raise LoadError("no answer was kept to be looked at")
-    if scenario.asked is RequestKind.CHECKS:
+    if scenario.request_kind is RequestKind.CHECKS:
         for sample in samples:
             _check_authz_response(CheckResponse.FromString(sample))
         return

@@ -95,12 +95,12 @@ class Fleet:
         more = telemetry(metrics, collector) if collector else {}
         replicas = [self._start_server(name, scenario, more) for name in _names(scenario)]
         started, pids = replicas[0], tuple(one.pid for one in replicas)
-        if scenario.way is ClientRoute.ENVOY:
+        if scenario.route is ClientRoute.ENVOY:
             assert isinstance(started.address, tuple)
             before = self._servers.envoy(f"{scenario.name}-front", started.address[1])
             return Running(pids, (Target(before.address, None, wire.HTTP),), _start(started), collector, before)
-        has_tls, shows_it = scenario.way in (ClientRoute.TLS, ClientRoute.MTLS), scenario.way is ClientRoute.MTLS
-        method = wire.CHECK if scenario.asked is RequestKind.CHECKS else wire.SHOULD_RATE_LIMIT
+        has_tls, shows_it = scenario.route in (ClientRoute.TLS, ClientRoute.MTLS), scenario.route is ClientRoute.MTLS
+        method = wire.CHECK if scenario.request_kind is RequestKind.CHECKS else wire.SHOULD_RATE_LIMIT
         tls = self._certificate.client(shows_it=shows_it) if has_tls else None
         targets = tuple(Target(one.address, tls, method) for one in replicas)
         return Running(pids, targets, _start(started), collector)
@@ -110,7 +110,7 @@ class Fleet:
         url = redis.url if redis else None
         kind = {"REDIS_TYPE": "CLUSTER"} if scenario.masters else {}
         if scenario.echoes:
-            tls = self._certificate if scenario.way is ClientRoute.TLS else None
+            tls = self._certificate if scenario.route is ClientRoute.TLS else None
             return self._servers.echo(name, scenario.server.removeprefix("echo-"), tls)
         if scenario.server is Server.PEER:
             assert self._peer is not None
@@ -127,7 +127,7 @@ class Fleet:
 
         It is separate, since envoyproxy/ratelimit must be able to read its own.
         """
-        if scenario.asked is RequestKind.DESCRIPTORS:
+        if scenario.request_kind is RequestKind.DESCRIPTORS:
             root = self._directory / f"rules {scenario.rules.name}"
             workload.write_rules(root, scenario.rules)
         else:
@@ -142,13 +142,13 @@ class Fleet:
             result["RLS_WORKERS"] = str(scenario.workers)
         if scenario.window_us:
             result["RLS_BATCH_WINDOW"] = f"{scenario.window_us}us"
-        if scenario.way is ClientRoute.UNIX:
+        if scenario.route is ClientRoute.UNIX:
             result["GRPC_UDS"] = str(self._directory / "grpc.sock")
-        if scenario.way in (ClientRoute.TLS, ClientRoute.MTLS):
+        if scenario.route in (ClientRoute.TLS, ClientRoute.MTLS):
             result["GRPC_SERVER_USE_TLS"] = "true"
             result["GRPC_SERVER_TLS_CERT"] = str(self._certificate.certificate)
             result["GRPC_SERVER_TLS_KEY"] = str(self._certificate.key)
-        if scenario.way is ClientRoute.MTLS:
+        if scenario.route is ClientRoute.MTLS:
             result["GRPC_CLIENT_TLS_CACERT"] = str(self._certificate.certificate)
         if scenario.records:
             result["RLS_DATABASE_URL"] = f"sqlite:///{self._database(scenario)}"

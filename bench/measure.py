@@ -105,7 +105,7 @@ class Bench:
         self._progress = progress
         self._fleet = Fleet(directory, plan.max_keys, plan.peer)
         self._calls: dict[tuple[bool, RequestKind, int, int, int], list[bytes]] = {}
-        self._asked: Counter[Scenario] = Counter()  # calls so far
+        self._call_counts: Counter[Scenario] = Counter()  # calls so far
         self._new = count()  # numbers of new requests
         self.latencies: dict[Scenario, Latencies] = {}  # measured at the end
 
@@ -187,7 +187,7 @@ class Bench:
             tally = load.run(self._plan.seconds)
             spent = cpu.read(family, redis_pids, envoy_pid, SERVICE_CORE, LOAD_CORE) - before
             reads, commands = _reads_of(redis) - reads_before, _commands_of(redis) - commands_before
-            self._asked[scenario] += load.drain()
+            self._call_counts[scenario] += load.drain()
             self._check(scenario, running, load.samples)
         share = 1 if scenario.all_are_denied else callers.DENIED_SHARE if denied else 0
         if abs(tally.denied / tally.calls - share) > DENIED_SHARE_TOLERANCE:
@@ -206,27 +206,27 @@ class Bench:
     def _check(self, scenario: Scenario, running: Running, samples: list[bytes]) -> None:
         if not scenario.has_envoy:
             answers.check_samples(scenario, samples)
-        if scenario.way is ClientRoute.ENVOY:
+        if scenario.route is ClientRoute.ENVOY:
             assert running.envoy is not None
-            answers.check_allowed(running.envoy.admin_port, self._asked[scenario])
+            answers.check_allowed(running.envoy.admin_port, self._call_counts[scenario])
         redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
         if redis and hits:
             logs.check(redis.url, self._log_keys(scenario), hits)
         if running.collector is not None:
-            answers.check_exported(running.collector, self._asked[scenario])
+            answers.check_exported(running.collector, self._call_counts[scenario])
 
     def _requests(self, scenario: Scenario) -> Sequence[bytes] | Iterator[bytes]:
         if scenario.new:
             numbers = map(FIRST_NEW.__add__, self._new)
             return (wire.data(workload.request(number, scenario.descriptors)) for number in numbers)
         keys = self._fleet.keys(scenario)
-        shape = (scenario.has_envoy, scenario.asked, scenario.descriptors, scenario.first_caller, keys)
+        shape = (scenario.has_envoy, scenario.request_kind, scenario.descriptors, scenario.first_caller, keys)
         if shape not in self._calls:
             if scenario.has_envoy:
                 self._calls[shape] = envoy.requests(keys)
-            elif scenario.asked is RequestKind.CALLERS:
+            elif scenario.request_kind is RequestKind.CALLERS:
                 self._calls[shape] = callers.requests(keys)
-            elif scenario.asked is RequestKind.CHECKS:
+            elif scenario.request_kind is RequestKind.CHECKS:
                 self._calls[shape] = callers.checks(keys)
             else:
                 self._calls[shape] = workload.requests(scenario.descriptors, keys, scenario.first_caller)

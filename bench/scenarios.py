@@ -47,8 +47,8 @@ class Scenario:
     server: Server
     descriptors: int = 2
     keys: int = MANY_KEYS
-    way: ClientRoute = ClientRoute.PLAIN
-    asked: RequestKind = RequestKind.DESCRIPTORS
+    route: ClientRoute = ClientRoute.PLAIN
+    request_kind: RequestKind = RequestKind.DESCRIPTORS
     records: bool = False  # with a database that contains every caller and records decisions
     telemetry: bool = False  # some calls are traced, and metrics are scraped
     rules: RuleSet = DEFAULT_RULES
@@ -62,11 +62,11 @@ class Scenario:
 
     @property
     def all_are_denied(self) -> bool:
-        return self.rules.most == 1
+        return self.rules.limit == 1
 
     @property
     def some_are_denied(self) -> bool:
-        return self.all_are_denied or self.asked is not RequestKind.DESCRIPTORS
+        return self.all_are_denied or self.request_kind is not RequestKind.DESCRIPTORS
 
     @property
     def first_caller(self) -> int:
@@ -84,7 +84,7 @@ class Scenario:
 
     @property
     def has_envoy(self) -> bool:
-        return self.server is Server.ENVOY or self.way is ClientRoute.ENVOY
+        return self.server is Server.ENVOY or self.route is ClientRoute.ENVOY
 
     @property
     def uses_redis(self) -> bool:
@@ -103,7 +103,13 @@ class Scenario:
     @property
     def name(self) -> str:
         parts = [self.server, str(self.descriptors) if self.decides else "", "hot" if self.keys == 1 else ""]
-        parts += [self.asked, self.rules.name, "new" if self.new else "", self.way, "records" if self.records else ""]
+        parts += [
+            self.request_kind,
+            self.rules.name,
+            "new" if self.new else "",
+            self.route,
+            "records" if self.records else "",
+        ]
         parts += [
             "telemetry" if self.telemetry else "",
             f"{self.connections}-connections" if self.connections > 4 else "",
@@ -117,8 +123,8 @@ class Scenario:
 ECHO = Scenario(Server.ECHO_NATIVE)  # baseline of all costs
 REDIS_2 = Scenario(Server.REDIS)
 EMBEDDED_2 = Scenario(Server.EMBEDDED)
-CALLERS = Scenario(Server.REDIS, asked=RequestKind.CALLERS)
-CHECKS = Scenario(Server.REDIS, keys=10_000, asked=RequestKind.CHECKS)  # as many as fit into the request cache
+CALLERS = Scenario(Server.REDIS, request_kind=RequestKind.CALLERS)
+CHECKS = Scenario(Server.REDIS, keys=10_000, request_kind=RequestKind.CHECKS)  # as many as fit into the request cache
 DESCRIPTORS = (1, 2, 5)
 
 FIXED_WINDOW = replace(REDIS_2, rules=RuleSet(charge="admitted"))
@@ -137,7 +143,7 @@ LONG_LOGS = [
     replace(FEW_FIXED_WINDOWS, rules=RuleSet("sliding_log", "admitted", hits + ROOM_IN_LOGS, hits_held=hits))
     for hits in (10, 100, 1_000)
 ]
-ALL_DENIED = replace(REDIS_2, keys=8_000, rules=RuleSet(charge="admitted", most=1))
+ALL_DENIED = replace(REDIS_2, keys=8_000, rules=RuleSet(charge="admitted", limit=1))
 """Fewer keys than the 9,500 denials of two limits that the denial cache holds by default. `charge: admitted`, since a
 denial that is charged cannot be cached."""
 
@@ -145,7 +151,7 @@ LEASED = Scenario(Server.REDIS, 1, keys=1, rules=RuleSet(charge="admitted", leas
 MANY_RULES = [replace(REDIS_2, rules=RuleSet(others=others)) for others in (10, 10_000, 100_000)]
 NEVER_SEEN = replace(REDIS_2, new=True)
 ENVOY_ALONE = Scenario(Server.ENVOY, keys=10_000)
-THROUGH_ENVOY = replace(REDIS_2, keys=10_000, way=ClientRoute.ENVOY)
+THROUGH_ENVOY = replace(REDIS_2, keys=10_000, route=ClientRoute.ENVOY)
 ONE_WORKER = replace(REDIS_2, keys=10_000, connections=8)
 TWO_WORKERS = replace(ONE_WORKER, connections=16, workers=2)
 """Two workers share a port, and the kernel distributes connections randomly. Each has as many calls in flight, on about
@@ -203,11 +209,11 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
     """Return all scenarios in the order of the table, optionally with envoyproxy/ratelimit and Envoy."""
     both = (ClientRoute.PLAIN, ClientRoute.TLS)
     return [
-        *(Scenario(server, way=way) for server in (Server.ECHO_NATIVE, Server.ECHO_GRPCIO) for way in both),
+        *(Scenario(server, route=route) for server in (Server.ECHO_NATIVE, Server.ECHO_GRPCIO) for route in both),
         *_decisions(Server.EMBEDDED),
-        replace(EMBEDDED_2, way=ClientRoute.TLS),
+        replace(EMBEDDED_2, route=ClientRoute.TLS),
         *_decisions(Server.REDIS),
-        *(replace(REDIS_2, way=way) for way in (ClientRoute.TLS, ClientRoute.MTLS, ClientRoute.UNIX)),
+        *(replace(REDIS_2, route=route) for route in (ClientRoute.TLS, ClientRoute.MTLS, ClientRoute.UNIX)),
         *(FIXED_WINDOW, *ALGORITHMS, FEW_FIXED_WINDOWS, *LONG_LOGS),
         *(ALL_DENIED, LEASED, *MANY_RULES, NEVER_SEEN, ONE_WORKER, TWO_WORKERS),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),

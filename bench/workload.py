@@ -38,7 +38,7 @@ class RuleSet:
 
     algorithm: str = ""  # algorithm of every limit; empty: fixed window
     charge: str = ""  # `charge` of the rules; empty: the default, which includes denied calls
-    most: int = PLENTY  # calls per hour of every limit
+    limit: int = PLENTY  # calls per hour of every limit
     others: int = 0  # additional rules that do not match
     hits_held: int = 0  # hits in every sliding log before it is measured
     lease: str = ""  # duration of leases
@@ -48,7 +48,7 @@ class RuleSet:
     @property
     def name(self) -> str:
         """Differences from the default; part of the scenario's name."""
-        parts = [self.algorithm, self.charge, "leased" if self.lease else "", "denied" if self.most == 1 else ""]
+        parts = [self.algorithm, self.charge, "leased" if self.lease else "", "denied" if self.limit == 1 else ""]
         parts += ["and-day" if self.daily else "", f"by-{self.shard_by}" if self.shard_by else ""]
         parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_held}-hits" if self.hits_held else ""]
         return "-".join(part for part in parts if part)
@@ -81,7 +81,7 @@ def write_rules(root: Path, rules: RuleSet = DEFAULT_RULES) -> None:
 
 def _lines(domain: str, rules: RuleSet, others: int) -> Iterator[str]:
     algorithm = f", algorithm: {rules.algorithm}" if rules.algorithm else ""
-    limit = f"rate_limit: {{unit: hour, requests_per_unit: {rules.most}{algorithm}}}"
+    limit = f"rate_limit: {{unit: hour, requests_per_unit: {rules.limit}{algorithm}}}"
     if rules.daily:
         limit = BUCKET_AND_DAY
     terms = [limit, *([f"charge: {rules.charge}"] if rules.charge else [])]

@@ -56,7 +56,7 @@ def test_ratios_are_computed_within_a_round() -> None:
 
 
 def test_missed_target_is_reported() -> None:
-    results = {REDIS_2: rounds(40), replace(REDIS_2, way=ClientRoute.MTLS): rounds(64)}
+    results = {REDIS_2: rounds(40), replace(REDIS_2, route=ClientRoute.MTLS): rounds(64)}
     assert verdicts(results) == ["mTLS ÷ plaintext: 1.60 (at most 1.43: MISSED)"]
 
 
