@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from bench import wire
 
@@ -16,6 +17,11 @@ SUBDIRECTORY = "ratelimit"
 LIMITED_BY = ("user", "route", "device", "plan", "region")
 MANY_KEYS = 100_000
 TENANTS = 100
+MIXED_VALUES = 60
+"""Known values of each descriptor of mixed requests."""
+
+_SCRAMBLE = 2_654_435_761
+_FILLER = "abcdefghijklmnopqrst.0123456789"
 
 
 PLENTY = 1_000_000_000
@@ -38,7 +44,7 @@ class RuleSet:
 
     algorithm: str = ""  # algorithm of every limit; empty: fixed window
     charge: str = ""  # `charge` of the rules; empty: the default, which includes denied calls
-    most: int = PLENTY  # calls per hour of every limit
+    limit: int = PLENTY  # calls per hour of every limit
     others: int = 0  # additional rules that do not match
     hits_held: int = 0  # hits in every sliding log before it is measured
     lease: str = ""  # duration of leases
@@ -48,7 +54,7 @@ class RuleSet:
     @property
     def name(self) -> str:
         """Differences from the default; part of the scenario's name."""
-        parts = [self.algorithm, self.charge, "leased" if self.lease else "", "denied" if self.most == 1 else ""]
+        parts = [self.algorithm, self.charge, "leased" if self.lease else "", "denied" if self.limit == 1 else ""]
         parts += ["and-day" if self.daily else "", f"by-{self.shard_by}" if self.shard_by else ""]
         parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_held}-hits" if self.hits_held else ""]
         return "-".join(part for part in parts if part)
@@ -63,6 +69,31 @@ def request(number: int, descriptors: int) -> bytes:
     """Return the RateLimitRequest of one caller: (tenant, user), (tenant, route) and so on."""
     tenant = ("tenant", f"tenant-{number % TENANTS:02}")
     return wire.rate_limit_request(DOMAIN, [(tenant, (key, f"{key}-{number:06}")) for key in LIMITED_BY[:descriptors]])
+
+
+def cold(numbers: Iterator[int], descriptors: int) -> Iterator[bytes]:
+    """Yield a DATA frame for each number, with values that no other has: none has been seen before."""
+    for number in numbers:
+        tenant = ("tenant", f"tenant-{number % TENANTS:02}")
+        values = ((key, varied_text(number + index)) for index, key in enumerate(LIMITED_BY[:descriptors]))
+        yield wire.data(wire.rate_limit_request(DOMAIN, [(tenant, value) for value in values]))
+
+
+def mixed(seed: int, descriptors: int) -> Iterator[bytes]:
+    """Yield DATA frames whose descriptors are all known, in combinations that have hardly ever been seen before."""
+    tenant = ("tenant", "tenant-00")
+    known = [
+        [wire.descriptor((tenant, (key, varied_text(number * 7 + index)))) for number in range(MIXED_VALUES)]
+        for index, key in enumerate(LIMITED_BY[:descriptors])
+    ]
+    random = Random(seed)
+    while True:
+        yield wire.data(wire.encoded_request(DOMAIN, map(random.choice, known)))
+
+
+def varied_text(number: int) -> str:
+    """Return a text that no other number has; lengths vary by 30 characters and do not follow the number."""
+    return f"{number:x}-{_FILLER[: (number * _SCRAMBLE & 0xFFFFFFFF) * len(_FILLER) >> 32]}"
 
 
 DEFAULT_RULES = RuleSet()
@@ -81,7 +112,7 @@ def write_rules(root: Path, rules: RuleSet = DEFAULT_RULES) -> None:
 
 def _lines(domain: str, rules: RuleSet, others: int) -> Iterator[str]:
     algorithm = f", algorithm: {rules.algorithm}" if rules.algorithm else ""
-    limit = f"rate_limit: {{unit: hour, requests_per_unit: {rules.most}{algorithm}}}"
+    limit = f"rate_limit: {{unit: hour, requests_per_unit: {rules.limit}{algorithm}}}"
     if rules.daily:
         limit = BUCKET_AND_DAY
     terms = [limit, *([f"charge: {rules.charge}"] if rules.charge else [])]

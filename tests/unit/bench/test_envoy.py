@@ -29,7 +29,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 def service(tmp_path: Path, most: int) -> Service:
-    workload.write_rules(tmp_path, workload.RuleSet(most=most))
+    workload.write_rules(tmp_path, workload.RuleSet(limit=most))
     return Service({"RUNTIME_ROOT": tmp_path, "RUNTIME_SUBDIRECTORY": workload.SUBDIRECTORY, "USE_STATSD": "false"})
 
 
