@@ -17,6 +17,7 @@
          ├─ StoreTimeout
          │   └─ CallerDeadlineExceeded   the caller's deadline comes first
          ├─ StoreUnavailable
+         │   └─ StoreUnusable   Redis answers, but does not do what the service needs
          ├─ UnknownState        a state has a form that this release does not know; nothing was counted
          └─ Overloaded       not sent: too many calls wait for the store
 
@@ -141,6 +142,18 @@ class CallerDeadlineExceeded(StoreTimeout):
 
 class StoreUnavailable(StoreError):
     """The store is not connected, or the server rejects commands."""
+
+
+class StoreUnusable(StoreUnavailable):
+    """A server of the store answers, but does not do what the service needs.
+
+    Often its operator has to change something. `reason` says what is wrong and, if known, what would be
+    right. It names neither the server nor the user, since health shows it to everyone.
+    """
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(f"Redis at {server} is not usable: {reason}")
+        self.reason = reason
 
 
 class UnknownState(StoreError):

@@ -108,7 +108,12 @@ def build(settings: Settings, shared_directory: Path | None = None) -> Component
     call_budget = CallBudget(settings.rls_max_calls_per_second, settings.rls_max_calls_per_second_per_peer)
     rules = ActiveRules()
     health = _build_health(settings, rules)
-    stores = new_stores(settings, metrics, partial(_report_redis_health, settings, health))
+    stores = new_stores(
+        settings,
+        metrics,
+        on_connection=partial(_report_redis_health, settings, health),
+        on_unusable=partial(_report_unusable_redis, settings, health),
+    )
     rules.on_swap = stores.rules_changed
     hot_keys = HotKeys(
         settings.rls_hot_key_rate if settings.redis else 0,  # leases make sense only for remote counters
@@ -352,6 +357,11 @@ def _report_redis_health(settings: Settings, health: Health, connected: bool) ->
         health.set(REDIS, True)
     elif settings.redis_health_check_active_connection:
         health.set(REDIS, False, "no connection")
+
+
+def _report_unusable_redis(settings: Settings, health: Health, reason: str) -> None:
+    """Report why Redis cannot be used. As calls are decided without it, that is a remark by default."""
+    health.set(REDIS, not settings.redis_health_check_active_connection, reason or "no connection")
 
 
 def _report_write_health(database_services: DatabaseServices, health: Health) -> None:

@@ -47,8 +47,17 @@ class Stores:
         await self.store.close()
 
 
-def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bool], None]) -> Stores:
-    """Construct without connecting. `on_connection` is called when Redis is connected (True) or lost (False)."""
+def new_stores(
+    settings: Settings,
+    metrics: Metrics,
+    on_connection: Callable[[bool], None],
+    on_unusable: Callable[[str], None],
+) -> Stores:
+    """Construct without connecting.
+
+    `on_connection` is called when Redis is connected (True) or lost (False); `on_unusable` with the reason when it
+    answers but cannot be used, and with "" when it does not answer any more.
+    """
     if settings.redis is None:
         once_s = settings.request_id_s
         embedded = EmbeddedStore(settings.rls_embedded_memory_bytes, idempotency_s=once_s)
@@ -62,7 +71,7 @@ def new_stores(settings: Settings, metrics: Metrics, on_connection: Callable[[bo
         if invalidation_listener is not None:
             invalidation_listener.on_store_connection(up)
 
-    counters = new_redis_store(settings, connection)
+    counters = new_redis_store(settings, connection, on_unusable)
     metrics.export_series(lambda: [(Series(STORE_AVAILABLE.name, ()), int(counters.connected))])
     store: Store = InstrumentedStore(counters, "redis", metrics, has_traces=settings.tracing_enabled)
     denials = None

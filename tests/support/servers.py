@@ -106,7 +106,10 @@ class RedisServer(Process):
         return line
 
     def script_runs(self) -> int:
-        """Return how often clients have run the script, as a function or not; a replica receives plain writes."""
+        """Return how often clients have run the script, as a function or not; a replica receives plain writes.
+
+        Each connection begins with a run, except on nodes of a cluster that do not have its key.
+        """
         stats = self.cli("INFO", "commandstats")
         names = ("eval", "evalsha", "fcall")
         return sum(int(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in names)

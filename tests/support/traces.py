@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from ratelimit_rls.core.model import Plan
+from ratelimit_rls.core.model import Plan, StoreResult
 from tests.support.oracle import Oracle
-from tests.support.stores import START_US, StoreUnderTest
+from tests.support.stores import START_US
 
 _TRACE = itertools.count()
 
@@ -22,7 +23,15 @@ class Moment:
     max_wait_us: int | None = None
 
 
-def replay(trace: Sequence[Moment], stores: Mapping[str, StoreUnderTest]) -> None:
+class ReplayingStore(Protocol):
+    """A store with a manual clock."""
+
+    now_us: int
+
+    def spend(self, plan: Plan, /, *, max_wait_us: int | None = None) -> list[StoreResult]: ...
+
+
+def replay(trace: Sequence[Moment], stores: Mapping[str, ReplayingStore]) -> None:
     """Assert that every result of every store equals the oracle's, to the microsecond.
 
     Each trace has its own keys and starts at the same time, so that a failure can be reproduced.

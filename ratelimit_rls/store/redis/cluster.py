@@ -89,7 +89,8 @@ class Cluster:
         await self._refresh()
         await asyncio.gather(*(node.connection.wait_for_first_attempt() for node in self._nodes.values()))
         if not any(node.connection.connected for node in self._nodes.values()):
-            raise StoreUnavailable(f"no node of the Redis cluster at {self._name} can be reached")
+            error = next((node.connection.error for node in self._nodes.values()), None)
+            raise StoreUnavailable(f"no node of the Redis cluster at {self._name} can be used: {error}")
         self._start_refreshing()
 
     def start_in_background(self) -> None:

@@ -13,6 +13,7 @@ from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
 from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
+from ratelimit_rls.store.redis.reply_errors import explain
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun, error_hint
 from ratelimit_rls.store.redis.sentinel import find_master, watch_master
@@ -205,7 +206,7 @@ async def scan(connection: ReconnectingConnection, match: bytes) -> AsyncIterato
 
 def rejected(name: str, error: ReplyError, hint: str = "") -> StoreUnavailable:
     """Return the error of a run that a server rejected."""
-    return StoreUnavailable(f"Redis at {name} rejected the batch: {error}{hint}")
+    return StoreUnavailable(f"Redis at {name} rejected the batch: {explain(error)}{hint}")
 
 
 def decode_results(plans: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[StoreResult | StoreError]:

@@ -18,7 +18,11 @@ AnyRedisStore = RedisStore | ShardedStore
 
 
 def new_redis_store(
-    settings: Settings, on_connection: Callable[[bool], None] = lambda connected: None, *, must_write: bool = True
+    settings: Settings,
+    on_connection: Callable[[bool], None] = lambda connected: None,
+    on_unusable: Callable[[str], None] = lambda reason: None,
+    *,
+    must_write: bool = True,
 ) -> AnyRedisStore:
     """Return a store that is not connected yet. `settings.redis` must be set.
 
@@ -35,6 +39,7 @@ def new_redis_store(
         key_prefix=settings.cache_key_prefix.encode(),
         must_write=must_write,
         on_connection=on_connection,
+        on_unusable=on_unusable,
     )
     connect_timeout_s = settings.redis_persecond_timeout.total_seconds()
     return redis_store(

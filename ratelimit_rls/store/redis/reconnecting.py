@@ -16,7 +16,7 @@ import structlog
 
 from ratelimit_rls.common.backoff import HALF, Backoff
 from ratelimit_rls.common.timers import wait_for_event
-from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable, StoreUnusable
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
 from ratelimit_rls.store.redis.reply_errors import indicates_fault
 from ratelimit_rls.telemetry.series import Durations
@@ -62,15 +62,22 @@ class ReconnectingConnection:
         timeout_s: float = 1.0,
         connect_timeout_s: float = 10.0,
         on_connection: Callable[[bool], None] = lambda connected: None,
+        on_unusable: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """`name` is for messages. `timeout_s` applies to replies, `connect_timeout_s` to the first connection."""
+        """`name` is for messages. `timeout_s` applies to replies, `connect_timeout_s` to the first connection.
+
+        `on_unusable` is called in the background with the reason whenever a server answers but cannot be used, and with
+        "" when that is no longer known, because it does not answer either.
+        """
         self.name = name
+        self.error: StoreError | None = None  # of the last attempt to connect in the background; None: it succeeded
         self.durations = Durations()  # of `send` and `execute`, until the last reply or the timeout
         self._connect_to = connect
         self._handshake = handshake
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._on_connection = on_connection
+        self._on_unusable = on_unusable
         self._connection: PipelinedConnection | None = None
         self._tried = asyncio.Event()
         self._reconnect_task: asyncio.Task[None] | None = None
@@ -139,13 +146,22 @@ class ReconnectingConnection:
                 finally:
                     self._tried.set()
                 error_logged = False
+                self.error = None
             except StoreError as exc:
+                self._report_unusable(exc)
                 # The first error is worth a line; the same one every second is not.
                 if error_logged:
                     log.debug("redis_connect_failed", address=self.name, error=str(exc))
                 else:
                     error_logged = self._log_limited("redis_connect_failed", address=self.name, error=str(exc))
                 await self._pause()
+
+    def _report_unusable(self, error: StoreError) -> None:
+        if isinstance(error, StoreUnusable):
+            self._on_unusable(error.reason)
+        elif isinstance(self.error, StoreUnusable):
+            self._on_unusable("")
+        self.error = error
 
     async def _pause(self) -> None:
         """Wait for the back-off, or until `retry_now`."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from ratelimit_rls.errors import one_line
 from ratelimit_rls.store.redis.connection import ReplyError
 
 _REDIRECTS = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 _NOT_LOADED = ("NOSCRIPT", "ERR Function not found", "ERR Library")
-_NOT_RUN = ("NOSCRIPT", "ERR Function not found", "NOPERM", "OOM")
+_NOT_RUN = ("NOSCRIPT", "ERR Function not found", "ERR unknown command", "NOPERM", "OOM")
+
+_RUNS_SCRIPTS = re.compile(r"'(fcall|evalsha|eval|script(\|load)?)'")
+_FORBIDDEN = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
+_COMMAND = re.compile(r"the '(\S+)' command")
+_USER = re.compile(r"\b(User \S+|this user) has")
+_NO_SCRIPTS = ("ERR unknown command", "ERR Could not find scripting engine")
 
 SPANS_SLOTS = "do not hash to the same slot"
 _NOT_LOCAL = ("non local key", "cluster is down", "cluster state is fail")
@@ -26,6 +34,38 @@ def did_not_run(reply: Any) -> bool:
     the other. Errors of commands within the script may have the same beginning, but they name the script.
     """
     return isinstance(reply, ReplyError) and str(reply).startswith(_NOT_RUN) and "script:" not in str(reply)
+
+
+def forbids_scripts(reply: Any) -> bool:
+    """Return True if this user or this server runs no scripts, or not all commands of ours: only an operator can change
+    that. A full memory and a slot that has moved are temporary."""
+    return isinstance(reply, ReplyError) and bool(_FORBIDDEN.search(str(reply)) or str(reply).startswith(_NO_SCRIPTS))
+
+
+def explain(error: ReplyError) -> str:
+    """Return what an error says and, if an operator has to change something, what would be right.
+
+    The result has no user name. An unknown command is not followed by its arguments, which may be the script.
+    """
+    text = one_line(_USER.sub("the user has", str(error).partition(", with args beginning with")[0]))
+    if text.startswith("NOPERM") and _RUNS_SCRIPTS.search(text):
+        return (
+            "its user may not run the script with FCALL or EVALSHA: grant +evalsha +eval +script|load, "
+            "and on Redis 7 and Valkey +fcall +function|load"
+        )
+    if text.startswith("NOPERM"):
+        return f"{text}; grant what docs/operations.md lists for a dedicated user"
+    if _FORBIDDEN.search(text):
+        which = _COMMAND.search(text)  # Redis does not say it, Valkey does
+        return (
+            f"its user may not run {which[1].upper() if which else 'all commands'} in the script: "
+            "grant what docs/operations.md lists for a dedicated user"
+        )
+    if "READONLY" in text:  # Redis 6.2 has it inside the message
+        return "it is a replica, which accepts no writes: name its master, or the sentinels with REDIS_TYPE=SENTINEL"
+    if text.startswith(_NO_SCRIPTS):
+        return f"it runs no Lua scripts ({text}): use Redis 6.2 or later or Valkey, with EVALSHA, EVAL and SCRIPT LOAD"
+    return text
 
 
 def is_slot_error(reply: Any) -> bool:

@@ -8,13 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ratelimit_rls.errors import StoreTimeout, StoreUnavailable
+from ratelimit_rls.core.model import Algorithm, Charge, DescriptorPlan, Limit, PlanTemplate, Step, Unit
+from ratelimit_rls.errors import StoreTimeout, StoreUnusable
 from ratelimit_rls.store.lua_script import function_library, function_name, script, script_sha
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
 from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
-from ratelimit_rls.store.redis.reply_errors import SPANS_SLOTS, did_not_run, is_error
-from ratelimit_rls.store.redis.resp import bulk, command
-from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch, encode_slots, jitter_line
+from ratelimit_rls.store.redis.reply_errors import SPANS_SLOTS, did_not_run, explain, forbids_scripts, is_error
+from ratelimit_rls.store.redis.resp import bulk, bulk_value, command
+from ratelimit_rls.store.script_codec import (
+    DEFAULT_IDEMPOTENCY_S,
+    EncodedPlan,
+    encode_batch,
+    encode_slots,
+    jitter_line,
+    make_layout,
+)
 
 
 class ScriptRun(NamedTuple):
@@ -25,6 +33,10 @@ class ScriptRun(NamedTuple):
 
 
 _SERVER_TIME = bulk(b"")
+
+_PROBE_STEPS = (Step(Limit(2**31, Unit.SECOND, Algorithm.FIXED_WINDOW, 0), 1, Charge.ADMITTED),)
+_PROBE = make_layout(PlanTemplate("", True, _PROBE_STEPS, (DescriptorPlan(None, _PROBE_STEPS, 1),)), bulk, bulk_value)
+"""The charge of one hit, with which a new connection is tried. It takes the same path as nearly all calls."""
 
 FREED_CHANNEL = b"rl:freed"
 """The channel for the keys of refunded or deleted counters (after the key prefix)."""
@@ -42,6 +54,7 @@ class RedisOptions:
     must_write: bool = True  # connect only to servers that accept writes; not needed to inspect or delete counters
     clock: Callable[[], int] | None = None  # for tests; by default the server's own time is used
     on_connection: Callable[[bool], None] = lambda connected: None
+    on_unusable: Callable[[str], None] = lambda reason: None  # see ReconnectingConnection
 
     @property
     def channel(self) -> bytes:
@@ -55,7 +68,7 @@ class ScriptNode:
     """
 
     def __init__(self, name: str, connect: Connect, options: RedisOptions, *, must_write: bool = True) -> None:
-        """`must_write`: use a connection only if the server accepts a write, so not to a replica.
+        """`must_write`: use a connection only if the server accepts a charge, so not to a replica.
 
         On a cluster a key belongs to one server, and the slot map identifies the masters.
         """
@@ -71,25 +84,47 @@ class ScriptNode:
             timeout_s=options.timeout_s,
             connect_timeout_s=options.connect_timeout_s,
             on_connection=options.on_connection,
+            on_unusable=options.on_unusable,
         )
 
     async def _handshake(self, connection: PipelinedConnection, timeout_s: float) -> None:
-        commands = [_load_function(), command(b"SCRIPT", b"LOAD", script())]
-        if self._must_write and self._options.must_write:
-            probe = self._options.key_prefix + b"rl:probe"
-            commands += command(b"SET", probe, b"1", b"PX", b"1000"), command(b"DEL", probe)
         try:
             async with asyncio.timeout(timeout_s):
-                function, *replies = await asyncio.gather(*map(connection.send, commands))
+                await self._load(connection)
+                if self._options.must_write:
+                    await self._probe(connection)
         except TimeoutError as exc:
             raise StoreTimeout(
                 f"Redis at {self.connection.name} did not load the script within {timeout_s:g} s"
             ) from exc
-        for reply in replies:
-            if isinstance(reply, ReplyError):
-                raise StoreUnavailable(f"Redis at {self.connection.name} is not usable: {reply}{error_hint(reply)}")
+
+    async def _load(self, connection: PipelinedConnection) -> None:
+        """Load the function and the script. Raises StoreUnusable if neither is possible."""
+        commands = (_load_function(), command(b"SCRIPT", b"LOAD", script()))
+        function, loaded = await asyncio.gather(*map(connection.send, commands))
+        if isinstance(loaded, ReplyError):
+            raise self._unusable(loaded)
         # Redis 6.2 has no functions, and an ACL, a full memory or a read-only server may forbid to load one.
         self._has_function = not isinstance(function, ReplyError) or "already exists" in str(function)
+
+    async def _probe(self, connection: PipelinedConnection) -> None:
+        """Charge a counter of our own, as `run_script` does. Raises StoreUnusable if the server does not allow that.
+
+        A node of a cluster need not have this counter, but it checks first what the user may do.
+        """
+        key = self._options.key_prefix + b"rl:probe"
+        arguments = self._arguments(ScriptRun([EncodedPlan((bulk(key),), _PROBE)]))
+        for form in (_fcall, _evalsha, _eval) if self._has_function else (_evalsha, _eval):
+            reply = await connection.send(form(arguments))
+            if not did_not_run(reply):
+                break
+            self._has_function = self._has_function and not forbids_scripts(reply)
+        if isinstance(reply, ReplyError) and (self._must_write or forbids_scripts(reply)):
+            raise self._unusable(reply)
+        await connection.send(command(b"DEL", key))
+
+    def _unusable(self, error: ReplyError) -> StoreUnusable:
+        return StoreUnusable(self.connection.name, f"{explain(error)}{error_hint(error)}")
 
     async def run_script(self, runs: Sequence[ScriptRun], *, asking: bool = False) -> list[Any]:
         """Run the script for each element of `runs`, and return its reply, a ReplyError or a StoreError.
