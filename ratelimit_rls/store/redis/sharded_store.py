@@ -301,9 +301,11 @@ def merge_passing(results: Sequence[StoreResult | StoreError]) -> StoreResult | 
     numbers: tuple[int, ...] = ()
     decided_at_us: tuple[int, ...] = ()
     for result in results:
-        if isinstance(result, StoreError) or result.denied or result.replayed:
+        if isinstance(result, StoreError):
             return None
-        _, now_us, own, _, _, _, _ = result
+        denied, now_us, own, _, _, replayed, _ = result
+        if denied or replayed:
+            return None
         numbers += own
         decided_at_us += (now_us,) * (len(own) // 3)
     return construct(StoreResult, (False, max(decided_at_us), numbers, 0, False, False, decided_at_us))
