@@ -56,6 +56,11 @@ DEFAULT_IDEMPOTENCY_S = 300
 
 Arg = TypeVar("Arg", bound=Hashable)
 
+Passed = tuple[int, tuple[int, ...]]
+"""Result of a part of a call that passes: the time of the decision, and the numbers as in StoreResult."""
+
+PartResult = StoreResult | StoreError | Passed
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanLayout(Generic[Arg]):
@@ -319,7 +324,11 @@ def split_runs(batch: Sequence[EncodedPlan[Arg]]) -> Iterator[Sequence[EncodedPl
 def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
     reply = tuple(reply)
     if is_short(reply, batch):
-        return _decode_short(batch, reply)
+        now_us = reply[0]
+        return [
+            construct(StoreResult, (False, now_us, numbers, 0, False, False, ()))
+            for numbers in _short_numbers(batch, reply)
+        ]
     now_us = reply[0]
     results: list[StoreResult | StoreError] = []
     at = 1
@@ -343,16 +352,28 @@ def is_short(reply: Sequence[int], batch: Sequence[EncodedPlan[Arg]]) -> bool:
     return len(reply) == 1 + sum([len(plan.keys) for plan in batch])
 
 
-def _decode_short(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
-    now_us = reply[0]
-    results: list[StoreResult | StoreError] = []
-    at = 1
-    for plan in batch:
+def decode_parts(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> Sequence[PartResult]:
+    """Decode a reply to parts of calls: of those that pass, only what the result of the call needs."""
+    reply = tuple(reply)
+    if is_short(reply, batch):
+        return [(reply[0], numbers) for numbers in _short_numbers(batch, reply)]
+    return decode_reply(batch, reply)
+
+
+def _short_numbers(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the numbers of each result for a short reply."""
+    now_us, *left = reply
+    windows_us = [plan.layout.windows_us for plan in batch]
+    if len(left) == len(batch):  # one limit each, as nearly all parts of calls have
+        return [(one, 0, window_us - now_us % window_us) for one, (window_us,) in zip(left, windows_us, strict=True)]
+    results: list[tuple[int, ...]] = []
+    at = 0
+    for own in windows_us:
         numbers: tuple[int, ...] = ()
-        for window_us in plan.layout.windows_us:
-            numbers += reply[at], 0, window_us - now_us % window_us
+        for window_us in own:
+            numbers += left[at], 0, window_us - now_us % window_us
             at += 1
-        results.append(construct(StoreResult, (False, now_us, numbers, 0, False, False, ())))
+        results.append(numbers)
     return results
 
 

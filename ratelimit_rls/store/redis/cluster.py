@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import structlog
 
 from ratelimit_rls.common.timers import wait_for_event
-from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.core.storage_keys import SLOTS, Location, key_slot
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
@@ -32,12 +31,12 @@ from ratelimit_rls.store.redis.cluster_slots import (
     parse_host_port,
 )
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
-from ratelimit_rls.store.redis.deployment import ServerNode, decode_results, rejected, scan
+from ratelimit_rls.store.redis.deployment import ServerNode, decode_part_results, rejected, scan
 from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
 from ratelimit_rls.store.redis.reply_errors import is_slot_error
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun, StartedRuns
-from ratelimit_rls.store.script_codec import EncodedPlan, split_runs
+from ratelimit_rls.store.script_codec import EncodedPlan, PartResult, split_runs
 
 log = structlog.get_logger()
 
@@ -196,7 +195,7 @@ class Cluster:
         owner = self._map[slot]
         return Location(slot, owner.connection.name if owner else "")
 
-    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[StoreResult | StoreError]:
+    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[PartResult]:
         """Run the script once on each node, with all of its slots; once for each slot where a node rejects that."""
         results: list[Any] = [None] * len(plans)
         runs = self._runs_by_node(plans, shards)
@@ -209,7 +208,7 @@ class Cluster:
                     next_runs = self._runs_after(run, reply)
                     again += next_runs
                     reply = self._is_being_moved(reply) if next_runs else rejected(self._name, reply)
-                for number, result in zip(run.numbers, decode_results(run.plans, reply), strict=True):
+                for number, result in zip(run.numbers, decode_part_results(run.plans, reply), strict=True):
                     results[number] = result
             if not again or (moves > 1 and loop.time() >= until_s):  # the first redirect is followed, however late
                 break

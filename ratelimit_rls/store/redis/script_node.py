@@ -126,7 +126,9 @@ class ScriptNode:
     async def finish_runs(self, started: StartedRuns) -> list[Any]:
         """Return the replies to runs as `run_script` does. Only what the server did not run is sent again."""
         sent, arguments, other_forms, asking = started
-        replies = await _replies(sent, asking)
+        replies = await sent.replies()
+        if asking:
+            replies = replies[1::2]
         if ReplyError not in map(type, replies):
             return replies
         for form in other_forms:
@@ -136,7 +138,8 @@ class ScriptNode:
             if form is _evalsha:
                 await self._restore_function(replies[again[0]])
             with self._send([form(arguments[at]) for at in again], asking) as sent:
-                for at, reply in zip(again, await _replies(sent, asking), strict=True):
+                own = await sent.replies()
+                for at, reply in zip(again, own[1::2] if asking else own, strict=True):
                     replies[at] = reply
         if any(isinstance(reply, ReplyError) and SPANS_SLOTS in str(reply) for reply in replies):
             self.spans_slots = False  # the server accepts no such runs at all, which depends on its version
@@ -170,11 +173,6 @@ class ScriptNode:
 
     async def close(self) -> None:
         await self.connection.close()
-
-
-async def _replies(sent: PendingReplies, asking: bool) -> list[Any]:
-    replies = await sent.replies()
-    return replies[1::2] if asking else replies
 
 
 def error_hint(error: ReplyError) -> str:
