@@ -11,7 +11,7 @@ Guarantee  the limits of a call are checked and charged together: no two calls c
 KEYS       the distinct states of the batch; of several hash slots only the first one
 ARGV[1]    the calls, with their limits (runs.lua)
 ARGV[2]    now_us          absent or "" = this server's clock; tests pass a number
-ARGV[3..]  the other keys, if there are several hash slots: those of one together
+ARGV[3..]  the other keys, if there are several hash slots: those of a group together
 Returns    { now_us, then for each call: verdict, and for each of its steps: left, retry_us, reset_us }
              verdict       0 allowed, 1 denied; +2 if the result is from the record of an idempotent call, and nothing was
                            charged now. -1: one of its states has an unknown form, nothing was charged; `left` of that
@@ -60,7 +60,8 @@ local function decide(KEYS, ARGV)
     end
   end
 
-  local stored, failure = read_stored(run.groups, keys)
+  local groups = ARGV[3] and groups_of(run)
+  local stored, failure = read_stored(groups, keys)
   if not stored then
     if decided > 0 then
       undo_windows(run, keys)
@@ -72,7 +73,7 @@ local function decide(KEYS, ARGV)
   end
   begin_states(run, keys, stored, now)
   local are_plain = decide_calls(reply, decided + 1, replied)
-  while next(is_new) and not are_new(run.groups) do
+  while next(is_new) and not are_new(groups) do
     begin_states(run, keys, stored, now)
     are_plain = decide_calls(reply, decided + 1, replied)
   end

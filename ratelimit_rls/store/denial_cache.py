@@ -374,4 +374,4 @@ def _capacities(layout: PlanLayout[object], readings: Sequence[Reading]) -> Iter
 
 
 def _layout_bytes(layout: PlanLayout[object]) -> int:
-    return _LAYOUT_BYTES + _LAYOUT_KEY_BYTES * len(layout.specs)
+    return _LAYOUT_BYTES + _LAYOUT_KEY_BYTES * len(layout.windows_us)

@@ -21,6 +21,7 @@ from ratelimit_rls.store.lua_script import definitions, read_source
 from ratelimit_rls.store.script_codec import (
     DEFAULT_IDEMPOTENCY_S,
     NO_JITTER,
+    CalendarKind,
     EncodedPlan,
     PlanLayout,
     decode_reply,
@@ -63,7 +64,7 @@ class SinglePlan(NamedTuple):
     """A plan to be decided without others, with the arguments that would otherwise be encoded every time."""
 
     plan: EncodedPlan[_Arg]
-    arguments: tuple[_Arg, ...]  # of its run; empty if they depend on the time or two of its keys are the same
+    arguments: tuple[_Arg, ...]  # of its run; empty if they depend on the time
 
 
 class StoreSize(NamedTuple):
@@ -128,12 +129,11 @@ class EmbeddedStore:
 
     def prepare_single(self, plan: Plan) -> SinglePlan:
         """Encode a plan for `spend_single`: worth its memory if the plan is spent repeatedly, each time alone."""
-        layout = _layout(plan.template)
-        keys, single = plan.keys, layout.single
-        arguments: tuple[_Arg, ...] = ()
-        if single is not None and len(set(keys)) == len(keys):
-            arguments = (NO_JITTER + single, *keys)
-        return SinglePlan(EncodedPlan(keys, layout), arguments)
+        encoded = self.prepare(plan)
+        if isinstance(encoded.layout.kind, CalendarKind):
+            return SinglePlan(encoded, ())
+        packed = encode_batch([encoded], 0)
+        return SinglePlan(encoded, (NO_JITTER + packed.text, *packed.keys))
 
     def spend_single(self, alone: SinglePlan) -> StoreResult | None:
         """Spend one plan. None means admitted by every limit: most calls are, and details would double the cost."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from struct import pack
 from typing import Generic, NamedTuple, TypeVar
 
@@ -31,6 +30,9 @@ from ratelimit_rls.errors import StoreError, UnknownState
 MAX_BATCH_STEPS = 128
 """Maximum number of limits that one run of the script decides, so that no run occupies Redis for more than about a
 millisecond. Only a single call with more limits exceeds it, since a call is never split."""
+
+IN_SEQUENCE = 0
+"""Number in the place of the number of keys, if no key occurs twice and the calls have no options."""
 
 CALL_QUOTA_PASSES = 1
 CALL_SHADOWED = 2
@@ -54,15 +56,19 @@ DEFAULT_IDEMPOTENCY_S = 300
 
 Arg = TypeVar("Arg", bound=Hashable)
 
+Passed = tuple[int, tuple[int, ...]]
+"""Result of a part of a call that passes: the time of the decision, and the numbers as in StoreResult."""
+
+PartResult = StoreResult | StoreError | Passed
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanLayout(Generic[Arg]):
-    """The encoding shared by all plans of one template: a spec for each step and each watcher, ready to be joined."""
+    """The encoding shared by all plans of one template."""
 
-    specs: tuple[bytes | CalendarSpec, ...]
+    kind: bytes | CalendarKind  # the line with its flags, and a spec for each step and each watcher
     windows_us: tuple[int, ...]  # length of each step's window; 0: not a fixed window since the epoch
     flags: int
-    single: bytes | None  # text of a run of one such plan with different keys; None: it depends on the time
     descriptor_plans: tuple[DescriptorPlan, ...]
     encode: Callable[[bytes], Arg]
     decode_key: Callable[[Arg], bytes]
@@ -127,7 +133,7 @@ class ScriptCall(NamedTuple, Generic[Arg]):
     """The arguments of one run of the script."""
 
     keys: Sequence[Arg]
-    text: bytes  # the calls with their specs; a jitter line goes before it
+    text: bytes  # the calls, after a line for each kind of them; a jitter line goes before it
 
 
 class CalendarSpec:
@@ -145,6 +151,21 @@ class CalendarSpec:
             self._bounds = bounds(limit.unit, limit.timezone, now_us)
             self._ready = limit_spec(self._step, self._joined, b"%d %d %d" % self._bounds)
         return self._ready
+
+
+class CalendarKind:
+    """The line of calls with calendar limits."""
+
+    def __init__(self, flags: int, specs: Sequence[bytes | CalendarSpec]) -> None:
+        self._flags = flags
+        self._specs = specs
+
+    def at(self, now_us: int) -> bytes:
+        return _kind(self._flags, [spec.at(now_us) if isinstance(spec, CalendarSpec) else spec for spec in self._specs])
+
+
+def _kind(flags: int, specs: Iterable[bytes]) -> bytes:
+    return b";".join([b"%d" % flags, *specs])
 
 
 def limit_spec(step: Step, joined: bool, window: bytes | None = None) -> bytes:
@@ -176,14 +197,14 @@ def make_layout(
     """Build the layout of a template. `encode` makes a key what its store sends."""
     flags = CALL_QUOTA_PASSES if template.quota_passes else 0
     flags += CALL_SHADOWED if template.shadow_mode else 0
-    specs = tuple(spec for descriptor_plan in template.descriptor_plans for spec in _specs(descriptor_plan))
+    specs = [spec for descriptor_plan in template.descriptor_plans for spec in _specs(descriptor_plan)]
+    undated = [spec for spec in specs if isinstance(spec, bytes)]
     windows_us = tuple(us for descriptor_plan in template.descriptor_plans for us in _windows_us(descriptor_plan))
     frees_capacity = any(step.cost < 0 for step in template.steps)
     return PlanLayout(
-        specs,
+        _kind(flags, undated) if len(undated) == len(specs) else CalendarKind(flags, specs),
         windows_us,
         flags,
-        _single(specs, flags),
         template.descriptor_plans,
         encode,
         decode_key,
@@ -215,67 +236,56 @@ def jitter_line(jitter_ms: int) -> bytes:
 NO_JITTER = jitter_line(0)
 
 
-def _text(specs: Iterable[bytes], numbers: Sequence[int]) -> bytes:
-    return b"%s\n\n%s" % (b"\n".join(specs), pack(f">{len(numbers)}H", *numbers))
-
-
-def _single(specs: Sequence[bytes | CalendarSpec], flags: int) -> bytes | None:
-    distinct: dict[bytes, int] = {}
-    numbers = [0, len(specs), flags]
-    for number, spec in enumerate(specs):
-        if isinstance(spec, CalendarSpec):
-            return None
-        numbers += number, distinct.setdefault(spec, len(distinct))
-    return _text(distinct, numbers)
-
-
 def encode_batch(
-    batch: Sequence[EncodedPlan[Arg]], now_us: int, idempotency_s: int = DEFAULT_IDEMPOTENCY_S
+    batch: Sequence[EncodedPlan[Arg]],
+    now_us: int,
+    idempotency_s: int = DEFAULT_IDEMPOTENCY_S,
+    *,
+    spans_slots: bool = False,
 ) -> ScriptCall[Arg]:
-    """Encode a batch whose keys are on one server, and on a cluster in one slot.
+    """Encode a batch whose keys are on one server. `spans_slots`: on a cluster, they are not all in one slot.
 
     `now_us` selects calendar windows: it may differ from the decision's time by less than one.
     """
-    if len(batch) == 1:
-        plan = batch[0]
-        single = plan.layout.single
-        if single is not None and plan.is_unmodified and len(set(plan.keys)) == len(plan.keys):
-            return ScriptCall(plan.keys, single)
-    return encode_slots(batch, (), now_us, idempotency_s)
+    keys: list[Arg] = []
+    kinds: dict[bytes | CalendarKind, int] = {}
+    numbers = [IN_SEQUENCE]
+    for plan_keys, layout, max_wait_us, charged_at_us, hits, idempotency_key in batch:
+        if not (max_wait_us is charged_at_us is hits is idempotency_key is None):
+            return _encode_in_full(batch, now_us, idempotency_s, spans_slots)
+        keys += plan_keys
+        numbers.append(kinds.setdefault(layout.kind, len(kinds)))
+    if len(set(keys)) < len(keys):
+        return _encode_in_full(batch, now_us, idempotency_s, spans_slots)
+    return ScriptCall(keys, _text(kinds, now_us, numbers))
 
 
-def encode_slots(
-    batch: Sequence[EncodedPlan[Arg]],
-    slots: Sequence[int],
-    now_us: int,
-    idempotency_s: int = DEFAULT_IDEMPOTENCY_S,
+def _encode_in_full(
+    batch: Sequence[EncodedPlan[Arg]], now_us: int, idempotency_s: int, spans_slots: bool
 ) -> ScriptCall[Arg]:
-    """Encode a batch whose keys are in several slots of one server. `slots`: of each plan, those of a slot together."""
+    """Encode a batch in which keys occur twice, or calls have options."""
     keys: dict[Arg, int] = {}
-    specs: dict[bytes | CalendarSpec, int] = {}
-    ends: list[int] = []  # the number of keys up to each plan
+    kinds: dict[bytes | CalendarKind, int] = {}
     numbers: list[int] = []
+    groups: list[int] = []  # each of one slot: the keys that a plan is the first to use
     for plan in batch:
-        plan_keys, layout, max_wait_us, charged_at_us, hits, idempotency_key = plan
-        if max_wait_us is charged_at_us is hits is idempotency_key is None:
-            numbers += len(plan_keys), layout.flags
-        else:
-            numbers += _header(plan, keys, idempotency_s)
-        layout_specs = layout.specs
-        # By number: `zip(…, strict=True)` would cost every call a quarter of a microsecond.
-        for number, key in enumerate(plan_keys):
-            numbers += keys.setdefault(key, len(keys)), specs.setdefault(layout_specs[number], len(specs))
-        ends.append(len(keys))
-    slot_ends = [*dict(zip(slots, ends, strict=True)).values()] if slots else []
-    groups = [end - start for start, end in pairwise((0, *slot_ends))]
-    head = [len(groups), *groups] if len(groups) > 1 else [0]
-    dated = [spec.at(now_us) if isinstance(spec, CalendarSpec) else spec for spec in specs]
-    return ScriptCall(list(keys), _text(dated, [*head, *numbers]))
+        keys_before = len(keys)
+        numbers += kinds.setdefault(plan.layout.kind, len(kinds)), *_options(plan, keys, idempotency_s)
+        numbers += [keys.setdefault(key, len(keys)) for key in plan.keys]
+        if len(keys) > keys_before:
+            groups.append(len(keys) - keys_before)
+    head = [len(groups), *groups] if spans_slots else [0]
+    return ScriptCall(list(keys), _text(kinds, now_us, [len(keys), *head, *numbers]))
 
 
-def _header(plan: EncodedPlan[Arg], keys: dict[Arg, int], idempotency_s: int) -> Iterator[int]:
-    """Yield the header of a call with options beyond its layout."""
-    flags, more = plan.layout.flags, list[int]()
+def _text(kinds: Iterable[bytes | CalendarKind], now_us: int, numbers: Sequence[int]) -> bytes:
+    lines = [kind if isinstance(kind, bytes) else kind.at(now_us) for kind in kinds]
+    return b"%s\n\n%s" % (b"\n".join(lines), pack(f">{len(numbers)}H", *numbers))
+
+
+def _options(plan: EncodedPlan[Arg], keys: dict[Arg, int], idempotency_s: int) -> Iterator[int]:
+    """Yield the flags of a call beyond those of its kind, and the options that they add."""
+    flags, more = 0, list[int]()
     if plan.max_wait_us is not None and plan.charged_at_us is None:
         flags += CALL_MAX_WAIT
         more += _halves(plan.max_wait_us)
@@ -288,7 +298,7 @@ def _header(plan: EncodedPlan[Arg], keys: dict[Arg, int], idempotency_s: int) ->
     if plan.hits is not None:
         flags += CALL_HITS
         more += _halves(plan.hits)
-    yield from (len(plan.keys), flags, *more)
+    yield from (flags, *more)
 
 
 def _halves(*numbers: int) -> Iterator[int]:
@@ -314,7 +324,11 @@ def split_runs(batch: Sequence[EncodedPlan[Arg]]) -> Iterator[Sequence[EncodedPl
 def decode_reply(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
     reply = tuple(reply)
     if is_short(reply, batch):
-        return _decode_short(batch, reply)
+        now_us = reply[0]
+        return [
+            construct(StoreResult, (False, now_us, numbers, 0, False, False, ()))
+            for numbers in _short_numbers(batch, reply)
+        ]
     now_us = reply[0]
     results: list[StoreResult | StoreError] = []
     at = 1
@@ -338,16 +352,28 @@ def is_short(reply: Sequence[int], batch: Sequence[EncodedPlan[Arg]]) -> bool:
     return len(reply) == 1 + sum([len(plan.keys) for plan in batch])
 
 
-def _decode_short(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[StoreResult | StoreError]:
-    now_us = reply[0]
-    results: list[StoreResult | StoreError] = []
-    at = 1
-    for plan in batch:
-        numbers: list[int] = []
-        for window_us in plan.layout.windows_us:
-            numbers += reply[at], 0, window_us - now_us % window_us
+def decode_parts(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> Sequence[PartResult]:
+    """Decode a reply to parts of calls: of those that pass, only what the result of the call needs."""
+    reply = tuple(reply)
+    if is_short(reply, batch):
+        return [(reply[0], numbers) for numbers in _short_numbers(batch, reply)]
+    return decode_reply(batch, reply)
+
+
+def _short_numbers(batch: Sequence[EncodedPlan[Arg]], reply: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the numbers of each result for a short reply."""
+    now_us, *left = reply
+    windows_us = [plan.layout.windows_us for plan in batch]
+    if len(left) == len(batch):  # one limit each, as nearly all parts of calls have
+        return [(one, 0, window_us - now_us % window_us) for one, (window_us,) in zip(left, windows_us, strict=True)]
+    results: list[tuple[int, ...]] = []
+    at = 0
+    for own in windows_us:
+        numbers: tuple[int, ...] = ()
+        for window_us in own:
+            numbers += left[at], 0, window_us - now_us % window_us
             at += 1
-        results.append(construct(StoreResult, (False, now_us, tuple(numbers), 0, False, False, ())))
+        results.append(numbers)
     return results
 
 

@@ -14,14 +14,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from time import monotonic
 from typing import Any, NamedTuple
 
 import structlog
 
 from ratelimit_rls.common.timers import wait_for_event
-from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.core.storage_keys import SLOTS, Location, key_slot
 from ratelimit_rls.errors import StoreError, StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
@@ -33,12 +31,12 @@ from ratelimit_rls.store.redis.cluster_slots import (
     parse_host_port,
 )
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError, connect
-from ratelimit_rls.store.redis.deployment import ServerNode, decode_results, rejected, scan
+from ratelimit_rls.store.redis.deployment import ServerNode, decode_part_results, rejected, scan
 from ratelimit_rls.store.redis.reconnecting import MAX_ATTEMPT_S, Connect
 from ratelimit_rls.store.redis.reply_errors import is_slot_error
 from ratelimit_rls.store.redis.resp import command
-from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun
-from ratelimit_rls.store.script_codec import EncodedPlan, split_runs
+from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun, StartedRuns
+from ratelimit_rls.store.script_codec import EncodedPlan, PartResult, split_runs
 
 log = structlog.get_logger()
 
@@ -198,7 +196,7 @@ class Cluster:
         owner = self._map[slot]
         return Location(slot, owner.connection.name if owner else "")
 
-    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[StoreResult | StoreError]:
+    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[PartResult]:
         """Run the script once on each node, with all of its slots; once for each slot where a node rejects that."""
         results: list[Any] = [None] * len(plans)
         runs = self._runs_by_node(plans, shards)
@@ -211,7 +209,7 @@ class Cluster:
                     next_runs = self._runs_after(run, reply)
                     again += next_runs
                     reply = self._is_being_moved(reply) if next_runs else rejected(self._name, reply)
-                for number, result in zip(run.numbers, decode_results(run.plans, reply), strict=True):
+                for number, result in zip(run.numbers, decode_part_results(run.plans, reply), strict=True):
                     results[number] = result
             if not again or (moves > 1 and loop.time() >= until_s):  # the first redirect is followed, however late
                 break
@@ -221,11 +219,11 @@ class Cluster:
         return results
 
     def _runs_by_node(self, plans: Sequence[EncodedPlan[bytes]], slots: Sequence[int]) -> list[_Run]:
-        """Return runs with the plans of one node each, those of a slot one after the other."""
+        """Return runs with the plans of one node each, in order."""
         owners = self._map
         by_node: dict[ScriptNode | None, list[int]] = {}
-        for number in sorted(range(len(plans)), key=slots.__getitem__):
-            by_node.setdefault(owners[slots[number]], []).append(number)
+        for number, slot in enumerate(slots):
+            by_node.setdefault(owners[slot], []).append(number)
         runs: list[_Run] = []
         for node, numbers in by_node.items():
             run = _Run(numbers, [plans[number] for number in numbers], [slots[number] for number in numbers])
@@ -237,7 +235,7 @@ class Cluster:
 
         If a run with several slots fails because the node does not serve all of them, each slot is sent by itself.
         """
-        if run.slots[0] != run.slots[-1] and is_slot_error(error):
+        if run.spans_slots and is_slot_error(error):
             return list(_split_by_slot(run))
         redirect = self._redirect(run.slots[0], error)
         return [] if redirect is None else [run._replace(importing=redirect.importing)]
@@ -246,30 +244,44 @@ class Cluster:
         return StoreUnavailable(f"a slot of the Redis cluster at {self._name} is being moved: {error}")
 
     async def _send(self, runs: Sequence[_Run]) -> list[Any]:
-        """Send each run to its node, to all nodes in parallel. Return their replies, ReplyErrors and StoreErrors."""
+        """Send each run to its node, to all nodes at the same time. Return their replies, ReplyErrors and StoreErrors.
+
+        There is no task for each node: three of them would take more time than three runs take.
+        """
         by_node: dict[tuple[ScriptNode | None, bool], list[int]] = {}
         for number, run in enumerate(runs):
             node = run.importing or self._map[run.slots[0]]
             by_node.setdefault((node, run.importing is not None), []).append(number)
-        sent = [
-            self._send_to(node, [ScriptRun(runs[number].plans, runs[number].slots) for number in numbers], asking)
-            for (node, asking), numbers in by_node.items()
-        ]
+        started = {
+            target: target[0].start_runs([runs[number].script_run for number in numbers], asking=target[1])
+            for target, numbers in by_node.items()
+            if target[0] is not None and target[0].connection.connected
+        }
         replies: list[Any] = [None] * len(runs)
-        all_replies = await asyncio.gather(*sent) if len(sent) > 1 else [await one for one in sent]
-        for numbers, node_replies in zip(by_node.values(), all_replies, strict=True):
-            for number, reply in zip(numbers, node_replies, strict=True):
-                replies[number] = reply
+        try:
+            for target, numbers in by_node.items():
+                node_replies = await self._finish(target, [runs[number] for number in numbers], started.get(target))
+                for number, reply in zip(numbers, node_replies, strict=True):
+                    replies[number] = reply
+        finally:
+            for one in started.values():
+                one.sent.cancel()
         return replies
 
-    async def _send_to(self, node: ScriptNode | None, runs: Sequence[ScriptRun], asking: bool) -> list[Any]:
+    async def _finish(
+        self, target: tuple[ScriptNode | None, bool], runs: Sequence[_Run], started: StartedRuns | None
+    ) -> list[Any]:
+        """Return the replies of a node to runs. `started` is None if it was not connected."""
+        node, asking = target
         try:
             if node is None:
                 self._refresh_requested.set()
                 raise StoreUnavailable(f"no node of the Redis cluster at {self._name} owns this slot")
-            if not node.connection.connected:  # a node that was just discovered
+            if started is None:  # a node that was just discovered
                 await node.connection.wait_for_first_attempt(self._options.timeout_s)
-            return await node.run_script(runs, asking=asking)
+                started = node.start_runs([run.script_run for run in runs], asking=asking)
+            with started.sent:
+                return await node.finish_runs(started)
         except StoreError as exc:
             return [exc] * len(runs)
 
@@ -392,8 +404,16 @@ class _Run(NamedTuple):
 
     numbers: Sequence[int]  # their indexes in the batch
     plans: Sequence[EncodedPlan[bytes]]
-    slots: Sequence[int]  # of each plan, those of a slot one after the other
+    slots: Sequence[int]  # of each plan
     importing: ScriptNode | None = None  # the node to which their only slot is being moved, if it must decide them
+
+    @property
+    def spans_slots(self) -> bool:
+        return len(set(self.slots)) > 1
+
+    @property
+    def script_run(self) -> ScriptRun:
+        return ScriptRun(self.plans, self.spans_slots)
 
     def part(self, start: int, end: int) -> _Run:
         return _Run(self.numbers[start:end], self.plans[start:end], self.slots[start:end])
@@ -408,14 +428,15 @@ def _split(run: _Run) -> Iterator[_Run]:
     start = 0
     for plans in split_runs(run.plans):
         end = start + len(plans)
-        yield run.part(start, end)
+        yield run if len(plans) == len(run.plans) else run.part(start, end)
         start = end
 
 
 def _split_by_slot(run: _Run) -> Iterator[_Run]:
     """Split a run into runs of one slot each, of at most MAX_BATCH_STEPS limits."""
-    start = 0
-    for _, plans in groupby(run.slots):
-        end = start + len(list(plans))
-        yield from _split(run.part(start, end))
-        start = end
+    by_slot: dict[int, list[int]] = {}
+    for at, slot in enumerate(run.slots):
+        by_slot.setdefault(slot, []).append(at)
+    for slot, members in by_slot.items():
+        own = _Run([run.numbers[at] for at in members], [run.plans[at] for at in members], [slot] * len(members))
+        yield from _split(own)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ratelimit_rls.core.model import StoreResult
 from ratelimit_rls.core.storage_keys import Location
@@ -17,10 +17,12 @@ from ratelimit_rls.store.redis.reply_errors import explain
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun, error_hint
 from ratelimit_rls.store.redis.sentinel import find_master, watch_master
-from ratelimit_rls.store.script_codec import EncodedPlan, decode_reply, split_runs
+from ratelimit_rls.store.script_codec import EncodedPlan, PartResult, decode_parts, decode_reply, split_runs
 from ratelimit_rls.telemetry.series import Durations
 
 SCAN_COUNT = b"1000"
+
+Result = TypeVar("Result")
 
 
 class ServerNode(NamedTuple):
@@ -67,7 +69,7 @@ class Deployment(Protocol):
         """Return the slot and the node of a key, as known now."""
         ...
 
-    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> list[StoreResult | StoreError]:
+    async def spend(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[int]) -> Sequence[PartResult]:
         """Return the result of each plan, or its error. `shards`: of each plan; plans of one shard run in order.
 
         Nothing is sent twice unless a server did not run it.
@@ -211,9 +213,22 @@ def rejected(name: str, error: ReplyError, hint: str = "") -> StoreUnavailable:
 
 def decode_results(plans: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[StoreResult | StoreError]:
     """Return the result of each plan of a run, or the same error for all of them."""
+    return _decoded(decode_reply, plans, reply)
+
+
+def decode_part_results(plans: Sequence[EncodedPlan[bytes]], reply: Any) -> Sequence[PartResult]:
+    """Return the result of each part of a run, or the same error for all of them."""
+    return _decoded(decode_parts, plans, reply)
+
+
+def _decoded(
+    decode: Callable[[Sequence[EncodedPlan[bytes]], Any], Sequence[Result]],
+    plans: Sequence[EncodedPlan[bytes]],
+    reply: Any,
+) -> Sequence[Result | StoreError]:
     if isinstance(reply, StoreError):
         return [reply] * len(plans)
     try:
-        return decode_reply(plans, reply)
+        return decode(plans, reply)
     except (IndexError, TypeError, ZeroDivisionError):  # the latter: a short reply to limits that never get one
         return [StoreUnavailable("Redis returned a malformed script reply")] * len(plans)

@@ -262,9 +262,16 @@ class PendingReplies:
         self._futures = futures
         self._sent_s = sent_s
         self._timeout_s = timeout_s
+        self._elapsed_s: float | None = None  # until the last reply
+        if futures:
+            futures[-1].add_done_callback(self._on_last_reply)
+
+    def _on_last_reply(self, _: asyncio.Future[Any]) -> None:
+        self._elapsed_s = monotonic() - self._sent_s
 
     async def replies(self) -> list[Any]:
-        """Return a value, a ReplyError or a StoreError per command. A reply that has arrived counts, even if late.
+        """Return a value, a ReplyError or a StoreError per command. A reply that has arrived counts, even if late, and
+        its duration is until it arrived.
 
         Replies arrive in order, so each is awaited directly: nearly always all of them have arrived with the first.
         """
@@ -274,7 +281,7 @@ class PendingReplies:
                 replies.append(await future)
             except StoreUnavailable as error:
                 replies.append(error)
-        elapsed_s = monotonic() - self._sent_s
+        elapsed_s = monotonic() - self._sent_s if self._elapsed_s is None else self._elapsed_s
         self._owner.durations.observe(elapsed_s)
         if elapsed_s >= self._timeout_s:
             late = StoreTimeout(f"Redis at {self._owner.name} did not answer within {self._timeout_s:g} s")
@@ -286,5 +293,9 @@ class PendingReplies:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for reply in self._futures:  # of a cancelled caller: nothing retrieves their results
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Drop the replies that have not arrived, of a cancelled caller: nothing retrieves their results."""
+        for reply in self._futures:
             reply.cancel()

@@ -12,27 +12,34 @@ from ratelimit_rls.core.model import Algorithm, Charge, DescriptorPlan, Limit, P
 from ratelimit_rls.errors import StoreTimeout, StoreUnusable
 from ratelimit_rls.store.lua_script import function_library, function_name, script, script_sha
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
-from ratelimit_rls.store.redis.reconnecting import Connect, ReconnectingConnection
+from ratelimit_rls.store.redis.reconnecting import Connect, PendingReplies, ReconnectingConnection
 from ratelimit_rls.store.redis.reply_errors import SPANS_SLOTS, did_not_run, explain, forbids_scripts, is_error
 from ratelimit_rls.store.redis.resp import bulk, bulk_value, command
-from ratelimit_rls.store.script_codec import (
-    DEFAULT_IDEMPOTENCY_S,
-    EncodedPlan,
-    encode_batch,
-    encode_slots,
-    jitter_line,
-    make_layout,
-)
+from ratelimit_rls.store.script_codec import DEFAULT_IDEMPOTENCY_S, EncodedPlan, encode_batch, jitter_line, make_layout
 
 
 class ScriptRun(NamedTuple):
     """Plans that one run of the script decides."""
 
     plans: Sequence[EncodedPlan[bytes]]
-    slots: Sequence[int] = ()  # of each plan, those of a slot one after the other; empty: a server without slots
+    spans_slots: bool = False  # its keys are in several slots of a server of a cluster
+
+
+Arguments = tuple[int, bytes]
+"""The number of arguments of a run, and their encoding from the number of keys on."""
+
+
+class StartedRuns(NamedTuple):
+    """Runs that were sent to a node."""
+
+    sent: PendingReplies
+    arguments: Sequence[Arguments]  # of each run
+    other_forms: Sequence[Callable[[Arguments], bytes]]  # in which to send them if the node knows not the first one
+    asking: bool
 
 
 _SERVER_TIME = bulk(b"")
+_ASKING = command(b"ASKING")
 
 _PROBE_STEPS = (Step(Limit(2**31, Unit.SECOND, Algorithm.FIXED_WINDOW, 0), 1, Charge.ADMITTED),)
 _PROBE = make_layout(PlanTemplate("", True, _PROBE_STEPS, (DescriptorPlan(None, _PROBE_STEPS, 1),)), bulk, bulk_value)
@@ -126,27 +133,42 @@ class ScriptNode:
     def _unusable(self, error: ReplyError) -> StoreUnusable:
         return StoreUnusable(self.connection.name, f"{explain(error)}{error_hint(error)}")
 
-    async def run_script(self, runs: Sequence[ScriptRun], *, asking: bool = False) -> list[Any]:
+    async def run_script(self, runs: Sequence[ScriptRun]) -> list[Any]:
         """Run the script for each element of `runs`, and return its reply, a ReplyError or a StoreError.
 
         Raises StoreUnavailable without a connection.
+        """
+        started = self.start_runs(runs)
+        with started.sent:
+            return await self.finish_runs(started)
+
+    def start_runs(self, runs: Sequence[ScriptRun], *, asking: bool = False) -> StartedRuns:
+        """Send runs, so that several nodes run theirs at the same time. Raises StoreUnavailable without a connection.
 
         `asking`: the slot is being moved to this node, which accepts only commands after ASKING.
         """
         arguments = [self._arguments(run) for run in runs]
-        # Only what the server did not run is sent again.
-        forms = (_fcall, _evalsha, _eval) if self._has_function else (_evalsha, _eval)
-        replies = await self._send_all([forms[0](one) for one in arguments], asking)
-        for form in forms[1:]:
+        form, *others = (_fcall, _evalsha, _eval) if self._has_function else (_evalsha, _eval)
+        return StartedRuns(self._send([form(one) for one in arguments], asking), arguments, others, asking)
+
+    async def finish_runs(self, started: StartedRuns) -> list[Any]:
+        """Return the replies to runs as `run_script` does. Only what the server did not run is sent again."""
+        sent, arguments, other_forms, asking = started
+        replies = await sent.replies()
+        if asking:
+            replies = replies[1::2]
+        if ReplyError not in map(type, replies):
+            return replies
+        for form in other_forms:
             again = [at for at, reply in enumerate(replies) if did_not_run(reply)]
             if not again:
                 break
             if form is _evalsha:
                 await self._restore_function(replies[again[0]])
-            for at, reply in zip(
-                again, await self._send_all([form(arguments[at]) for at in again], asking), strict=True
-            ):
-                replies[at] = reply
+            with self._send([form(arguments[at]) for at in again], asking) as sent:
+                own = await sent.replies()
+                for at, reply in zip(again, own[1::2] if asking else own, strict=True):
+                    replies[at] = reply
         if any(isinstance(reply, ReplyError) and SPANS_SLOTS in str(reply) for reply in replies):
             self.spans_slots = False  # the server accepts no such runs at all, which depends on its version
         return replies
@@ -159,29 +181,22 @@ class ScriptNode:
             with self.connection.send([_load_function()]) as sent:
                 await sent.replies()
 
-    async def _send_all(self, commands: Sequence[bytes], asking: bool) -> list[Any]:
-        if not asking:
-            with self.connection.send(commands) as sent:
-                return await sent.replies()
-        with self.connection.send([prefix for one in commands for prefix in (command(b"ASKING"), one)]) as sent:
-            return (await sent.replies())[1::2]
+    def _send(self, commands: Sequence[bytes], asking: bool) -> PendingReplies:
+        return self.connection.send(
+            [prefix for one in commands for prefix in (_ASKING, one)] if asking else commands,
+        )
 
-    def _arguments(self, run: ScriptRun) -> tuple[int, bytes]:
-        """Return the number of arguments, and their encoding from the number of keys on."""
+    def _arguments(self, run: ScriptRun) -> Arguments:
         options = self._options
         now_us = options.clock() if options.clock else None
         # Only calendar windows depend on the time of this process.
         time_us = time.time_ns() // 1000 if now_us is None else now_us
-        if not run.slots or run.slots[0] == run.slots[-1]:
-            keys, text = encode_batch(run.plans, time_us, options.idempotency_s)
-            parts = [bulk(b"%d" % len(keys)), *keys, bulk(self._jitter + text)]
-            if now_us is not None:
-                parts.append(bulk(b"%d" % now_us))
+        keys, text = encode_batch(run.plans, time_us, options.idempotency_s, spans_slots=run.spans_slots)
+        now = [] if now_us is None else [bulk(b"%d" % now_us)]
+        if run.spans_slots:  # declared keys must be of one slot
+            parts = [bulk(b"1"), keys[0], bulk(self._jitter + text), *(now or [_SERVER_TIME]), *keys[1:]]
         else:
-            keys, text = encode_slots(run.plans, run.slots, time_us, options.idempotency_s)
-            now = _SERVER_TIME if now_us is None else bulk(b"%d" % now_us)
-            # Declared keys must be of one slot.
-            parts = [bulk(b"1"), keys[0], bulk(self._jitter + text), now, *keys[1:]]
+            parts = [bulk(b"%d" % len(keys)), *keys, bulk(self._jitter + text), *now]
         return len(parts), b"".join(parts)
 
     async def close(self) -> None:
@@ -197,16 +212,16 @@ def _load_function() -> bytes:
     return command(b"FUNCTION", b"LOAD", function_library())
 
 
-def _fcall(arguments: tuple[int, bytes]) -> bytes:
+def _fcall(arguments: Arguments) -> bytes:
     count, packed = arguments
     return b"*%d\r\n$5\r\nFCALL\r\n%s%s" % (count + 2, bulk(function_name()), packed)
 
 
-def _evalsha(arguments: tuple[int, bytes]) -> bytes:
+def _evalsha(arguments: Arguments) -> bytes:
     count, packed = arguments
     return b"*%d\r\n$7\r\nEVALSHA\r\n%s%s" % (count + 2, bulk(script_sha()), packed)
 
 
-def _eval(arguments: tuple[int, bytes]) -> bytes:
+def _eval(arguments: Arguments) -> bytes:
     count, packed = arguments
     return b"*%d\r\n$4\r\nEVAL\r\n%s%s" % (count + 2, bulk(script()), packed)

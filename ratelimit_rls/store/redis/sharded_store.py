@@ -30,7 +30,14 @@ from ratelimit_rls.store.redis.deployment import Deployment
 from ratelimit_rls.store.redis.keyspace import RedisKeyspace
 from ratelimit_rls.store.redis.resp import bulk, bulk_value
 from ratelimit_rls.store.redis.store import layout
-from ratelimit_rls.store.script_codec import CALL_QUOTA_PASSES, CALL_SHADOWED, EncodedPlan, PlanLayout
+from ratelimit_rls.store.script_codec import (
+    CALL_QUOTA_PASSES,
+    CALL_SHADOWED,
+    EncodedPlan,
+    PartResult,
+    Passed,
+    PlanLayout,
+)
 
 _log = structlog.get_logger()
 
@@ -158,6 +165,7 @@ class ShardedStore(RedisKeyspace):
 
     async def spend(self, batch: Sequence[PreparedPlan]) -> list[StoreResult | StoreError]:
         calls = cast("Sequence[ShardedPlan]", batch)
+        results: Sequence[PartResult]
         if any(call.split.has_last for call in calls):
             results = await self._spend_in_two_steps(calls)
         else:
@@ -169,14 +177,14 @@ class ShardedStore(RedisKeyspace):
         for call in calls:
             start, end = end, end + len(call.plans)
             if end == start + 1:
-                merged.append(results[start])
+                merged.append(in_full(results[start]))
                 continue
             own = results[start:end]
             passing = merge_passing(own) if call.split.passes_with_its_parts else None
             if passing is not None:
                 merged.append(passing)
                 continue
-            result, own_refunds = merge(call, own)
+            result, own_refunds = merge(call, [in_full(one) for one in own])
             merged.append(result)
             refunds += own_refunds
         await self._refund_denied(refunds)
@@ -204,11 +212,10 @@ class ShardedStore(RedisKeyspace):
                 _log.warning("denied_call_refund_failed", key=key.decode(errors="replace"), error=str(result))
 
     async def _spend_placed(self, placed: Sequence[PlacedPlan]) -> list[StoreResult | StoreError]:
-        return await self._spend_parts([plan for plan, _ in placed], [shard for _, shard in placed])
+        results = await self._spend_parts([plan for plan, _ in placed], [shard for _, shard in placed])
+        return [in_full(result) for result in results]
 
-    async def _spend_parts(
-        self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[Shard]
-    ) -> list[StoreResult | StoreError]:
+    async def _spend_parts(self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[Shard]) -> Sequence[PartResult]:
         """Return the result of each part, in order; all servers are asked in parallel."""
         if len(self.realms) == 1:
             results = await self.realms[0].spend(plans, shards)
@@ -219,7 +226,7 @@ class ShardedStore(RedisKeyspace):
 
     async def _spend_in_both(
         self, plans: Sequence[EncodedPlan[bytes]], shards: Sequence[Shard]
-    ) -> list[StoreResult | StoreError]:
+    ) -> Sequence[PartResult]:
         numbers: list[list[int]] = [[] for _ in self.realms]
         for number, shard in enumerate(shards):
             numbers[shard // SLOTS].append(number)
@@ -296,14 +303,25 @@ def _is_denied(call: ShardedPlan, readings: Sequence[Reading]) -> bool:
     return is_denied(call.layout.descriptor_plans, readings, bool(call.layout.flags & CALL_QUOTA_PASSES))
 
 
-def merge_passing(results: Sequence[StoreResult | StoreError]) -> StoreResult | None:
+def in_full(result: PartResult) -> StoreResult | StoreError:
+    """Return the result of a part of a call as that of a call."""
+    if result.__class__ is tuple:
+        now_us, numbers = cast("Passed", result)
+        return construct(StoreResult, (False, now_us, numbers, 0, False, False, ()))
+    return cast("StoreResult | StoreError", result)
+
+
+def merge_passing(results: Sequence[PartResult]) -> StoreResult | None:
     """Return the result of a call of which every part passes, which nearly every call does; None for any other."""
     numbers: tuple[int, ...] = ()
     decided_at_us: tuple[int, ...] = ()
     for result in results:
-        if isinstance(result, StoreError) or result.denied or result.replayed:
+        if result.__class__ is tuple:
+            now_us, own = cast("Passed", result)
+        elif isinstance(result, StoreResult) and not (result.denied or result.replayed):
+            now_us, own = result.now_us, result.numbers
+        else:
             return None
-        _, now_us, own, _, _, _, _ = result
         numbers += own
         decided_at_us += (now_us,) * (len(own) // 3)
     return construct(StoreResult, (False, max(decided_at_us), numbers, 0, False, False, decided_at_us))

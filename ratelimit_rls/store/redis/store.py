@@ -17,7 +17,7 @@ from ratelimit_rls.core.refund import Refund
 from ratelimit_rls.core.storage_keys import Location
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.store.base import PreparedPlan
-from ratelimit_rls.store.redis.deployment import Deployment
+from ratelimit_rls.store.redis.deployment import SingleNode
 from ratelimit_rls.store.redis.keyspace import RedisKeyspace
 from ratelimit_rls.store.redis.resp import bulk, bulk_value
 from ratelimit_rls.store.script_codec import EncodedPlan, PlanLayout, make_layout
@@ -26,7 +26,7 @@ from ratelimit_rls.store.script_codec import EncodedPlan, PlanLayout, make_layou
 class RedisStore(RedisKeyspace):
     """A store whose counters are all on one server."""
 
-    def __init__(self, server: Deployment) -> None:
+    def __init__(self, server: SingleNode) -> None:
         super().__init__(server)
         self._server = server
 

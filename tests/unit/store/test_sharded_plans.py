@@ -9,7 +9,7 @@ from ratelimit_rls.errors import StoreUnavailable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.cluster import Cluster
 from ratelimit_rls.store.redis.script_node import RedisOptions
-from ratelimit_rls.store.redis.sharded_store import ShardedPlan, ShardedStore, merge, merge_passing
+from ratelimit_rls.store.redis.sharded_store import ShardedPlan, ShardedStore, in_full, merge, merge_passing
 from tests.support.stores import KeyedOp, call, long_step, step
 
 SERVERS = RedisServers("cluster", (RedisAddress("127.0.0.1", 1),))
@@ -37,6 +37,15 @@ def test_parts_that_pass_are_merged_as_any_others_are() -> None:
     assert [reading.left for reading in merged.readings] == [3, 1, 2]
     assert merged.decided_at_us == (1_000, 3_000, 2_000)
     assert merged.now_us == 3_000
+
+
+def test_parts_that_pass_may_have_their_time_and_numbers_only() -> None:
+    short = [(result.now_us, result.numbers) for result in RESULTS]
+
+    assert merge_passing(short) == merge_passing(RESULTS)
+    assert merge_passing([short[0], *RESULTS[1:]]) == merge_passing(RESULTS)
+    assert [in_full(one) for one in short] == RESULTS
+    assert [in_full(one) for one in RESULTS] == RESULTS
 
 
 @pytest.mark.parametrize(

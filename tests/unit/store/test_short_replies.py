@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from ratelimit_rls.core.model import Algorithm, Plan, StoreResult, Unit
 from ratelimit_rls.store.embedded import EmbeddedStore
-from ratelimit_rls.store.redis.deployment import decode_results
+from ratelimit_rls.store.redis.deployment import decode_part_results, decode_results
+from ratelimit_rls.store.redis.sharded_store import in_full
 from ratelimit_rls.store.script_codec import EncodedPlan, decode_reply, make_layout
 from tests.support.oracle import Oracle
 from tests.support.stores import START_US, call, step
@@ -27,12 +30,22 @@ def test_short_reply_means_the_same_as_the_full_one() -> None:
     assert decode_reply(BATCH, SHORT) == decode_reply(BATCH, FULL)
 
 
-def test_short_reply_to_other_limits_is_an_error() -> None:
-    run = [encoded(call(step("a", algorithm=Algorithm.GCRA)))]
+def test_parts_that_pass_are_decoded_to_what_calls_need() -> None:
+    calls = decode_reply(BATCH, SHORT)
 
-    (result,) = decode_results(run, [NOW_US, 5])
+    assert [in_full(part) for part in decode_part_results(BATCH, SHORT)] == calls
+    assert decode_part_results(BATCH, FULL) == calls
+
+
+@pytest.mark.parametrize("limits", [1, 2])
+def test_short_reply_to_other_limits_is_an_error(limits: int) -> None:
+    run = [encoded(call(*[step(f"{n}", algorithm=Algorithm.GCRA) for n in range(limits)]))]
+
+    (result,) = decode_results(run, [NOW_US, *[5] * limits])
+    (part,) = decode_part_results(run, [NOW_US, *[5] * limits])
 
     assert "malformed" in str(result)
+    assert "malformed" in str(part)
 
 
 def test_batches_equal_the_oracle() -> None:
