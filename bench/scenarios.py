@@ -204,6 +204,9 @@ SINGLE_REDIS = [
 ]
 CLUSTER = [replace(one, masters=MASTERS) for one in SINGLE_REDIS]
 SHARED_BY_DOMAIN = RuleSet(shard_by="domain")
+CLUSTER_WINDOWS = [replace(CLUSTER[1], window_us=window_us) for window_us in (500, 2000)]
+"""While a batch is being decided, calls of other connections wait to share the next one."""
+
 CLUSTER_BY_DOMAIN = [replace(one, rules=SHARED_BY_DOMAIN) for one in CLUSTER]
 """All counters of a call are on one slot. The domain is the only one, so one master has all of the work."""
 
@@ -265,6 +268,7 @@ def every(*, peer: bool, envoy: bool, limitador: bool = False) -> list[Scenario]
             *FLEET_WINDOWS,
             *SINGLE_REDIS,
             *CLUSTER,
+            *CLUSTER_WINDOWS,
             *CLUSTER_BY_DOMAIN,
             *CLUSTER_BY_TENANT,
         ),
