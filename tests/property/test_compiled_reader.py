@@ -14,4 +14,4 @@ RULES = 8 * settings().max_examples  # `make soak` compares more
 def test_readers_agree(part: int) -> None:
     seeds = range(part * RULES // 4, (part + 1) * RULES // 4)
     applied = sum([RandomRules(seed).compare() for seed in seeds])
-    assert applied > 10 * len(seeds), "the rules apply to too few messages"
+    assert applied > 5 * len(seeds), "the rules apply to too few messages"
