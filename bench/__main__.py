@@ -55,6 +55,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--peer", type=Path, metavar="PATH", help="a binary of envoyproxy/ratelimit to measure beside ours"
     )
+    parser.add_argument(
+        "--limitador", type=Path, metavar="PATH", help="a binary of limitador-server to compare with the embedded store"
+    )
     parser.add_argument("--list", action="store_true", help="name the scenarios and stop")
     return parser.parse_args(arguments)
 
@@ -73,7 +76,9 @@ def plan(chosen: argparse.Namespace) -> Plan:
     """Return the plan of the options."""
     peer = chosen.peer is not None
     offered = (
-        scenarios.quick(peer=peer) if chosen.quick else scenarios.every(peer=peer, envoy=envoy.binary() is not None)
+        scenarios.quick(peer=peer)
+        if chosen.quick
+        else scenarios.every(peer=peer, envoy=envoy.binary() is not None, limitador=chosen.limitador is not None)
     )
     wanted = scenarios.chosen(offered, chosen.only)
     counting = redis_instructions.available() and not chosen.quick
@@ -90,6 +95,8 @@ def plan(chosen: argparse.Namespace) -> Plan:
         raise SystemExit(f"no scenario is named {' or '.join(chosen.only)}; there are: {names}")
     if chosen.peer is not None and not os.access(chosen.peer, os.X_OK):
         raise SystemExit(f"--peer {chosen.peer}: not a program; build envoyproxy/ratelimit's src/service_cmd first")
+    if chosen.limitador is not None and not os.access(chosen.limitador, os.X_OK):
+        raise SystemExit(f"--limitador {chosen.limitador}: not a program; build limitador-server first")
     seconds, repeats, keys = (QUICK_S, 1, QUICK_KEYS) if chosen.quick else (1.0, 7, MANY_KEYS)
     return Plan(
         wanted,
@@ -98,6 +105,7 @@ def plan(chosen: argparse.Namespace) -> Plan:
         keys,
         in_flight=chosen.in_flight,
         peer=chosen.peer,
+        limitador=chosen.limitador,
         counted=counted,
         capacity=wanted_capacity,
     )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sqlalchemy import insert
 
-from bench import wire
+from bench import edge, wire
 from bench.workload import SUBDIRECTORY, TENANTS
 from ratelimit_rls.core.model import Limit, Unit
 from ratelimit_rls.database.database import Database
@@ -126,20 +126,36 @@ def check(number: int, credential: str, header: str = "x-api-key") -> bytes:
     return bytes(result.SerializeToString())
 
 
-def users(count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = False) -> Iterator[User]:
+def users(
+    count: int,
+    custom_sets: int = CUSTOM_SETS,
+    *,
+    all_custom: bool = False,
+    name: Callable[[int], str] = user_id,
+    some_are_denied: bool = True,
+) -> Iterator[User]:
     """Return users with a tier; a tenth, or all, have custom limits, which differ slightly and are never reached."""
     for number in range(count):
-        is_trial = number % TENANTS in DENIED_TENANTS
+        is_trial = some_are_denied and number % TENANTS in DENIED_TENANTS
         tier = TRIAL if is_trial else TIERS[number % len(TIERS)]
         is_custom = not is_trial and (all_custom or number % 10 == 0)
         limits = (Limit(PLENTY - 1 - number % custom_sets, Unit.HOUR),) if is_custom else ()
-        yield User(user_id(number), tier, limits)
+        yield User(name(number), tier, limits)
 
 
 async def fill(
     url: str, count: int, custom_sets: int = CUSTOM_SETS, *, all_custom: bool = False, keys: bool = True
 ) -> None:
     """Upgrade the database and add users, each with a key."""
+    await _fill(url, users(count, custom_sets, all_custom=all_custom), keys=count if keys else 0)
+
+
+async def fill_with_users_of_edge(url: str, count: int) -> None:
+    """Upgrade the database and add the most active users of the edge, without keys."""
+    await _fill(url, users(count, name=edge.user_name, some_are_denied=False), keys=0)
+
+
+async def _fill(url: str, accounts: Iterable[User], keys: int) -> None:
     database = Database(url)
     try:
         await database.upgrade()
@@ -147,9 +163,9 @@ async def fill(
             await change.put_tier(Tier(TRIAL, (Limit(1, Unit.HOUR),)))
             for number, tier in enumerate(TIERS):
                 await change.put_tier(Tier(tier, (Limit(PLENTY + number, Unit.HOUR),)))
-            await change.put_users(users(count, custom_sets, all_custom=all_custom))
+            await change.put_users(accounts)
         if keys:
-            await _add_keys(database, count)
+            await _add_keys(database, keys)
     finally:
         await database.close()
 

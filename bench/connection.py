@@ -12,10 +12,13 @@ import ssl
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from bench import wire
 from bench.blocks import HeaderBlockReader, UnreadableBlock
+from bench.traced_headers import HEADER_TABLE_BYTES, TracedHeaderBlocks
 
+AUTHORITY = "ratelimit"
 GRPC_PREFIX_BYTES = 5
 FRAME_HEADER_BYTES = 9
 RECEIVE_BYTES = 262_144
@@ -55,6 +58,7 @@ class Target:
     address: Address
     tls: ssl.SSLContext | None = None
     method: wire.Method = wire.SHOULD_RATE_LIMIT
+    traced: bool = False  # every call has a new traceparent
 
     def connect(self) -> socket.socket:
         plain = connected(self.address)
@@ -64,6 +68,21 @@ class Target:
         if secured.selected_alpn_protocol() != "h2":
             raise LoadError(f"{self.address}: the server did not choose h2 by ALPN")
         return secured
+
+
+def _heads(target: Target, timeout: str | None) -> Iterator[bytes]:
+    """Return the HEADERS frame of each call on a new connection, in order; HTTP requests have their own."""
+    if target.method is wire.HTTP:
+        return repeat(b"")
+    scheme, path = "https" if target.tls else "http", target.method.path
+    if target.traced:
+        return map(_head, TracedHeaderBlocks(wire.call_headers(AUTHORITY, timeout, path), scheme))
+    first, later = wire.header_blocks(scheme, AUTHORITY, timeout, path)
+    return chain([_head(first)], repeat(_head(later)))
+
+
+def _head(block: bytes) -> bytes:
+    return wire.frame(wire.HEADERS, wire.END_HEADERS, 0, block)
 
 
 class Connection:
@@ -84,12 +103,7 @@ class Connection:
         self._max_streams = 100
         self._settled = False
         self._passes = target.method.passes
-        self._first_head = self._head = b""  # HTTP requests have their own
-        if target.method is not wire.HTTP:
-            scheme = "https" if target.tls else "http"
-            first, later = wire.header_blocks(scheme, "ratelimit", timeout, target.method.path)
-            self._first_head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, first)
-            self._head = wire.frame(wire.HEADERS, wire.END_HEADERS, 0, later)
+        self._heads = _heads(target, timeout)
         self.socket = target.connect()
         self._send(wire.opening())
 
@@ -99,25 +113,22 @@ class Connection:
             self.receive()
         if self._max_streams < in_flight:
             raise LoadError(f"the server takes {self._max_streams} calls on a connection, fewer than {in_flight}")
-        head, self._head = self._head, self._first_head
         for _ in range(2):
             self.ask(1, calls)
             while self.answered < self.sent:
                 self.receive()
-            self._head = head
         self.socket.setblocking(False)
 
     def ask(self, count: int, calls: Iterator[bytes]) -> int:
         """Send up to `count` calls, as many as the server's window allows; return their number."""
         out = bytearray()
-        head, head_bytes = self._head, len(self._head)
-        put, id_offset = _STREAM_ID.pack_into, wire.STREAM_ID_OFFSET
+        heads, put, id_offset = self._heads, _STREAM_ID.pack_into, wire.STREAM_ID_OFFSET
         stream_id, room, asked = self._stream_id, self._may_send_bytes, 0
         while asked < count:
             if room < MAX_REQUEST_BYTES:
                 break
-            data = next(calls)
-            at = len(out)
+            data, head = next(calls), next(heads)
+            at, head_bytes = len(out), len(head)
             out += head
             out += data
             put(out, at + id_offset, stream_id)
@@ -232,8 +243,8 @@ class Connection:
     def _settings(self, payload: bytes) -> None:
         values = dict(struct.iter_unpack(">HI", payload))
         self._max_streams = values.get(wire.SETTINGS_MAX_CONCURRENT_STREAMS, 2**31)
-        if values.get(wire.SETTINGS_HEADER_TABLE_SIZE, 4096) < 512:
-            raise LoadError("the server keeps no header table, which the prepared header block needs")
+        if values.get(wire.SETTINGS_HEADER_TABLE_SIZE, HEADER_TABLE_BYTES) < HEADER_TABLE_BYTES:
+            raise LoadError("the server's header table is smaller than the default, which the header blocks need")
         if values.get(wire.SETTINGS_INITIAL_WINDOW_SIZE, wire.DEFAULT_WINDOW_BYTES) < MAX_REQUEST_BYTES:
             raise LoadError("the server's window for a call is too small for one request")
         self._send(wire.frame(wire.SETTINGS, wire.ACK, 0))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import callers, certificate, cpu, wire, workload
+from bench import callers, certificate, cpu, edge, limitador, wire, workload
 from bench.connection import Target
 from bench.scenarios import ClientRoute, RequestKind, Scenario, Server
 from bench.servers import LOOPBACK, Servers, Started, StartedEnvoy, StartedRedis
@@ -42,12 +43,16 @@ class Running:
 
 
 class Fleet:
-    """Servers of all scenarios. `max_keys` limits the number of callers of every scenario."""
+    """Servers of all scenarios. `max_keys` limits the number of callers of every scenario.
 
-    def __init__(self, directory: Path, max_keys: int, peer: Path | None) -> None:
+    `peer` and `limitador` are binaries of other rate limiters.
+    """
+
+    def __init__(self, directory: Path, max_keys: int, peer: Path | None, limitador: Path | None = None) -> None:
         self._directory = directory
         self._max_keys = max_keys
         self._peer = peer
+        self._limitador = limitador
         self._certificate = certificate.make(directory)
         self._servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
         self._redis: dict[int, StartedRedis] = {}  # by number of masters
@@ -102,7 +107,7 @@ class Fleet:
         has_tls, shows_it = scenario.route in (ClientRoute.TLS, ClientRoute.MTLS), scenario.route is ClientRoute.MTLS
         method = wire.CHECK if scenario.request_kind is RequestKind.CHECKS else wire.SHOULD_RATE_LIMIT
         tls = self._certificate.client(shows_it=shows_it) if has_tls else None
-        targets = tuple(Target(one.address, tls, method) for one in replicas)
+        targets = tuple(Target(one.address, tls, method, traced=scenario.traced) for one in replicas)
         return Running(pids, targets, _start(started), collector)
 
     def _start_server(self, name: str, scenario: Scenario, telemetry: dict[str, str]) -> Started:
@@ -116,6 +121,11 @@ class Fleet:
             assert self._peer is not None
             assert url is not None
             return self._servers.peer(name, self._peer, self._rules(scenario), url, kind)
+        if scenario.server is Server.LIMITADOR:
+            assert self._limitador is not None
+            started = self._servers.limitador(name, self._limitador, limitador.write_limits(self._directory))
+            limitador.check_counters(started.address, started.http_port, scenario.descriptors)
+            return started
         variables = self._variables(scenario) | telemetry | kind
         return self._servers.service(name, self._rules(scenario), url, variables)
 
@@ -127,12 +137,15 @@ class Fleet:
 
         It is separate, since envoyproxy/ratelimit must be able to read its own.
         """
-        if scenario.request_kind is RequestKind.DESCRIPTORS:
-            root = self._directory / f"rules {scenario.rules.name}"
-            workload.write_rules(root, scenario.rules)
-        else:
+        if scenario.request_kind in (RequestKind.CALLERS, RequestKind.CHECKS):
             root = self._directory / f"rules of callers, {scenario.records}"
             callers.write_rules(root, of_database=scenario.records)
+        elif scenario.request_kind is RequestKind.EDGE:
+            root = self._directory / f"rules of the edge, {scenario.records}"
+            edge.write_rules(root, of_database=scenario.records)
+        else:
+            root = self._directory / f"rules {scenario.rules.name}"
+            workload.write_rules(root, scenario.rules)
         return root
 
     def _variables(self, scenario: Scenario) -> dict[str, str]:
@@ -158,9 +171,12 @@ class Fleet:
 
     def _database(self, scenario: Scenario) -> Path:
         """Return a copy of a database with that many callers; filling it takes 15 s and is done once."""
-        known = self.keys(scenario)
-        filled = self._directory / f"{known}-callers.db"
-        if not filled.exists():
+        is_edge = scenario.request_kind is RequestKind.EDGE
+        known = min(self._max_keys, edge.KNOWN_USERS) if is_edge else self.keys(scenario)
+        filled = self._directory / f"{known}-{'users-of-the-edge' if is_edge else 'callers'}.db"
+        if not filled.exists() and is_edge:
+            asyncio.run(callers.fill_with_users_of_edge(f"sqlite:///{filled}", known))
+        elif not filled.exists():
             callers.fill_now(f"sqlite:///{filled}", known)
         own = self._directory / f"{scenario.name}.db"
         shutil.copy(filled, own)

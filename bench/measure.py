@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from redis import Redis
 
-from bench import answers, callers, cpu, envoy, logs, wire, workload
+from bench import answers, callers, cpu, edge, envoy, logs, workload
 from bench.capacity import CapacityCase, MemoryCase
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE, Fleet, Running, Start
@@ -36,7 +36,11 @@ from bench.scenarios import (
 from bench.servers import StartedRedis
 
 SETTLE_S = 0.3
-FIRST_NEW = 10**9  # above every number of repeated requests
+FIRST_COLD = 10**9  # above every number of repeated requests
+EDGE_SEED, MIXED_SEED = 1, 2
+BUILT_PER_S, BUILT_RESERVE = 20_000, 1.5
+"""Calls that are built before the first measurement of a scenario, per second, and for each call of its last one."""
+
 DENIED_SHARE_TOLERANCE = 0.01
 """Maximum deviation of the share of denied calls from the expected one."""
 
@@ -66,6 +70,7 @@ class Plan:
     max_keys: int = workload.MANY_KEYS
     in_flight: int = IN_FLIGHT
     peer: Path | None = None
+    limitador: Path | None = None
     counted: Sequence[InstructionCase] = ()
     capacity: Sequence[CapacityCase | MemoryCase] = ()
 
@@ -99,14 +104,34 @@ class Measurement:
         return 1 / commands if commands else 0.0
 
 
+class PrebuiltCalls(Iterator[bytes]):
+    """Calls of which some are built before a measurement, so that the load only copies them."""
+
+    def __init__(self, calls: Iterator[bytes]) -> None:
+        self._calls = calls
+        self._built: deque[bytes] = deque()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        return self._built.popleft() if self._built else next(self._calls)
+
+    def build(self, number: int) -> None:
+        """Have at least this number of calls ready."""
+        self._built.extend(islice(self._calls, max(0, number - len(self._built))))
+
+
 class Bench:
     def __init__(self, plan: Plan, directory: Path, progress: Callable[[str], None]) -> None:
         self._plan = plan
         self._progress = progress
-        self._fleet = Fleet(directory, plan.max_keys, plan.peer)
+        self._fleet = Fleet(directory, plan.max_keys, plan.peer, plan.limitador)
         self._calls: dict[tuple[bool, RequestKind, int, int, int], list[bytes]] = {}
         self._call_counts: Counter[Scenario] = Counter()  # calls so far
-        self._new = count()  # numbers of new requests
+        self._streams: dict[Scenario, PrebuiltCalls] = {}  # requests that are not repeated, by deployment
+        self._rates: dict[Scenario, float] = {}  # calls per second of the last measurement
+        self._cold = count(FIRST_COLD)  # numbers of requests that were never seen before
         self.latencies: dict[Scenario, Latencies] = {}  # measured at the end
 
     @property
@@ -157,43 +182,55 @@ class Bench:
         calls = self._requests(scenario)
         redis = self._fleet.redis(scenario)
         redis_pids, envoy_pid = redis.pids if redis else (), running.envoy.pid if running.envoy else None
-        denied = scenario.some_are_denied
-        in_flight = (scenario.in_flight or self._plan.in_flight) * scenario.workers * scenario.replicas
-        connections = scenario.connections * scenario.replicas
         log_bytes = self._fill_logs(scenario)
-        with (
-            _only_running(running) as family,
-            Load(
-                running.targets,
-                calls,
-                in_flight,
-                connections,
-                some_are_denied=denied,
-                timed=scenario.is_timed,
-            ) as load,
-        ):
-            # Warm-up: a new service gets every request once before it is measured, so that every counter exists and the
-            # request cache is filled. With several workers a request reaches a random one, so it is repeated until
-            # hardly any is new to a worker. A denial is cached after two requests.
-            rounds = 2 if scenario.all_are_denied else 1 if scenario.workers == 1 else 4 * scenario.workers
-            if not is_new or not scenario.decides:
-                rounds = 0
-            elif scenario.replicas > 1:
-                _warm_up(running, calls)
-                rounds = 0
-            load.run(SETTLE_S, at_least_calls=rounds * len(calls) if isinstance(calls, Sequence) else 0)
-            commands_before, reads_before = _commands_of(redis), _reads_of(redis)
-            before = cpu.read(family, redis_pids, envoy_pid, SERVICE_CORE, LOAD_CORE)
-            tally = load.run(self._plan.seconds)
-            spent = cpu.read(family, redis_pids, envoy_pid, SERVICE_CORE, LOAD_CORE) - before
-            reads, commands = _reads_of(redis) - reads_before, _commands_of(redis) - commands_before
-            self._call_counts[scenario] += load.drain()
-            self._check(scenario, running, load.samples)
-        share = 1 if scenario.all_are_denied else callers.DENIED_SHARE if denied else 0
+        with _only_running(running) as family:
+            warm_up_calls = self._warm_up_calls(scenario, calls) if is_new else 0
+            if warm_up_calls and (scenario.is_timed or not scenario.repeats_requests):
+                self._call_counts[scenario] += _warm_up(running, calls, warm_up_calls)
+                warm_up_calls = 0
+            self._build(scenario, calls)
+            with self._load(scenario, running, calls) as load:
+                _run(load, scenario, SETTLE_S, warm_up_calls)
+                commands_before, reads_before = _commands_of(redis), _reads_of(redis)
+                before = cpu.read(family, redis_pids, envoy_pid, SERVICE_CORE, LOAD_CORE)
+                tally = _run(load, scenario, self._plan.seconds)
+                spent = cpu.read(family, redis_pids, envoy_pid, SERVICE_CORE, LOAD_CORE) - before
+                reads, commands = _reads_of(redis) - reads_before, _commands_of(redis) - commands_before
+                self._call_counts[scenario] += load.drain() if isinstance(load, Load) else load.answered
+                self._check(scenario, running, load.samples)
+        share = 1 if scenario.all_are_denied else callers.DENIED_SHARE if scenario.some_are_denied else 0
         if abs(tally.denied / tally.calls - share) > DENIED_SHARE_TOLERANCE:
             raise LoadError(f"{tally.denied} of {tally.calls} calls were denied; about {share:.0%} were to be")
+        self._rates[scenario] = tally.calls / tally.seconds
         measured = _measurement(tally, spent, commands, scenario.workers)
         return replace(measured, log_bytes=log_bytes, redis_reads=reads / tally.calls)
+
+    def _load(self, scenario: Scenario, running: Running, calls: Sequence[bytes] | Iterator[bytes]) -> Load | PacedLoad:
+        """Connect the load of a scenario."""
+        denied, connections = scenario.some_are_denied, scenario.connections * scenario.replicas
+        if scenario.per_s:
+            return PacedLoad(running.targets, calls, connections, some_are_denied=denied)
+        in_flight = (scenario.in_flight or self._plan.in_flight) * scenario.workers * scenario.replicas
+        timed = scenario.is_timed
+        return Load(running.targets, calls, in_flight, connections, some_are_denied=denied, timed=timed)
+
+    def _warm_up_calls(self, scenario: Scenario, calls: Sequence[bytes] | Iterator[bytes]) -> int:
+        """Return the number of calls before a new server is measured.
+
+        It gets every request once, so that every counter exists and the request cache is filled; of requests that are
+        not repeated, as many. With several workers a request reaches a random one, so it is repeated until hardly any
+        is new to a worker. A denial is cached after two requests.
+        """
+        if not scenario.decides:
+            return 0
+        rounds = 2 if scenario.all_are_denied else 1 if scenario.workers == 1 else 4 * scenario.workers
+        return rounds * (len(calls) if isinstance(calls, Sequence) else self._plan.max_keys)
+
+    def _build(self, scenario: Scenario, calls: Sequence[bytes] | Iterator[bytes]) -> None:
+        """Build calls that are not repeated before a measurement, as many as it is expected to make."""
+        if isinstance(calls, PrebuiltCalls):
+            per_s = self._rates.get(scenario, BUILT_PER_S) * BUILT_RESERVE
+            calls.build(round(per_s * (SETTLE_S + self._plan.seconds)))
 
     def _fill_logs(self, scenario: Scenario) -> int:
         redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
@@ -216,9 +253,11 @@ class Bench:
             answers.check_exported(running.collector, self._call_counts[scenario])
 
     def _requests(self, scenario: Scenario) -> Sequence[bytes] | Iterator[bytes]:
-        if scenario.new:
-            numbers = map(FIRST_NEW.__add__, self._new)
-            return (wire.data(workload.request(number, scenario.descriptors)) for number in numbers)
+        if not scenario.repeats_requests:
+            deployment = scenario.deployment
+            if deployment not in self._streams:
+                self._streams[deployment] = PrebuiltCalls(self._stream(scenario))
+            return self._streams[deployment]
         keys = self._fleet.keys(scenario)
         shape = (scenario.has_envoy, scenario.request_kind, scenario.descriptors, scenario.first_caller, keys)
         if shape not in self._calls:
@@ -231,6 +270,14 @@ class Bench:
             else:
                 self._calls[shape] = workload.requests(scenario.descriptors, keys, scenario.first_caller)
         return self._calls[shape]
+
+    def _stream(self, scenario: Scenario) -> Iterator[bytes]:
+        """Return requests that are not repeated. Edge and mixed ones are the same for every server."""
+        if scenario.request_kind is RequestKind.EDGE:
+            return edge.calls(EDGE_SEED)
+        if scenario.request_kind is RequestKind.MIXED:
+            return workload.mixed(MIXED_SEED, scenario.descriptors)
+        return workload.cold(self._cold, scenario.descriptors)
 
 
 OUR_COMMANDS = ("info", "hello", "client|setinfo")
@@ -256,13 +303,21 @@ def _info(redis: StartedRedis | None, section: str) -> Iterator[dict[str, Any]]:
             yield client.info(section)
 
 
-def _warm_up(running: Running, calls: Sequence[bytes] | Iterator[bytes]) -> None:
-    """Send every request once to each replica, with many in flight."""
-    assert isinstance(calls, Sequence)
+def _run(load: Load | PacedLoad, scenario: Scenario, seconds: float, at_least_calls: int = 0) -> Tally:
+    """Run the load of a scenario: as fast as the server responds, or at its rate."""
+    if isinstance(load, Load):
+        return load.run(seconds, at_least_calls)
+    return load.tally(scenario.per_s, seconds)
+
+
+def _warm_up(running: Running, calls: Sequence[bytes] | Iterator[bytes], number: int) -> int:
+    """Send at least this number of calls to each replica, with many in flight; return how many were sent."""
+    sent = 0
     for target in running.targets:
         with Load(target, calls, WARM_UP_IN_FLIGHT, 1) as load:
-            load.run(0, at_least_calls=len(calls))
-            load.drain()
+            load.run(0, at_least_calls=number)
+            sent += load.drain()
+    return sent
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Self
 
 from bench.connection import LoadError, Target
 from bench.latency import Latencies, TimedConnection
-from bench.load import STALL_S, each_of
+from bench.load import SAMPLES, STALL_S, Tally, each_of
 
 LATE_S = 0.001
 
@@ -24,13 +24,16 @@ class PacedLoad:
     def __init__(
         self,
         targets: Target | Sequence[Target],
-        calls: Sequence[bytes],
+        calls: Sequence[bytes] | Iterator[bytes],
         connections: int = 4,
         *,
         some_are_denied: bool = False,
     ) -> None:
-        """Connect. The connections are distributed evenly over the targets."""
-        self._calls: Iterator[bytes] = cycle(calls)
+        """Connect. A sequence of calls is repeated; an iterator must be infinite.
+
+        The connections are distributed evenly over the targets.
+        """
+        self._calls = calls if isinstance(calls, Iterator) else cycle(calls)
         self._some_are_denied = some_are_denied
         self._poll = select.epoll()
         self._connections: dict[int, TimedConnection] = {}
@@ -49,6 +52,29 @@ class PacedLoad:
         for connection in self._connections.values():
             connection.close()
         self._poll.close()
+
+    @property
+    def samples(self) -> list[bytes]:
+        """Return the messages of a few responses."""
+        return [message for connection in self._connections.values() for message in connection.samples]
+
+    @property
+    def answered(self) -> int:
+        """Return the total number of responses."""
+        return sum(connection.answered for connection in self._connections.values())
+
+    def tally(self, per_s: float, seconds: float) -> Tally:
+        """Send calls like `run`; also return how many responses were read at once."""
+        for connection in self._connections.values():
+            connection.wants_samples = SAMPLES
+        reads_before, start = self._reads(), time.perf_counter()
+        latencies = self.run(per_s, seconds)
+        took_s = time.perf_counter() - start
+        denied = sum(connection.denied for connection in self._connections.values())
+        return Tally(latencies.calls, took_s, self._reads() - reads_before, denied, latencies)
+
+    def _reads(self) -> int:
+        return sum(connection.reads for connection in self._connections.values())
 
     def run(self, per_s: float, seconds: float) -> Latencies:
         """Send calls at this rate for the given time, and wait for the last responses."""

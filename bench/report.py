@@ -62,7 +62,8 @@ def _shares(ours: Iterable[float], others: Iterable[float]) -> str:
 def reading(results: Results) -> str:
     """Return notes on the table, including whether the load was the bottleneck."""
     every = [one for rounds in results.values() for one in rounds]
-    serving = [one for scenario, rounds in results.items() if scenario.server is not Server.ENVOY for one in rounds]
+    loaded = [scenario for scenario in results if scenario.server is not Server.ENVOY and not scenario.is_timed]
+    serving = [one for scenario in loaded for one in results[scenario]]
     full = sum(one.service_share >= FULL for one in serving)
     busiest = max(every, key=calls_per_s)
     max_of_core = max(one.load_share for one in every)
@@ -77,8 +78,8 @@ def reading(results: Results) -> str:
             f"The load at its busiest ({busiest.calls_per_s:,.0f} calls/s) spent {busiest.load_us:.1f} µs a call,"
             f" so a core of its own would do for {1e6 / busiest.load_us:,.0f} calls/s;"
             f" with Redis or Envoy beside it, it used at most {max_of_core:.0%} of core {LOAD_CORE}.",
-            f"The server filled core {SERVICE_CORE} in {full} of {len(serving)} measurements; in the others it waited"
-            " or shared the core, and calls/s is a lower bound, while CPU per call stands.",
+            f"The server filled core {SERVICE_CORE} in {full} of {len(serving)} measurements with many calls in flight;"
+            " in the others it waited or shared the core, and calls/s is a lower bound, while CPU per call stands.",
         )
     )
 

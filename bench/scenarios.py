@@ -8,6 +8,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
+from bench import edge
 from bench.workload import DEFAULT_RULES, MANY_KEYS, MAX_LOG_LENGTH, PLENTY, RuleSet
 
 
@@ -18,14 +19,18 @@ class Server(StrEnum):
     ECHO_GRPCIO = "echo-grpcio"
     EMBEDDED = "embedded"
     REDIS = "redis"
-    PEER = "peer"
+    PEER = "peer"  # envoyproxy/ratelimit
+    LIMITADOR = "limitador"  # with its counters in memory
     ENVOY = "envoy"  # alone, without a rate limiter
 
 
 class RequestKind(StrEnum):
     """Requests of the callers. The value is part of the scenario's name."""
 
-    DESCRIPTORS = ""  # everything is admitted
+    DESCRIPTORS = ""  # the same requests in turn, all of which are admitted
+    COLD = "cold"  # like these, but never seen before, with values of many lengths
+    MIXED = "mixed"  # known descriptors, in combinations that have hardly ever been seen before
+    EDGE = "edge"  # what an edge sends (bench/edge.py)
     CALLERS = "callers"  # the same number of descriptors, from callers some of which are denied
     CHECKS = "checks"  # the same callers through ext_authz, by a header or by their API keys
 
@@ -40,6 +45,9 @@ class ClientRoute(StrEnum):
     ENVOY = "envoy"  # HTTP requests to an Envoy, whose filter calls the server
 
 
+CONNECTIONS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One server under one load."""
@@ -52,10 +60,11 @@ class Scenario:
     records: bool = False  # with a database that contains every caller and records decisions
     telemetry: bool = False  # some calls are traced, and metrics are scraped
     rules: RuleSet = DEFAULT_RULES
-    new: bool = False  # no request is repeated
-    connections: int = 4  # to each process
+    traced: bool = False  # every call has a new traceparent
+    connections: int = CONNECTIONS  # to each process
     workers: int = 1
     in_flight: int = 0  # calls in flight to each process; 0: those of the run
+    per_s: int = 0  # calls per second, due at fixed times; 0: each response is followed by the next call
     replicas: int = 1  # processes of the server, each with its own connections
     masters: int = 0  # of a Redis Cluster; 0: a single Redis
     window_us: int = 0  # RLS_BATCH_WINDOW
@@ -66,7 +75,12 @@ class Scenario:
 
     @property
     def some_are_denied(self) -> bool:
-        return self.all_are_denied or self.request_kind is not RequestKind.DESCRIPTORS
+        return self.all_are_denied or self.request_kind in (RequestKind.CALLERS, RequestKind.CHECKS)
+
+    @property
+    def repeats_requests(self) -> bool:
+        """True if the same requests are sent in turn; otherwise hardly any is ever repeated."""
+        return self.request_kind not in (RequestKind.COLD, RequestKind.MIXED, RequestKind.EDGE)
 
     @property
     def first_caller(self) -> int:
@@ -93,12 +107,12 @@ class Scenario:
     @property
     def is_timed(self) -> bool:
         """True if latencies are measured: few calls are in flight, so that they hardly wait for each other."""
-        return self.replicas > 1
+        return self.replicas > 1 or self.in_flight == 1 or self.per_s > 0
 
     @property
     def deployment(self) -> Scenario:
-        """Return the scenario without its load: scenarios of one fleet share their processes."""
-        return replace(self, in_flight=0, connections=1) if self.replicas > 1 else self
+        """Return the scenario without the amount of its load: timed scenarios share the processes of others."""
+        return replace(self, in_flight=0, per_s=0, connections=CONNECTIONS) if self.is_timed else self
 
     @property
     def name(self) -> str:
@@ -106,17 +120,17 @@ class Scenario:
         parts += [
             self.request_kind,
             self.rules.name,
-            "new" if self.new else "",
+            "traced" if self.traced else "",
             self.route,
             "records" if self.records else "",
         ]
         parts += [
             "telemetry" if self.telemetry else "",
-            f"{self.connections}-connections" if self.connections > 4 else "",
+            f"{self.connections}-connections" if self.connections > CONNECTIONS else "",
         ]
         parts += [f"{self.workers}-workers" if self.workers > 1 else "", "cluster" if self.masters else ""]
         parts += ["fleet" if self.replicas > 1 else "", f"{self.in_flight}-in-flight" if self.in_flight else ""]
-        parts += [f"window-{self.window_us}us" if self.window_us else ""]
+        parts += [f"{self.per_s}-per-s" if self.per_s else "", f"window-{self.window_us}us" if self.window_us else ""]
         return "-".join(part for part in parts if part)
 
 
@@ -149,7 +163,18 @@ denial that is charged cannot be cached."""
 
 LEASED = Scenario(Server.REDIS, 1, keys=1, rules=RuleSet(charge="admitted", lease="100ms"))
 MANY_RULES = [replace(REDIS_2, rules=RuleSet(others=others)) for others in (10, 10_000, 100_000)]
-NEVER_SEEN = replace(REDIS_2, new=True)
+
+COLD_DESCRIPTORS, MIXED_DESCRIPTORS = (2, 5), 5
+LONE_IN_FLIGHT, PACED_PER_S = 1, 4_000
+COLD = [Scenario(Server.REDIS, descriptors, request_kind=RequestKind.COLD) for descriptors in COLD_DESCRIPTORS]
+MIXED = Scenario(Server.REDIS, MIXED_DESCRIPTORS, request_kind=RequestKind.MIXED)
+EDGE = Scenario(Server.REDIS, edge.DESCRIPTORS, request_kind=RequestKind.EDGE)
+TRACED = replace(EDGE, traced=True)
+LONE = replace(EDGE, in_flight=LONE_IN_FLIGHT, connections=1)
+PACED = replace(EDGE, per_s=PACED_PER_S)
+UNCACHED = [*COLD, MIXED, EDGE, TRACED, LONE, PACED]
+"""Requests as users send them. Each is also measured on the embedded store and with the reference."""
+
 ENVOY_ALONE = Scenario(Server.ENVOY, keys=10_000)
 THROUGH_ENVOY = replace(REDIS_2, keys=10_000, route=ClientRoute.ENVOY)
 ONE_WORKER = replace(REDIS_2, keys=10_000, connections=8)
@@ -192,6 +217,20 @@ def of_peer(scenario: Scenario) -> Scenario:
     return replace(scenario, server=Server.PEER)
 
 
+def embedded(scenario: Scenario) -> Scenario:
+    """Return the scenario with the counters in the service."""
+    return replace(scenario, server=Server.EMBEDDED)
+
+
+def of_limitador(scenario: Scenario) -> Scenario:
+    """Return the scenario with Limitador as the server."""
+    return replace(scenario, server=Server.LIMITADOR)
+
+
+LIMITADOR = [of_limitador(one) for one in (Scenario(Server.REDIS, MIXED_DESCRIPTORS), COLD[-1], MIXED)]
+"""Five descriptors: known requests, new ones, and new combinations. Compared with the embedded store."""
+
+
 def with_records(scenario: Scenario) -> Scenario:
     """Return the scenario with a database: callers have credentials, and decisions are recorded."""
     return replace(scenario, records=True)
@@ -205,8 +244,8 @@ def with_everything(scenario: Scenario) -> Scenario:
     return replace(scenario, records=True, telemetry=True)
 
 
-def every(*, peer: bool, envoy: bool) -> list[Scenario]:
-    """Return all scenarios in the order of the table, optionally with envoyproxy/ratelimit and Envoy."""
+def every(*, peer: bool, envoy: bool, limitador: bool = False) -> list[Scenario]:
+    """Return all scenarios in the order of the table, optionally with envoyproxy/ratelimit, Envoy and Limitador."""
     both = (ClientRoute.PLAIN, ClientRoute.TLS)
     return [
         *(Scenario(server, route=route) for server in (Server.ECHO_NATIVE, Server.ECHO_GRPCIO) for route in both),
@@ -215,7 +254,10 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
         *_decisions(Server.REDIS),
         *(replace(REDIS_2, route=route) for route in (ClientRoute.TLS, ClientRoute.MTLS, ClientRoute.UNIX)),
         *(FIXED_WINDOW, *ALGORITHMS, FEW_FIXED_WINDOWS, *LONG_LOGS),
-        *(ALL_DENIED, LEASED, *MANY_RULES, NEVER_SEEN, ONE_WORKER, TWO_WORKERS),
+        *(ALL_DENIED, LEASED, *MANY_RULES, ONE_WORKER, TWO_WORKERS),
+        *UNCACHED,
+        *map(embedded, UNCACHED),
+        with_everything(EDGE),
         *(each for one in (CALLERS, CHECKS) for each in (one, with_records(one), with_everything(one))),
         *(
             TOKEN_BUCKET_AND_DAY,
@@ -228,7 +270,8 @@ def every(*, peer: bool, envoy: bool) -> list[Scenario]:
         ),
         *((ENVOY_ALONE, THROUGH_ENVOY) if envoy else ()),
         *(_decisions(Server.PEER) if peer else []),
-        *(map(of_peer, (*FLEET, *SINGLE_REDIS, *CLUSTER)) if peer else ()),
+        *(map(of_peer, (*UNCACHED, *FLEET, *SINGLE_REDIS, *CLUSTER)) if peer else ()),
+        *(LIMITADOR if limitador else ()),
     ]
 
 

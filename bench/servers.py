@@ -29,6 +29,9 @@ LOOPBACK = "127.0.0.1"
 REDIS_PREFERENCE = ("redis-on-path", "valkey-9", "redis-6.2")
 """Servers by test id, best first: the machine's own, then one with functions, which Redis 6.2 does not have."""
 
+MAX_LIMITADOR_COUNTERS = 1_000_000
+"""Counters that Limitador keeps: enough for those of 100,000 requests with five descriptors."""
+
 CLUSTER_NODE_TIMEOUT_MS = 15_000
 """The default of Redis. Tests use one second, within which a node on a saturated core may not respond."""
 
@@ -60,6 +63,11 @@ class StartedRedis:
 @dataclass(frozen=True, slots=True)
 class StartedEnvoy(Started):
     admin_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartedLimitador(Started):
+    http_port: int
 
 
 class Servers:
@@ -151,6 +159,16 @@ class Servers:
         """Start envoyproxy/ratelimit with the same variables, rules and Redis."""
         # Otherwise it logs its counters as JSON; ours are kept in either case.
         return self._rate_limiter(name, [str(binary)], rules, redis, {"DISABLE_STATS": "true", **more})
+
+    def limitador(self, name: str, binary: Path, limits: Path) -> StartedLimitador:
+        """Start Limitador with its counters in memory, without statuses of descriptors and headers in its responses."""
+        port, http_port = free_port(), free_port()
+        command = [str(binary), "--rls-ip", LOOPBACK, "--rls-port", str(port), "--http-ip", LOOPBACK]
+        command += ["--http-port", str(http_port), str(limits), "memory", "--cache", str(MAX_LIMITADOR_COUNTERS)]
+        begun_s = time.monotonic()
+        process = self._start(name, command, {}, self._service_core)
+        self._until_it_listens(name, process, (LOOPBACK, port))
+        return StartedLimitador(process.pid, (LOOPBACK, port), time.monotonic() - begun_s, http_port)
 
     def _rate_limiter(
         self, name: str, command: Sequence[str], rules: Path, redis: str | None, more: Mapping[str, str]

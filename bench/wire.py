@@ -37,6 +37,9 @@ SETTINGS_INITIAL_WINDOW_SIZE = 4
 DEFAULT_WINDOW_BYTES = 65_535
 WIDE_WINDOW_BYTES = 2**31 - 1
 
+NEWEST_ENTRY = 62
+"""Index of the newest entry of the dynamic table of HPACK."""
+
 STATIC_NAMES = {":authority": 1, ":path": 4, "content-type": 31}
 """Indices in the static table of HPACK."""
 
@@ -71,22 +74,31 @@ def header_blocks(scheme: str, authority: str, timeout: str | None, path: str = 
     The first adds every header to the peer's dynamic table, the later ones use indices, as Envoy does: servers are
     measured with the few bytes per call that real clients send.
     """
+    headers = call_headers(authority, timeout, path)
+    first = b"".join(indexed_literal(name, value) for name, value in headers)
+    later = bytes(0x80 | NEWEST_ENTRY + age for age in reversed(range(len(headers))))
+    return method_and_scheme(scheme) + first, method_and_scheme(scheme) + later
+
+
+def call_headers(authority: str, timeout: str | None, path: str) -> list[Entry]:
+    """Return the headers of a call that are not in the static table of HPACK."""
     headers = [
         (":path", path),
         (":authority", authority),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
     ]
-    if timeout is not None:
-        headers.append(("grpc-timeout", timeout))
-    method_and_scheme = bytes([0x83, 0x87 if scheme == "https" else 0x86])
-    first = b"".join(_indexed_literal(STATIC_NAMES.get(name), name, value) for name, value in headers)
-    newest_entry = 62
-    later = bytes(0x80 | newest_entry + age for age in reversed(range(len(headers))))
-    return method_and_scheme + first, method_and_scheme + later
+    return [*headers, ("grpc-timeout", timeout)] if timeout is not None else headers
 
 
-def _indexed_literal(static_index: int | None, name: str, value: str) -> bytes:
+def method_and_scheme(scheme: str) -> bytes:
+    """Return the headers of a call that are in the static table of HPACK."""
+    return bytes([0x83, 0x87 if scheme == "https" else 0x86])
+
+
+def indexed_literal(name: str, value: str) -> bytes:
+    """Encode a header that becomes the newest entry of the dynamic table."""
+    static_index = STATIC_NAMES.get(name)
     if static_index is not None:
         return bytes([0x40 | static_index]) + _string(value)
     return b"\x40" + _string(name) + _string(value)
@@ -119,11 +131,17 @@ STREAM_ID_OFFSET = 5
 
 def rate_limit_request(domain: str, descriptors: Iterable[Descriptor]) -> bytes:
     """Encode a RateLimitRequest."""
-    message = _field(1, domain.encode())
-    for descriptor in descriptors:
-        entries = b"".join(_field(1, _field(1, key.encode()) + _field(2, value.encode())) for key, value in descriptor)
-        message += _field(2, entries)
-    return message
+    return encoded_request(domain, map(descriptor, descriptors))
+
+
+def encoded_request(domain: str, descriptors: Iterable[bytes]) -> bytes:
+    """Encode a RateLimitRequest with descriptors that are already encoded as its fields."""
+    return _field(1, domain.encode()) + b"".join(descriptors)
+
+
+def descriptor(entries: Descriptor) -> bytes:
+    """Encode a descriptor as a field of a RateLimitRequest."""
+    return _field(2, b"".join(_field(1, _field(1, key.encode()) + _field(2, value.encode())) for key, value in entries))
 
 
 def _field(number: int, value: bytes) -> bytes:

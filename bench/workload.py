@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from bench import wire
 
@@ -16,6 +17,11 @@ SUBDIRECTORY = "ratelimit"
 LIMITED_BY = ("user", "route", "device", "plan", "region")
 MANY_KEYS = 100_000
 TENANTS = 100
+MIXED_VALUES = 60
+"""Known values of each descriptor of mixed requests."""
+
+_SCRAMBLE = 2_654_435_761
+_FILLER = "abcdefghijklmnopqrst.0123456789"
 
 
 PLENTY = 1_000_000_000
@@ -63,6 +69,31 @@ def request(number: int, descriptors: int) -> bytes:
     """Return the RateLimitRequest of one caller: (tenant, user), (tenant, route) and so on."""
     tenant = ("tenant", f"tenant-{number % TENANTS:02}")
     return wire.rate_limit_request(DOMAIN, [(tenant, (key, f"{key}-{number:06}")) for key in LIMITED_BY[:descriptors]])
+
+
+def cold(numbers: Iterator[int], descriptors: int) -> Iterator[bytes]:
+    """Yield a DATA frame for each number, with values that no other has: none has been seen before."""
+    for number in numbers:
+        tenant = ("tenant", f"tenant-{number % TENANTS:02}")
+        values = ((key, varied_text(number + index)) for index, key in enumerate(LIMITED_BY[:descriptors]))
+        yield wire.data(wire.rate_limit_request(DOMAIN, [(tenant, value) for value in values]))
+
+
+def mixed(seed: int, descriptors: int) -> Iterator[bytes]:
+    """Yield DATA frames whose descriptors are all known, in combinations that have hardly ever been seen before."""
+    tenant = ("tenant", "tenant-00")
+    known = [
+        [wire.descriptor((tenant, (key, varied_text(number * 7 + index)))) for number in range(MIXED_VALUES)]
+        for index, key in enumerate(LIMITED_BY[:descriptors])
+    ]
+    random = Random(seed)
+    while True:
+        yield wire.data(wire.encoded_request(DOMAIN, map(random.choice, known)))
+
+
+def varied_text(number: int) -> str:
+    """Return a text that no other number has; lengths vary by 30 characters and do not follow the number."""
+    return f"{number:x}-{_FILLER[: (number * _SCRAMBLE & 0xFFFFFFFF) * len(_FILLER) >> 32]}"
 
 
 DEFAULT_RULES = RuleSet()

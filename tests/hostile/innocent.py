@@ -77,12 +77,10 @@ class _Connection(TimedConnection):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._later_head, self._head = self._head, self._first_head
         self.socket.setblocking(False)
 
     def call(self, due_s: float) -> None:
         self.ask(1, iter([_CALL]), due_s)
-        self._head = self._later_head
 
     @property
     def oldest_due_s(self) -> float:

@@ -90,6 +90,19 @@ def test_every_call_is_sent_and_answered_once(tmp_path: Path) -> None:
         assert 0 < latencies.p50_us <= latencies.p95_us <= latencies.p99_us <= latencies.p99_9_us <= latencies.max_us
 
 
+def test_tally_counts_reads_and_keeps_samples_of_this_run(tmp_path: Path) -> None:
+    calls = iter(requests(4 * PRIMING + 400))
+    with front(tmp_path / "grpc.sock") as target, PacedLoad(target, calls, connections=2) as load:
+        first, second = load.tally(1_000, 0.1), load.tally(1_000, 0.2)
+        assert load.answered == 2 * PRIMING + 300
+        assert {*load.samples} == {OK}
+    assert (first.calls, second.calls) == (100, 200)
+    assert second.seconds == pytest.approx(0.2, abs=0.1)
+    assert 0 < second.reads <= 200
+    assert second.latencies is not None
+    assert second.latencies.calls == 200
+
+
 def test_calls_are_distributed_over_all_targets(tmp_path: Path) -> None:
     seen: tuple[Seen, Seen] = ([], [])
     with (

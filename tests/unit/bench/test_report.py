@@ -22,22 +22,31 @@ from bench.scenarios import (
     CLUSTER,
     CLUSTER_BY_DOMAIN,
     CLUSTER_BY_TENANT,
+    COLD,
     ECHO,
+    EDGE,
     ENVOY_ALONE,
     FEW_FIXED_WINDOWS,
     FIXED_WINDOW,
     FLEET,
     FLEET_WINDOWS,
+    LIMITADOR,
+    LONE,
     LONG_LOGS,
     MANY_RULES,
+    MIXED,
+    PACED,
     REDIS_2,
     SINGLE_REDIS,
     THROUGH_ENVOY,
     TOKEN_BUCKET_AND_DAY,
+    TRACED,
     ClientRoute,
     Scenario,
     Server,
+    embedded,
     every,
+    of_limitador,
     of_peer,
     with_everything,
     with_records,
@@ -153,6 +162,8 @@ def test_pattern_selects_scenarios_and_unknown_name_lists_all() -> None:
         "redis-5",
         "redis-5-hot",
         "redis-2-mtls",
+        "redis-5-cold",
+        "redis-5-mixed",
         "redis-5-128-in-flight",
         "redis-5-cluster-128-in-flight",
         "redis-5-by-domain-cluster-128-in-flight",
@@ -268,7 +279,7 @@ def test_help_names_the_patterns_of_the_scenarios() -> None:
 
 
 def test_every_target_refers_to_measured_scenarios() -> None:
-    measured = {*plan(options([])).scenarios}
+    measured = {*every(peer=True, envoy=True, limitador=True)}
     assert {one for target in targets() for one in (target.over, target.under)} <= measured
 
 
@@ -310,6 +321,65 @@ def test_invalid_number_option_is_rejected(option: list[str], capsys: pytest.Cap
     with pytest.raises(SystemExit):
         options(option)
     assert f"argument {option[0]}: {option[1]} is not above 0" in capsys.readouterr().err
+
+
+def test_limitador_is_measured_only_with_its_binary(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--limitador .*missing: not a program"):
+        plan(options(["--limitador", str(tmp_path / "missing")]))
+    binary = tmp_path / "limitador-server"
+    binary.touch(0o700)
+    with_it, without = plan(options(["--limitador", str(binary)])), plan(options([]))
+    assert with_it.limitador == binary
+    assert {*with_it.scenarios} - {*without.scenarios} == {*LIMITADOR}
+
+
+def test_requests_as_users_send_them_are_compared_with_seen_ones_and_other_servers() -> None:
+    redis_5 = replace(REDIS_2, descriptors=5)
+    results = {
+        REDIS_2: rounds(10),
+        redis_5: rounds(20),
+        COLD[0]: rounds(15),
+        COLD[1]: rounds(50),
+        MIXED: rounds(30),
+        embedded(MIXED): rounds(18),
+        of_limitador(MIXED): rounds(20),
+        EDGE: rounds(40),
+        TRACED: rounds(44),
+        with_everything(EDGE): rounds(48),
+        embedded(EDGE): rounds(20),
+        of_peer(EDGE): [replace(ONE, service_us=100, redis_us=10)],
+    }
+    assert verdicts(results) == [
+        "never seen before ÷ seen before, 2 descriptors: 1.50 (at most 1.6: met)",
+        "never seen before ÷ seen before, 5 descriptors: 2.50",
+        "new combinations ÷ seen before, 5 descriptors: 1.50 (at most 1.3: MISSED)",
+        "edge, embedded ÷ the reference: 0.20 (at most 0.22: met)",
+        "edge, a new traceparent for each call ÷ none: 1.10",
+        "everything on ÷ everything off, edge: 1.20 (at most 1.15: MISSED)",
+        "embedded-5-mixed ÷ limitador-5-mixed: 0.90 (at most 0.9: met)",
+        "redis-4-edge ÷ peer-4-edge: calls/s 1.00, service µs 0.40 (at most 0.25: MISSED), Redis µs 0.00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "judged", "loop"), [(LONE, {"p50", "p99"}, "closed"), (PACED, {"p50", "p95", "p99", "p99.9"}, "open")]
+)
+def test_latencies_of_lone_and_paced_calls_are_at_most_those_of_the_reference(
+    scenario: Scenario, judged: set[str], loop: str
+) -> None:
+    ours, theirs = (replace(ONE, redis_us=10, latencies=latencies(p50_us)) for p50_us in (1_500, 1_000))
+    line = verdicts({scenario: [ours], of_peer(scenario): [theirs]})[-1]
+    assert line.startswith(f"  latencies, {loop} loop: p50 1.50")
+    assert {*re.findall(r"(p[\d.]+) 1\.50 \(at most 1: MISSED\)", line)} == judged
+    assert len(re.findall(r"p[\d.]+ 1\.50", line)) == 4
+
+
+def test_calls_sent_late_by_the_load_are_reported_for_a_fixed_rate() -> None:
+    late = replace(latencies(1_000), late_share=0.02)
+    assert verdicts({embedded(PACED): [replace(ONE, latencies=late)]}) == [
+        "embedded-4-edge-4000-per-s: from when calls were due, at most 2.0% of which the load itself sent late, ms: "
+        "p50 1.00, p95 1.00, p99 1.00, p99.9 1.00"
+    ]
 
 
 def test_missing_peer_binary_prints_instructions() -> None:
