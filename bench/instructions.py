@@ -1,7 +1,8 @@
 """`python -m bench.instructions`: instructions of the service per call, counted by callgrind.
 
 Unlike times, counts are repeatable: the same code, calls and machine give the same figure within 1 %, however busy the
-machine is. `--package DIRECTORY` measures another checkout of the package with the same calls.
+machine is. `--package DIRECTORY` measures another checkout of the package with the same calls. `--traffic` chooses
+them: two descriptors of requests that are repeated, edge traffic, never seen requests or new combinations.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from bench import wire
+from bench import edge, wire, workload
 from bench.connection import Connection, Target, connected
 from bench.servers import LOOPBACK, ROOT, run_redis
 from tests.support.ports import free_port
@@ -49,6 +52,27 @@ def calls() -> Iterator[bytes]:
     return itertools.cycle(users)
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Rules and calls of a measurement."""
+
+    write_rules: Callable[[Path], object]
+    calls: Callable[[], Iterator[bytes]]
+
+
+def _write_rules(directory: Path) -> None:
+    (directory / "rules.yaml").write_text(RULES)
+
+
+TRAFFIC = {
+    "seen": Traffic(_write_rules, calls),
+    "edge": Traffic(partial(edge.write_rules, of_database=False), partial(edge.calls, 1)),
+    "cold-2": Traffic(workload.write_rules, lambda: workload.cold(itertools.count(10**9), 2)),
+    "cold-5": Traffic(workload.write_rules, lambda: workload.cold(itertools.count(10**9), 5)),
+    "mixed-5": Traffic(workload.write_rules, partial(workload.mixed, 2, 5)),
+}
+
+
 def exchange(connection: Connection, in_flight: int, rounds: int, requests: Iterator[bytes]) -> None:
     """Send `in_flight` calls and wait for all responses, `rounds` times."""
     for _ in range(rounds):
@@ -58,11 +82,12 @@ def exchange(connection: Connection, in_flight: int, rounds: int, requests: Iter
             connection.receive()
 
 
-def measured(package: Path, in_flight: int, rounds: int, redis_url: str = "") -> float:
+def measured(package: Path, in_flight: int, rounds: int, redis_url: str, traffic: Traffic) -> float:
     """Return the instructions per call, on the embedded store or on a Redis."""
     with tempfile.TemporaryDirectory() as directory:
-        rules = Path(directory, "rules.yaml")
-        rules.write_text(RULES)
+        rules = Path(directory, "rules")
+        rules.mkdir()
+        traffic.write_rules(rules)
         port = free_port()
         variables = {
             **os.environ,
@@ -86,7 +111,7 @@ def measured(package: Path, in_flight: int, rounds: int, redis_url: str = "") ->
         try:
             _until_it_listens(process, port, Path(directory, "log"))
             connection = Connection(Target((LOOPBACK, port)))
-            requests = calls()
+            requests = traffic.calls()
             connection.prime(requests, in_flight)
             exchange(connection, in_flight, WARM_UP_ROUNDS, requests)
             _control(process.pid, "--instr=on")
@@ -122,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 32], help="concurrent calls (default: 1 32)")
     parser.add_argument("--calls", type=int, default=3200, help="number of measured calls (default: 3200)")
     parser.add_argument("--redis", action="store_true", help="with the counters in a Redis (default: in the service)")
+    parser.add_argument("--traffic", choices=list(TRAFFIC), default="seen", help="requests (default: seen)")
     chosen = parser.parse_args(arguments)
     if shutil.which("callgrind_control") is None:
         parser.error("valgrind is not installed")
@@ -131,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             directory = running.enter_context(tempfile.TemporaryDirectory())
             _, redis_url = running.enter_context(run_redis(Path(directory)))
         for in_flight in chosen.in_flight:
-            counted = measured(chosen.package.resolve(), in_flight, max(1, chosen.calls // in_flight), redis_url)
+            rounds, traffic = max(1, chosen.calls // in_flight), TRAFFIC[chosen.traffic]
+            counted = measured(chosen.package.resolve(), in_flight, rounds, redis_url, traffic)
             print(f"{in_flight:5} in flight: {counted:10,.0f} instructions a call", flush=True)
     return 0
 

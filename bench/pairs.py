@@ -1,8 +1,8 @@
 """`python -m bench.pairs --before DIRECTORY`: CPU per call of two checkouts, in interleaved pairs.
 
 Both use the embedded store or, with --redis, a Redis each. Each runs on core 0 while it is measured, and is stopped
-(SIGSTOP) while the other is. The load and Redis have core 1. Within a pair the two alternate in short slices, so that
-changes of the machine's speed affect both.
+(SIGSTOP) while the other is. Both get the same calls, which `--traffic` chooses. The load and Redis have core 1. Within
+a pair the two alternate in short slices, so that changes of the machine's speed affect both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.connection import Target, connected
 from bench.cpu import process_s
-from bench.instructions import RULES, calls
+from bench.instructions import TRAFFIC, Traffic
 from bench.load import Load
 from bench.servers import LOOPBACK, ROOT, run_redis
 from tests.support.ports import free_port
@@ -57,10 +57,10 @@ class Spent:
 class Service:
     """A running service of one checkout, with its load."""
 
-    def __init__(self, pid: int, port: int, in_flight: int, redis_pid: int | None) -> None:
+    def __init__(self, pid: int, port: int, in_flight: int, redis_pid: int | None, calls: Iterator[bytes]) -> None:
         self._pid = pid
         self._redis_pid = redis_pid
-        self._load = Load(Target((LOOPBACK, port)), calls(), in_flight, connections=min(4, in_flight))
+        self._load = Load(Target((LOOPBACK, port)), calls, in_flight, connections=min(4, in_flight))
         self._load.run(WARM_UP_S)
         os.kill(pid, signal.SIGSTOP)
 
@@ -98,9 +98,12 @@ def comparison(name: str, sides: Sequence[tuple[float, float]]) -> str:
 
 
 @contextmanager
-def run_service(package: Path, in_flight: int, directory: Path, redis: tuple[int, str] | None) -> Iterator[Service]:
-    rules = directory / "rules.yaml"
-    rules.write_text(RULES)
+def run_service(
+    package: Path, in_flight: int, directory: Path, redis: tuple[int, str] | None, traffic: Traffic
+) -> Iterator[Service]:
+    rules = directory / "rules"
+    rules.mkdir()
+    traffic.write_rules(rules)
     port = free_port()
     variables = {"RLS_RULES": str(rules), "GRPC_HOST": LOOPBACK, "GRPC_PORT": str(port), "PORT": "0", "DEBUG_PORT": "0"}
     if redis is not None:
@@ -120,7 +123,7 @@ def run_service(package: Path, in_flight: int, directory: Path, redis: tuple[int
             if process.poll() is not None or time.monotonic() > until_s:
                 raise SystemExit(f"the service of {package} did not start")
             time.sleep(0.05)
-        yield Service(process.pid, port, in_flight, None if redis is None else redis[0])
+        yield Service(process.pid, port, in_flight, None if redis is None else redis[0], traffic.calls())
     finally:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGCONT)
@@ -136,7 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slices", type=int, default=10, help="slices of each side in a pair (default: 10)")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 256], help="concurrent calls (default: 1 256)")
     parser.add_argument("--redis", action="store_true", help="give each checkout a Redis (default: the embedded store)")
+    parser.add_argument("--traffic", choices=list(TRAFFIC), default="seen", help="requests (default: seen)")
     chosen = parser.parse_args(arguments)
+    traffic = TRAFFIC[chosen.traffic]
     os.sched_setaffinity(0, {1})
     for in_flight in chosen.in_flight:
         with ExitStack() as running:
@@ -144,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for package in (chosen.before.resolve(), ROOT):
                 directory = Path(running.enter_context(tempfile.TemporaryDirectory()))
                 redis = running.enter_context(run_redis(directory)) if chosen.redis else None
-                services.append(running.enter_context(run_service(package, in_flight, directory, redis)))
+                services.append(running.enter_context(run_service(package, in_flight, directory, redis, traffic)))
             pairs = [
                 measured_pair(services[0], services[1], chosen.seconds, chosen.slices) for _ in range(chosen.pairs)
             ]

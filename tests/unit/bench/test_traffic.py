@@ -11,6 +11,7 @@ import pytest
 
 from bench import edge, workload
 from bench.connection import FRAME_HEADER_BYTES, GRPC_PREFIX_BYTES
+from bench.instructions import TRAFFIC
 from bench.measure import PrebuiltCalls
 from bench.scenarios import COLD, EDGE, LONE, PACED, TRACED, embedded, of_peer
 from ratelimit_rls.core.model import Descriptor, Entry, Plan, Request
@@ -30,7 +31,7 @@ def read(frame: bytes) -> tuple[str, tuple[Entries, ...]]:
 
 
 def plans(root: Path, frames: list[bytes]) -> list[Plan]:
-    rules = {path.name: path.read_bytes() for path in (root / workload.SUBDIRECTORY / "config").iterdir()}
+    rules = {path.name: path.read_bytes() for path in root.rglob("*.yaml")}
     planner = Planner(compile_documents(rules).tree, Policy())
     requests = [
         Request(domain, tuple(Descriptor(tuple(Entry(*entry) for entry in one)) for one in descriptors))
@@ -84,6 +85,15 @@ def test_mixed_requests_combine_known_descriptors(tmp_path: Path) -> None:
     for index in range(5):
         assert len({request[index] for request in requests}) == workload.MIXED_VALUES
     assert {len(plan.keys) for plan in plans(tmp_path, frames)} == {5}
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+def test_traffic_of_pairs_and_instructions_has_a_limit_for_every_descriptor(tmp_path: Path, name: str) -> None:
+    TRAFFIC[name].write_rules(tmp_path)
+    frames = [*islice(TRAFFIC[name].calls(), 100)]
+    descriptors = [len(one) for _, one in map(read, frames)]
+    assert [len(plan.keys) for plan in plans(tmp_path, frames)] == descriptors
+    assert min(descriptors) >= 2
 
 
 def test_varied_texts_are_unique() -> None:
