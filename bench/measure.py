@@ -73,6 +73,8 @@ class Plan:
     limitador: Path | None = None
     counted: Sequence[InstructionCase] = ()
     capacity: Sequence[CapacityCase | MemoryCase] = ()
+    callers_s: float = 0.0  # time for a million distinct callers; 0: they are not measured
+    readme: bool = False  # the table of README.md is printed
 
 
 @dataclass(frozen=True, slots=True)
