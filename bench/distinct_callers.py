@@ -76,7 +76,7 @@ class CallersMeasurement:
         return median(p99s[middle:]) / median(p99s[:middle] or p99s)
 
     @property
-    def is_met(self) -> bool:
+    def is_within_target(self) -> bool:
         return self.most_bytes <= MAX_RSS_BYTES and self.p99_growth <= MAX_P99_GROWTH
 
     def lines(self) -> list[str]:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Path(directory), chosen.callers, chosen.seconds, chosen.intervals, lambda text: print(text, flush=True)
         )
     print(*measured.lines(), sep="\n")
-    return 0 if measured.is_met else 1
+    return 0 if measured.is_within_target else 1
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ class Readers:
         """Assert that both prepare a message alike. Return whether the compiled reader applied a rule."""
         assert self._codec._reader is not None
         read = self._codec._reader.read(message)
-        ours, expected = outcome(self._codec, message), outcome(self._general, message, is_general=True)
-        assert ours == expected, message
+        compiled, expected = outcome(self._codec, message), outcome(self._general, message, is_general=True)
+        assert compiled == expected, message
         return read is not None and any(read.tags)
 
 

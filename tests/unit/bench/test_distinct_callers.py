@@ -30,7 +30,7 @@ def test_memory_and_p99_are_judged() -> None:
     ]
     assert "never more than 251 (at most 250: MISSED)" in grown.lines()[0]
     assert "1.75 (at most 1.25: MISSED)" in grown.lines()[1]
-    assert (well.is_met, grown.is_met) == (True, False)
+    assert (well.is_within_target, grown.is_within_target) == (True, False)
 
 
 def test_no_call_is_repeated() -> None:

@@ -41,8 +41,11 @@ def test_cells_have_values_of_all_servers_and_say_what_was_not_measured() -> Non
 
 
 def test_kinds_of_traffic_are_compared_with_the_reference_within_rounds() -> None:
-    ours, theirs = [replace(ONE, redis_us=30)] * 2, [replace(ONE, service_us=each, redis_us=40) for each in (40, 80)]
-    results = {EDGE: ours, of_peer(EDGE): theirs, REDIS_2: ours, with_everything(EDGE): ours}
+    measured, reference = (
+        [replace(ONE, redis_us=30)] * 2,
+        [replace(ONE, service_us=each, redis_us=40) for each in (40, 80)],
+    )
+    results = {EDGE: measured, of_peer(EDGE): reference, REDIS_2: measured, with_everything(EDGE): measured}
     assert [*readme.traffic_table(results)] == [
         "| on Redis / embedded / envoyproxy/ratelimit | µs of the service | ÷ envoyproxy/ratelimit | µs of Redis |",
         "|---|---|---|---|",
@@ -50,7 +53,7 @@ def test_kinds_of_traffic_are_compared_with_the_reference_within_rounds() -> Non
         "| edge, 4 | 20.0 / – / 60.0 | 0.38 (0.25..0.50) / – | 30.0 / – / 40.0 |",
         "| edge, everything on | 20.0 / – / – | – | 30.0 / – / – |",
     ]
-    assert [*readme.traffic_table({REDIS_2: ours})] == []
+    assert [*readme.traffic_table({REDIS_2: measured})] == []
 
 
 def test_readme_run_measures_only_what_its_table_needs(tmp_path: Path) -> None:

@@ -365,8 +365,8 @@ def test_requests_as_users_send_them_are_compared_with_seen_ones_and_other_serve
 def test_latencies_of_lone_and_paced_calls_are_at_most_those_of_the_reference(
     scenario: Scenario, judged: set[str], loop: str
 ) -> None:
-    ours, theirs = (replace(ONE, redis_us=10, latencies=latencies(p50_us)) for p50_us in (1_500, 1_000))
-    line = verdicts({scenario: [ours], of_peer(scenario): [theirs]})[-1]
+    measured, reference = (replace(ONE, redis_us=10, latencies=latencies(p50_us)) for p50_us in (1_500, 1_000))
+    line = verdicts({scenario: [measured], of_peer(scenario): [reference]})[-1]
     assert line.startswith(f"  latencies, {loop} loop: p50 1.50")
     assert {*re.findall(r"(p[\d.]+) 1\.50 \(at most 1: MISSED\)", line)} == judged
     assert len(re.findall(r"p[\d.]+ 1\.50", line)) == 4

@@ -192,7 +192,7 @@ def test_nothing_is_compiled_where_responses_describe_requests() -> None:
     assert codec_of(dynamic_metadata=True)._reader is None
 
 
-def test_domain_whose_entries_carry_credentials_is_left_to_the_general_reader() -> None:
+def test_domain_with_credentials_in_entries_is_left_to_the_general_reader() -> None:
     identity = (
         b"identity:\n  credentials: [{kind: api_key, header: x-api-key}]\n  entries: [{key: api_key, kind: api_key}]\n"
     )
