@@ -60,8 +60,8 @@ def pytest_collection_finish() -> None:
 
 
 def param_with_slow_mark(name: str) -> object:
-    """Return the parameter, marked slow for all servers but one; `make test` runs them all."""
-    slow = name in ("redis-6.2", "redis-on-path", "cluster", "cluster-valkey-9", "per-second")
+    """Return the parameter, marked slow for all but the embedded store and one server; `make test` runs them all."""
+    slow = name not in ("embedded", "valkey-9")
     return pytest.param(name, marks=pytest.mark.slow) if slow else name
 
 

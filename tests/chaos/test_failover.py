@@ -56,6 +56,10 @@ def replace(sentinels: RedisSentinels) -> None:
 
 
 def kill(sentinels: RedisSentinels) -> None:
+    """Kill the master; its replica has neither the function nor the script, as if replication had not brought them."""
+    for replica in sentinels.servers:
+        if replica is not sentinels.master:
+            replica.forget_scripts()
     sentinels.kill_master()
 
 

@@ -18,11 +18,13 @@ from tests.support.stores import (
     EMBEDDED,
     PER_SECOND,
     STORE_IDS,
+    WITHOUT_FUNCTIONS,
     StoreUnderTest,
     cluster_store,
     embedded_store,
     redis_store,
     split_store,
+    store_without_functions,
 )
 
 
@@ -41,6 +43,9 @@ def _running(name: str, stack: ExitStack) -> Running:
     if name == PER_SECOND:
         server, other = (stack.enter_context(RedisServer()) for _ in range(2))
         return Running([server, other], lambda: split_store(server, other))
+    if name == WITHOUT_FUNCTIONS:
+        server = stack.enter_context(RedisServer(redis_binaries()["valkey-9"]))
+        return Running([server], lambda: store_without_functions(server))
     binary = redis_binaries().get(name)
     if binary is None:
         pytest.skip(f"{name} is not on this machine")

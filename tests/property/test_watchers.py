@@ -83,4 +83,4 @@ def test_every_store_matches_the_oracle(stores: dict[str, StoreUnderTest]) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_store_matches_the_oracle_over_hundreds_of_traces(stores: dict[str, StoreUnderTest]) -> None:
-    check(stores, 400)
+    check(stores, 150)

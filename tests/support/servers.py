@@ -15,6 +15,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -125,6 +126,14 @@ class RedisServer(Process):
             return bool(self.cli("PING"))
         except (redis.ConnectionError, redis.TimeoutError):
             return False
+
+    def forget_scripts(self) -> None:
+        """Remove the script and the functions of this server alone; of a replica, its master keeps them."""
+        self.cli("CONFIG", "SET", "replica-read-only", "no")
+        self.cli("SCRIPT", "FLUSH")
+        with suppress(redis.ResponseError):  # Redis 6.2 has no functions
+            self.cli("FUNCTION", "FLUSH")
+        self.cli("CONFIG", "SET", "replica-read-only", "yes")
 
     def flush(self) -> None:
         """Reset the server: running, not paused, and empty (scripts stay loaded)."""

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from pydantic import SecretStr
+
 from ratelimit_rls.core.decision import decision_of
 from ratelimit_rls.core.model import (
     Algorithm,
@@ -40,7 +42,9 @@ EMBEDDED = "embedded"
 CLUSTER = "cluster"
 CLUSTER_WITH_FUNCTIONS = "cluster-valkey-9"
 PER_SECOND = "per-second"
-STORE_IDS = (EMBEDDED, "redis-6.2", "valkey-9", "redis-on-path", CLUSTER, CLUSTER_WITH_FUNCTIONS, PER_SECOND)
+WITHOUT_FUNCTIONS = "valkey-9-without-functions"
+SERVERS = ("redis-6.2", "valkey-9", "redis-on-path", WITHOUT_FUNCTIONS)
+STORE_IDS = (EMBEDDED, *SERVERS, CLUSTER, CLUSTER_WITH_FUNCTIONS, PER_SECOND)
 
 
 class KeyedOp(NamedTuple):
@@ -109,6 +113,13 @@ def embedded_store(budget_bytes: int = 2**26) -> Iterator[StoreUnderTest]:
 
 def redis_store(server: RedisServer) -> AbstractContextManager[StoreUnderTest]:
     return store_on(_at("single", server))
+
+
+def store_without_functions(server: RedisServer) -> AbstractContextManager[StoreUnderTest]:
+    """Return a store whose user may not call functions, so the script runs with EVALSHA."""
+    server.cli("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", "-fcall")
+    address = RedisAddress("127.0.0.1", server.port, username="limited", password=SecretStr("secret"))
+    return store_on(RedisServers("single", (address,)))
 
 
 def cluster_store(cluster: RedisCluster) -> AbstractContextManager[StoreUnderTest]:

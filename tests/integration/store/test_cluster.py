@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,9 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 ALGORITHMS = pytest.mark.parametrize("algorithm", list(Algorithm), ids=lambda algorithm: algorithm.value)
 
 
-@pytest.fixture(scope="module", params=["redis-6.2", "valkey-9"])
+@pytest.fixture(scope="module", params=["redis-6.2", "redis-on-path", "valkey-9"])
 def _cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    """Return a cluster without functions, and one with them; the script may use several slots in different ways."""
+    """Return a cluster without functions, and two with them; the script may use several slots in different ways."""
     binary = redis_binaries().get(request.param)
     if binary is None:
         pytest.skip(f"{request.param} is not on this machine")
@@ -276,6 +277,52 @@ async def test_moving_slots_neither_lose_nor_double_hits(cluster: RedisCluster) 
 
     print(f"{moved} slots moved under {sent * len(limits)} calls, none lost or doubled")
     assert counted == {sent}
+
+
+async def test_a_slot_that_is_half_moved_neither_loses_nor_doubles_hits(cluster: RedisCluster) -> None:
+    """Some keys of a slot are on either node, and calls need both, beside others on all nodes: ASK and TRYAGAIN.
+
+    The slot maps of the clients are outdated from then on: one has not seen the move, the other one has seen it begin.
+    """
+    tenant = [long_step(f"{number}", 10**6) for number in range(6)]
+    logs = [long_step(f"log{number}", 10**4, algorithm=Algorithm.SLIDING_LOG) for number in range(2)]
+    shared = [one._replace(key=b"{globex}" + one.key) for one in (*tenant, *logs)]
+    others = [long_step(f"user{number}", 10**6) for number in range(40)]
+    slot = key_slot(shared[0].key)
+    assert {key_slot(one.key) for one in shared} == {slot}
+    neighbours = {key_slot(one.key) for one in others if cluster.node_of(one.key) is cluster.owner(slot)}
+    assert min(neighbours) < slot < max(neighbours), "a run charges some of them before it comes to this slot"
+    there = next(node for node in cluster.nodes if node.port != cluster.owner(slot).port)
+    hits: Counter[bytes] = Counter()
+    unknown: Counter[bytes] = Counter()
+
+    async def ask(store: ShardedStore) -> None:
+        calls = [call(*pair) for pair in zip(shared[:4], shared[4:], strict=True)] + [call(one) for one in others]
+        for plan, answer in zip(calls, await store.spend([store.prepare(plan) for plan in calls]), strict=True):
+            (hits if isinstance(answer, StoreResult) else unknown).update(plan.keys)
+
+    async with connected(cluster, timeout_s=5) as late, connected(cluster, timeout_s=5) as store:
+        await ask(late)
+        over = asyncio.Event()
+
+        async def hammer() -> None:
+            while not over.is_set():
+                await ask(store)
+
+        load = [asyncio.create_task(hammer()) for _ in range(3)]
+        await asyncio.to_thread(cluster.begin_move, slot, there)
+        for _ in range(4):
+            assert await asyncio.to_thread(cluster.move_keys, slot, there, 2) == 2
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(cluster.finish_move, slot, there)
+        await asyncio.sleep(0.02)
+        over.set()
+        await asyncio.gather(*load)
+        await ask(late)
+        counted = {one.key: one.step.limit.requests_per_unit - await left(store, one) for one in (*shared, *others)}
+
+    print(f"{sum(hits.values())} hits, {sum(unknown.values())} of calls that failed while their keys were on two nodes")
+    assert counted == hits
 
 
 async def test_joining_nodes_are_used_and_leaving_nodes_are_disconnected() -> None:
