@@ -23,8 +23,9 @@ from ratelimit_rls.cli.formatting import (
 from ratelimit_rls.cli.redis_options import OptionValue, redis_connection_options, settings_from_options, with_redis
 from ratelimit_rls.cli.rules_arguments import load_rules, sources_arguments
 from ratelimit_rls.core.model import Entry
+from ratelimit_rls.core.pattern import WILDCARD
 from ratelimit_rls.core.storage_keys import Location, ShardBy, ShardByKey, hash_tag, key_slot, key_start
-from ratelimit_rls.core.tree import WILDCARD, Node, Tree
+from ratelimit_rls.core.tree import Node, Tree
 
 if TYPE_CHECKING:
     from ratelimit_rls.rules.compile import CompiledRules

@@ -89,7 +89,7 @@ def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
         outcome = AttemptOutcome.DIFFERENT
         if wildcard.node is matched and is_one_of_many:
             outcome = AttemptOutcome.MATCHED
-        elif wildcard.matches(entry):
+        elif wildcard.matches(entry.key, entry.value):
             outcome = AttemptOutcome.NOT_TRIED
         yield Attempt(MatchKind.WILDCARD, pattern, outcome, _position(wildcard.node), wildcard.node.overrode)
     yield from _patterns(node, entry, matched)

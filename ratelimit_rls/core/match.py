@@ -29,7 +29,7 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
     node, is_plain, entries = root, True, descriptor.entries
     for entry in entries:
         is_one_of_many = False
-        if node.exact or node.wildcards or node.patterns:
+        if node.exact or node.pattern_index:
             child, is_one_of_many = find_child(node, entry)
         else:  # a level with keys only: saves a function call
             child = node.by_key.get(entry.key)

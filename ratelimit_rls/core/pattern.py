@@ -1,4 +1,4 @@
-"""Patterns for values: a network, a prefix or a regular expression.
+"""Patterns for values: a text with `*`, a network, a prefix or a regular expression.
 
 Matching is linear in the length of the value for every pattern, since values come from clients. So regular expressions
 are RE2's, which has no backreferences, no lookaround and no backtracking.
@@ -6,13 +6,57 @@ are RE2's, which has no backreferences, no lookaround and no backtracking.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
+WILDCARD = "*"
+
 _MAPPED_PREFIX = 96
 """Prefix length of ::ffff:0:0/96, the IPv4-mapped IPv6 addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """A pattern anchored at both ends, in which each `*` matches zero or more characters."""
+
+    pattern: str
+    parts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pattern: str) -> Glob:
+        return cls(pattern, tuple(pattern.split(WILDCARD)))
+
+    @property
+    def is_literal(self) -> bool:
+        """Return whether it has no `*`, so that it matches one text only."""
+        return len(self.parts) == 1
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Return the text before the first `*` and the text after the last. Without a `*`: the text and nothing."""
+        return self.parts[0], "" if self.is_literal else self.parts[-1]
+
+    def matches(self, text: str) -> bool:
+        """Return whether the pattern matches, in time linear in the text.
+
+        Taking each middle part at its first occurrence never misses a match.
+        """
+        first, *middle = self.parts
+        if not middle:
+            return text == first
+        last = middle.pop()
+        if len(text) < len(first) + len(last) or not (text.startswith(first) and text.endswith(last)):
+            return False
+        at, end = len(first), len(text) - len(last)
+        for part in middle:
+            found = text.find(part, at, end)
+            if found < 0:
+                return False
+            at = found + len(part)
+        return True
 
 
 class PatternKind(IntEnum):
@@ -43,11 +87,10 @@ class Pattern:
             return self.way, -self.subject.prefixlen
         return self.way, -len(self.subject) if self.way is PatternKind.PREFIX else 0
 
-    def is_same(self, other: Pattern) -> bool:
-        """Return whether both are equal. Networks are compared by value, other patterns by their text."""
-        if self.way is PatternKind.CIDR and other.way is PatternKind.CIDR:
-            return bool(self.subject == other.subject)
-        return self.label == other.label
+    @property
+    def identity(self) -> Hashable:
+        """Return what equal patterns have in common: the network, or the text of other patterns."""
+        return self.subject if self.way is PatternKind.CIDR else self.label
 
     def contains(self, other: Pattern) -> bool:
         """Return whether this network contains the other. False if either is not a network."""

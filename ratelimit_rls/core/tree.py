@@ -10,7 +10,7 @@
 
 Each level is looked up in four steps, and the first hit is final: the exact pair, then the first wildcard in file
 order, then the most specific pattern (the longest network, the longest prefix, the first expression), then the key
-alone. ● marks a rule.
+alone. ● marks a rule. The second and third step are those of a `PatternIndex`, which does not try them one by one.
 
 Nodes are found by (key, value) pairs, never by a joined string: envoyproxy/ratelimit joins with "_", so there the pair
 ("a", "b_c") also matches a rule for ("a_b", "c").
@@ -27,44 +27,12 @@ from typing import Any, NamedTuple
 from ratelimit_rls.core.attributes import AttributeMapping
 from ratelimit_rls.core.identity import IdentityConfig
 from ratelimit_rls.core.model import Entry, OnStoreFailure, Position, Rule
-from ratelimit_rls.core.pattern import Pattern, parse_address
+from ratelimit_rls.core.pattern import Pattern
+from ratelimit_rls.core.pattern_index import PatternIndex, Wildcard
 from ratelimit_rls.core.response_policy import DEFAULT_RESPONSE_POLICY, DenyResponse, ResponsePolicy
 from ratelimit_rls.core.storage_keys import ShardBy, Sharding
 
-WILDCARD = "*"
-
 _NO_CHILDREN: Mapping[Any, Any] = {}  # shared by all leaves, which are nearly all nodes of large rules
-
-
-@dataclass(frozen=True, slots=True)
-class Glob:
-    """A pattern anchored at both ends, in which each `*` matches zero or more characters."""
-
-    pattern: str
-    parts: tuple[str, ...]
-
-    @classmethod
-    def of(cls, pattern: str) -> Glob:
-        return cls(pattern, tuple(pattern.split(WILDCARD)))
-
-    def matches(self, text: str) -> bool:
-        """Return whether the pattern matches, in time linear in the text.
-
-        Taking each middle part at its first occurrence never misses a match.
-        """
-        first, *middle = self.parts
-        if not middle:
-            return text == first
-        last = middle.pop()
-        if len(text) < len(first) + len(last) or not (text.startswith(first) and text.endswith(last)):
-            return False
-        at, end = len(first), len(text) - len(last)
-        for part in middle:
-            found = text.find(part, at, end)
-            if found < 0:
-                return False
-            at = found + len(part)
-        return True
 
 
 class Node(NamedTuple):
@@ -84,8 +52,7 @@ class Node(NamedTuple):
     on_store_failure: OnStoreFailure | None = None
     shard_by: Sharding = ShardBy.DESCRIPTOR  # roots only
     exact: Mapping[tuple[str, str], Node] = _NO_CHILDREN
-    wildcards: tuple[Wildcard, ...] = ()  # in file order
-    patterns: Mapping[str, tuple[Node, ...]] = _NO_CHILDREN  # by key, in the order they are tried
+    pattern_index: PatternIndex[Node] | None = None  # None: there are no wildcards and no patterns
     by_key: Mapping[str, Node] = _NO_CHILDREN
 
     @property
@@ -100,23 +67,21 @@ class Node(NamedTuple):
 
     @property
     def has_children(self) -> bool:
-        return bool(self.exact or self.patterns or self.by_key)
+        return bool(self.exact or self.pattern_index or self.by_key)
+
+    @property
+    def wildcards(self) -> tuple[Wildcard[Node], ...]:
+        """The children with a `*` in key or value, in file order. They are in `exact` or `by_key`, too."""
+        return self.pattern_index.wildcards if self.pattern_index else ()
+
+    @property
+    def patterns(self) -> Mapping[str, tuple[Node, ...]]:
+        """The children with a `match`, by key, in the order they are tried."""
+        return self.pattern_index.patterns if self.pattern_index else _NO_CHILDREN
 
     def children(self) -> Iterator[Node]:
         of_patterns = chain.from_iterable(self.patterns.values())
         return chain(self.exact.values(), of_patterns, self.by_key.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Wildcard:
-    """A child with a `*` in its key or value. A child without a value matches any value."""
-
-    key: Glob
-    value: Glob | None
-    node: Node
-
-    def matches(self, entry: Entry) -> bool:
-        return self.key.matches(entry.key) and (self.value is None or self.value.matches(entry.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +118,8 @@ def find_child(node: Node, entry: Entry) -> tuple[Node | None, bool]:
     child = node.exact.get(entry)
     if child is not None:
         return child, False
-    for wildcard in node.wildcards:
-        if wildcard.matches(entry):
-            return wildcard.node, True
-    if entry.key in node.patterns:
-        address = parse_address(entry.value)
-        for child in node.patterns[entry.key]:
-            if child.pattern is not None and child.pattern.matches(entry.value, address):
-                return child, True
+    if node.pattern_index is not None:
+        child = node.pattern_index.find(entry.key, entry.value)
+        if child is not None:
+            return child, True
     return node.by_key.get(entry.key), False

@@ -15,7 +15,8 @@ from itertools import product
 from typing import NamedTuple
 
 from ratelimit_rls.core.model import Position, Rule
-from ratelimit_rls.core.tree import WILDCARD, Glob, Node
+from ratelimit_rls.core.pattern import WILDCARD, Glob
+from ratelimit_rls.core.tree import Node
 from ratelimit_rls.envoy_config.mapping import KeyMapping
 from ratelimit_rls.envoy_config.unreachable_values import matches, possible_values, unreachable_reason
 from ratelimit_rls.envoy_config.value_sources import ActionSource, FixedValueAction, PathTemplateAction

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address, ip_network
 
-from ratelimit_rls.core.pattern import PatternKind, parse_address
-from ratelimit_rls.core.tree import Glob, Node
+from ratelimit_rls.core.pattern import Glob, PatternKind, parse_address
+from ratelimit_rls.core.tree import Node
 from ratelimit_rls.envoy_config.value_sources import (
     ActionSource,
     HeaderAction,

@@ -10,14 +10,16 @@ in envoyproxy/ratelimit). If one of the two belongs to a stored rule:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from ratelimit_rls.core.model import Position, Rule
-from ratelimit_rls.core.pattern import Pattern
-from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Wildcard
+from ratelimit_rls.core.pattern import WILDCARD, Glob, Pattern, PatternKind
+from ratelimit_rls.core.pattern_index import PatternIndex, Wildcard
+from ratelimit_rls.core.tree import Node
 from ratelimit_rls.rules import diagnostics
+from ratelimit_rls.rules.diagnostics import MAX_EXPRESSIONS
 from ratelimit_rls.rules.document import DescriptorDocument, RepeatedDescriptor
 from ratelimit_rls.rules.pattern import compile_pattern
 from ratelimit_rls.rules.positioned_fields import Positioned
@@ -56,13 +58,13 @@ class Level:
 
     exact: dict[tuple[str, str], _NodeBuilder | _BuiltNode] = field(default_factory=dict)
     wildcards: list[_NodeBuilder] = field(default_factory=list)
-    patterns: dict[str, list[_NodeBuilder]] = field(default_factory=dict)
+    patterns: dict[str, dict[Hashable, _NodeBuilder]] = field(default_factory=dict)  # by key and identity
+    expressions: dict[str, int] = field(default_factory=dict)  # number of regular expressions by key
     by_key: dict[str, _NodeBuilder] = field(default_factory=dict)
 
     def find(self, key: str, value: str, pattern: Pattern | None) -> _NodeBuilder | None:
         if pattern is not None:
-            same = (one for one in self.patterns.get(key, ()) if one.pattern and one.pattern.is_same(pattern))
-            return next(same, None)
+            return self.patterns.get(key, {}).get(pattern.identity)
         if not value:
             return self.by_key.get(key)
         one = self.exact.get((key, value))
@@ -72,7 +74,9 @@ class Level:
 
     def add(self, one: _NodeBuilder) -> None:
         if one.pattern is not None:
-            self.patterns.setdefault(one.key, []).append(one)
+            self.patterns.setdefault(one.key, {})[one.pattern.identity] = one
+            if _is_expression(one.pattern):
+                self.expressions[one.key] = self.expressions.get(one.key, 0) + 1
             return
         if one.value:
             self.exact[one.key, one.value] = one
@@ -85,16 +89,14 @@ class Level:
         """Return the node with this level below it."""
         exact = {pair: one.node() for pair, one in self.exact.items()}
         by_key = {key: one.node() for key, one in self.by_key.items()}
-        patterns = {
-            key: tuple(sorted((one.node() for one in ones), key=_precedence)) for key, ones in self.patterns.items()
-        }
-        wildcards = tuple(
+        wildcards = [
             Wildcard(Glob.of(one.key), Glob.of(one.value), exact[one.key, one.value])
             if one.value
             else Wildcard(Glob.of(one.key), None, by_key[one.key])
             for one in self.wildcards
-        )
-        return node._replace(exact=exact, wildcards=wildcards, patterns=patterns, by_key=by_key)
+        ]
+        patterns = {key: [one.node() for one in ones.values()] for key, ones in self.patterns.items()}
+        return node._replace(exact=exact, pattern_index=PatternIndex.of(wildcards, patterns), by_key=by_key)
 
 
 @dataclass(slots=True)
@@ -190,11 +192,6 @@ class _BuiltNode(NamedTuple):
         )
 
 
-def _precedence(node: Node) -> tuple[int, int]:
-    assert node.pattern is not None
-    return node.pattern.precedence
-
-
 def add_descriptors(
     level: Level,
     parent_path: str,
@@ -274,6 +271,9 @@ def _add(
     is_new = first is None and bool(key)
     if is_new:
         level.add(one)
+        if _is_expression(pattern) and level.expressions[key] == MAX_EXPRESSIONS + 1:
+            assert document.match is not None
+            found.error(document.match.position, diagnostics.too_many_expressions(key))
     if document.descriptors:
         below = one.below = one.below or Level()
         # Ignored descriptors are compiled, too: their errors are reported nevertheless.
@@ -289,6 +289,10 @@ def _is_pass_through(document: DescriptorDocument) -> bool:
 def _is_broken(document: DescriptorDocument) -> bool:
     """Return whether a field that identifies the descriptor could not be read, which was reported."""
     return document.is_broken or (document.match is not None and document.match.is_broken)
+
+
+def _is_expression(pattern: Pattern | None) -> bool:
+    return pattern is not None and pattern.way is PatternKind.REGEX
 
 
 def _text(written: Positioned[str] | None) -> str:

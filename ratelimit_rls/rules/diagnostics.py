@@ -32,6 +32,8 @@ MAX_PENALTY_MULTIPLIER = 10_000
 MAX_BODY_BYTES = 16 * 2**10
 MAX_HEADER_BYTES = 4 * 2**10
 MAX_HEADERS = 32
+MAX_EXPRESSIONS = 100
+"""Regular expressions of one key at one level. They are tried one after the other, at about a microsecond each."""
 
 # -- the file cannot be read ------------------------------------------------------------------------------------------
 
@@ -544,6 +546,14 @@ def bad_regex(text: str, reason: str) -> str:
     return (
         f"regex '{cut(text)}' cannot be used: {reason}; must be RE2 syntax, which has no back-references and "
         "look-around"
+    )
+
+
+def too_many_expressions(key: str) -> str:
+    return (
+        f"key '{cut(key)}' has more than {MAX_EXPRESSIONS} regular expressions at this level, and a value is matched "
+        "with one after the other, at a microsecond or more each; must be fewer: join some with '|', or use prefix, "
+        "cidr or a value with '*', which cost the same however many there are"
     )
 
 

@@ -14,12 +14,15 @@ says otherwise).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from ratelimit_rls.core.attributes import FixedSource, MappedEntry
 from ratelimit_rls.core.model import Entry, Position
-from ratelimit_rls.core.tree import WILDCARD, Glob, Node, Tree, Wildcard, find_child
+from ratelimit_rls.core.pattern import WILDCARD, Glob
+from ratelimit_rls.core.pattern_index import PatternIndex, Wildcard
+from ratelimit_rls.core.tree import Node, Tree, find_child
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.document import DescriptorDocument, Document, RateLimitDocument, RepeatedDescriptor
@@ -29,9 +32,7 @@ from ratelimit_rls.rules.rule import Action
 from ratelimit_rls.yaml.nodes import YamlList, YamlMap, YamlNode, YamlScalar
 
 MAX_COMPARED = 500
-"""Earlier wildcards that each wildcard of a level is compared with. The comparison is quadratic, and rules with more
-wildcards have other problems.
-"""
+"""Descriptors of a level that `hidden` compares with each other, since that is quadratic."""
 
 _NEEDS_DENIALS = ("penalty", "warn_at", "answer", "deny")
 _NEEDS_LIMIT = ("charge", "shadow_mode", "quota_mode", "detailed_metric", "metadata", "hot", *_NEEDS_DENIALS)
@@ -71,17 +72,31 @@ def lint(
 
 def _unreachable(level: Node) -> Iterator[Problem]:
     """Yield a warning for each child of `level` that another child always precedes."""
-    for index, later in enumerate(level.wildcards):
-        for earlier in level.wildcards[: min(index, MAX_COMPARED)]:
-            if covers(earlier, later.key.pattern, later.node.value):
-                yield _shadowed(later.node, earlier.node)
-                break
+    index = level.pattern_index
+    if index is None or not index.wildcards:
+        return
+    placeholder = _absent_character([*map(_written, index.wildcards), *level.by_key])
+    for later in index.wildcards:
+        yield from _preceded(later.node, index, placeholder)
     for key, child in level.by_key.items():
         if WILDCARD not in key:
-            for wildcard in level.wildcards[:MAX_COMPARED]:
-                if covers(wildcard, key, ""):
-                    yield _shadowed(child, wildcard.node)
-                    break
+            yield from _preceded(child, index, placeholder)
+
+
+def _preceded(child: Node, index: PatternIndex[Node], placeholder: str) -> Iterator[Problem]:
+    """Yield a warning if the first wildcard that matches what `child` matches is another one.
+
+    For the same reason as in `_contains`, a value with the placeholder is matched by those wildcards that match
+    everything that `child` matches.
+    """
+    key, value = (text.replace(WILDCARD, placeholder) for text in (child.key, child.value or WILDCARD))
+    first = index.first_wildcard(key, value)
+    if first is not None and first is not child:
+        yield _shadowed(child, first)
+
+
+def _written(wildcard: Wildcard[Node]) -> str:
+    return wildcard.node.key + wildcard.node.value
 
 
 def _hidden(tree: Tree, targeted: Collection[str]) -> Iterator[Problem]:
@@ -111,7 +126,7 @@ def _overlaps(node: Node) -> Iterator[tuple[Node, Node]]:
             if covers(later, earlier.key.pattern, earlier.node.value):
                 yield later.node, earlier.node
         for child in islice(node.exact.values(), MAX_COMPARED):
-            if WILDCARD not in child.label and later.matches(Entry(child.key, child.value)):
+            if WILDCARD not in child.label and later.matches(child.key, child.value):
                 yield later.node, child
     for ones in node.patterns.values():
         for index, wide in enumerate(ones[:MAX_COMPARED]):
@@ -131,7 +146,7 @@ def _misses_rules_of(narrow: Node, wide: Node) -> bool:
     return False
 
 
-def covers(wildcard: Wildcard, key: str, value: str) -> bool:
+def covers(wildcard: Wildcard[Node], key: str, value: str) -> bool:
     """Return whether the wildcard matches everything that (key, value), as written in the rules, matches.
 
     A value of "" is any value.
@@ -145,8 +160,13 @@ def _contains(outer: Glob, inner: str) -> bool:
     That is the case exactly if `outer` matches `inner` with each `*` replaced by a character that occurs nowhere in
     `outer`: only a `*` of `outer` can match such a character, and a `*` that matches it matches anything.
     """
-    placeholder = next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in outer.pattern + inner)
-    return outer.matches(inner.replace(WILDCARD, placeholder))
+    return outer.matches(inner.replace(WILDCARD, _absent_character([outer.pattern, inner])))
+
+
+def _absent_character(texts: Iterable[str]) -> str:
+    """Return a character that occurs in none of the texts."""
+    present = set().union(*texts)
+    return next(char for char in map(chr, range(0xE000, sys.maxunicode)) if char not in present)
 
 
 def _shadowed(node: Node, by: Node) -> Problem:

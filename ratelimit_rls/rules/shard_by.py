@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ratelimit_rls.core.pattern import Glob
 from ratelimit_rls.core.storage_keys import ShardBy, ShardByKey, Sharding
-from ratelimit_rls.core.tree import Glob, Node, Tree
+from ratelimit_rls.core.tree import Node, Tree
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.positioned_fields import Positioned
 from ratelimit_rls.yaml.findings import Findings

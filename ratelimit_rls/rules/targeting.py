@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ratelimit_rls.core.names import MAX_ID_LENGTH
-from ratelimit_rls.core.pattern import parse_network
-from ratelimit_rls.core.tree import WILDCARD
+from ratelimit_rls.core.pattern import WILDCARD, parse_network
 from ratelimit_rls.errors import Problem
 from ratelimit_rls.rules import diagnostics
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, FILE_KEYS

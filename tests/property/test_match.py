@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ratelimit_rls.core.explain import explain
 from ratelimit_rls.core.match import match, match_descriptor
 from ratelimit_rls.core.model import Descriptor, Entry, Request
-from ratelimit_rls.core.tree import Glob, Node, Wildcard
+from ratelimit_rls.core.pattern import Glob
+from ratelimit_rls.core.pattern_index import Wildcard
+from ratelimit_rls.core.tree import Node
 from ratelimit_rls.rules.compile import compile_documents
 from ratelimit_rls.rules.lint import covers
 
@@ -113,3 +115,21 @@ def test_covering_glob_matches_everything_covered(outer: str, inner: str, text: 
 
     if covers(wildcard, "k", inner) and naive_glob(inner, text):
         assert naive_glob(outer, text)
+
+
+@patiently
+@given(documents)
+def test_unreachable_are_those_that_an_earlier_wildcard_covers(rules: list[dict[str, Any]]) -> None:
+    lines = "".join(f"- {json.dumps(descriptor)}\n" for descriptor in rules)
+    compiled = compile_documents({"f": f"domain: d\ndescriptors:\n{lines}".encode() if rules else b"domain: d"})
+
+    reported = {(problem.line, problem.column) for problem in compiled.warnings if problem.code == "unreachable"}
+
+    expected = set()
+    for level in compiled.tree.levels():
+        bare = [(len(level.wildcards), child) for key, child in level.by_key.items() if "*" not in key]
+        for index, child in [*enumerate(one.node for one in level.wildcards), *bare]:
+            if any(covers(earlier, child.key, child.value) for earlier in level.wildcards[:index]):
+                assert child.position is not None
+                expected.add((child.position.line, child.position.column))
+    assert reported == expected

@@ -6,7 +6,8 @@ import pytest
 
 from ratelimit_rls.core.match import match
 from ratelimit_rls.core.model import Descriptor, Entry, Limit, LimitOverride, Match, Request, Unit
-from ratelimit_rls.core.tree import Glob, Tree
+from ratelimit_rls.core.pattern import Glob
+from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.rules.compile import compile_documents
 
 RULES = """

@@ -10,6 +10,7 @@ from ratelimit_rls.core.tree import find_child
 from ratelimit_rls.errors import RulesError
 from ratelimit_rls.rules import document as document_module
 from ratelimit_rls.rules.compile import compile_documents
+from ratelimit_rls.rules.diagnostics import MAX_EXPRESSIONS
 from ratelimit_rls.rules.document import DescriptorDocument, RateLimitDocument
 from ratelimit_rls.rules.grammar import DESCRIPTOR_KEYS, RATE_LIMIT_KEYS
 from ratelimit_rls.rules.source_document import SourceDocument
@@ -251,3 +252,28 @@ def test_every_grammar_key_has_a_reader_and_a_field() -> None:
     ):
         assert readers.keys() == keys.keys()
         assert {field.name for field in fields(document)} == {*keys, "position", "is_broken"}
+
+
+def _expressions(key: str, number: int) -> str:
+    return "".join(f"  - key: {key}\n    match: {{regex: a{index}}}\n" for index in range(number))
+
+
+def test_expressions_of_a_key_at_one_level_are_bounded() -> None:
+    within = _expressions("a", MAX_EXPRESSIONS) + _expressions("b", MAX_EXPRESSIONS) + "  - key: a\n"
+    compile_documents({"f.yaml": f"domain: d\ndescriptors:\n{within}".encode()})
+
+    with pytest.raises(RulesError) as caught:
+        compile_documents({"f.yaml": f"domain: d\ndescriptors:\n{_expressions('a', MAX_EXPRESSIONS + 9)}".encode()})
+
+    (problem,) = caught.value.problems  # one, not one for each
+    assert (problem.line, problem.column) == (2 + 2 * MAX_EXPRESSIONS + 2, 12)
+    assert f"key 'a' has more than {MAX_EXPRESSIONS} regular expressions at this level" in problem.message
+    assert "join some with '|', or use prefix, cidr" in problem.message
+
+
+def test_other_patterns_are_not_bounded() -> None:
+    lines = "".join(f"  - {{key: a, match: {{prefix: 'a{index}'}}}}\n" for index in range(MAX_EXPRESSIONS + 1))
+
+    compiled = compile_documents({"f.yaml": f"domain: d\ndescriptors:\n{lines}".encode()})
+
+    assert len(compiled.tree.domains["d"].patterns["a"]) == MAX_EXPRESSIONS + 1
