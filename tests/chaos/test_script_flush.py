@@ -44,7 +44,7 @@ def replace(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("befall", [flush, delete, replace], ids=lambda one: one.__name__)
-async def test_script_that_is_gone_neither_loses_nor_doubles_hits(
+async def test_missing_script_neither_loses_nor_doubles_hits(
     befall: Callable[[RedisServer], None], redis_server: RedisServer, tmp_path: Path
 ) -> None:
     rules = tmp_path / "rules.yaml"
