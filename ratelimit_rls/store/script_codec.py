@@ -7,7 +7,6 @@ plan has ready.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from struct import pack
 from typing import Generic, NamedTuple, TypeVar
@@ -62,18 +61,46 @@ Passed = tuple[int, tuple[int, ...]]
 PartResult = StoreResult | StoreError | Passed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PlanLayout(Generic[Arg]):
-    """The encoding shared by all plans of one template."""
+    """The encoding shared by all plans of one template. It is equal to no other.
 
-    kind: bytes | CalendarKind  # the line with its flags, and a spec for each step and each watcher
-    windows_us: tuple[int, ...]  # length of each step's window; 0: not a fixed window since the epoch
-    flags: int
-    descriptor_plans: tuple[DescriptorPlan, ...]
-    encode: Callable[[bytes], Arg]
-    decode_key: Callable[[Arg], bytes]
-    frees_capacity: bool = False
-    purpose: Purpose = Purpose.DECIDE
+    It is no dataclass, because mypyc compiles none that is generic (docs/adr/0035).
+    """
+
+    __slots__ = (
+        "decode_key",
+        "descriptor_plans",
+        "encode",
+        "flags",
+        "frees_capacity",
+        "kind",
+        "purpose",
+        "windows_us",
+    )
+
+    def __init__(
+        self,
+        kind: bytes | CalendarKind,
+        windows_us: tuple[int, ...],
+        flags: int,
+        descriptor_plans: tuple[DescriptorPlan, ...],
+        encode: Callable[[bytes], Arg],
+        decode_key: Callable[[Arg], bytes],
+        frees_capacity: bool = False,
+        purpose: Purpose = Purpose.DECIDE,
+    ) -> None:
+        """`kind` is the line with the flags of a call, and a spec for each step and each watcher.
+
+        `windows_us` has the length of each step's window; 0: not a fixed window since the epoch.
+        """
+        self.kind = kind
+        self.windows_us = windows_us
+        self.flags = flags
+        self.descriptor_plans = descriptor_plans
+        self.encode = encode
+        self.decode_key = decode_key
+        self.frees_capacity = frees_capacity
+        self.purpose = purpose
 
     @property
     def operation(self) -> bytes:

@@ -22,7 +22,7 @@ have limits of their own, and domains whose entries carry credentials.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import NamedTuple
 
 from ratelimit_rls.core.entitlements import Entitlement, Entitlements
@@ -54,7 +54,7 @@ _Entry = tuple[str, str | None]
 
 
 class _ReadDescriptor(NamedTuple):
-    part: object  # of the shape
+    part: Hashable  # of the shape
     tag: bytes
     recorded: tuple[Entry, ...]
     subject: tuple[Subject, str] | None  # whose limits may replace those of the rule
