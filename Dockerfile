@@ -26,7 +26,7 @@ RUN python -m venv --without-pip /src/builder \
     && python -m venv --without-pip /opt/ratelimit-rls \
     && python -m pip --python /opt/ratelimit-rls/bin/python install -q --no-compile --require-hashes \
       --only-binary :all: --report dependencies.json -r requirements/image.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY lua lua
 COPY ratelimit_rls ratelimit_rls
 COPY tools/sbom.py ./

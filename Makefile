@@ -3,7 +3,7 @@ PYTHON ?= python3
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help run envoy test coverage check format demo sandbox bench soak docs proto lock hashes sbom audit clean
+.PHONY: help run envoy test coverage check format demo sandbox bench soak compiled docs proto lock hashes sbom audit clean
 
 # Builds of this package use the pinned backend too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -76,6 +76,9 @@ soak: .venv/.stamp ## two hours of load, of faults and of a million keys, watchi
 	$(BIN)/python -m bench.attack_soak --addresses same
 	$(BIN)/python -m tests.fuzz --minutes 10
 	$(BIN)/python -m tests.support.readers
+
+compiled: .venv/.stamp ## dist/: a wheel whose hot path is compiled to C, for this version of Python and this platform
+	RATELIMIT_RLS_COMPILE=1 $(BIN)/python -m build --wheel --outdir dist .
 
 docs: proto ## write reference pages, pictures, dashboards and the schema of the chart anew from the code
 	$(BIN)/python -m tools.reference.generate

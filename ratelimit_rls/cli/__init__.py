@@ -13,6 +13,7 @@ import click
 
 from ratelimit_rls import __version__
 from ratelimit_rls.cli.ask import ask
+from ratelimit_rls.cli.build import build
 from ratelimit_rls.cli.check import check
 from ratelimit_rls.cli.db import db
 from ratelimit_rls.cli.envoy_config import envoy_config
@@ -47,7 +48,7 @@ class _InOrder(click.Group):
 
 
 @click.group(cls=_InOrder, context_settings={"max_content_width": 110}, epilog=f"{LEGEND}\n\n{_EXAMPLES}")
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(__version__, message=f"%(prog)s %(version)s ({build()})")
 def commands() -> None:
     """Rate limit service for Envoy: RLS, ext_authz and an API for applications."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_rls import __version__
 from tests.packaging.dockerfile import Image
 from tests.support.grpc_client import ask, rate_limit_request
 from tests.support.servers import Service
@@ -73,7 +74,10 @@ def test_sdist_contains_licence_and_changelog(dist: Path) -> None:
 
 
 def test_installed_command_prints_its_version(python: Path, tmp_path: Path) -> None:
-    assert run(python.with_name("ratelimit-rls"), "--version", cwd=tmp_path).strip()
+    assert (
+        run(python.with_name("ratelimit-rls"), "--version", cwd=tmp_path)
+        == f"ratelimit-rls {__version__} (pure Python)\n"
+    )
 
 
 def test_installed_package_serves_with_its_own_scripts(python: Path, tmp_path: Path) -> None:

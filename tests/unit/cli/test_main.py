@@ -90,7 +90,7 @@ def test_help_shows_every_default(path: tuple[str, ...]) -> None:
 
 
 def test_version(run: Run) -> None:
-    assert run("--version").out == f"ratelimit-rls {__version__}\n"
+    assert run("--version").out == f"ratelimit-rls {__version__} (pure Python)\n"
 
 
 @pytest.mark.parametrize(
