@@ -1,8 +1,9 @@
 """`python -m bench.instructions`: instructions of the service per call, counted by callgrind.
 
 Unlike times, counts are repeatable: the same code, calls and machine give the same figure within 1 %, however busy the
-machine is. `--package DIRECTORY` measures another checkout of the package with the same calls. `--traffic` chooses
-them: two descriptors of requests that are repeated, edge traffic, never seen requests or new combinations.
+machine is. `--package DIRECTORY` measures another checkout of the package, or an unpacked wheel, with the same calls.
+`--traffic` chooses them: two descriptors of requests that are repeated, edge traffic, never seen requests or new
+combinations.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
-    parser.add_argument("--package", type=Path, default=ROOT, help="checkout to measure (default: this one)")
+    parser.add_argument("--package", type=Path, default=ROOT, help="checkout or unpacked wheel (default: this one)")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 32], help="concurrent calls (default: 1 32)")
     parser.add_argument("--calls", type=int, default=3200, help="number of measured calls (default: 3200)")
     parser.add_argument("--redis", action="store_true", help="with the counters in a Redis (default: in the service)")

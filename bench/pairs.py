@@ -133,7 +133,7 @@ def run_service(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.pairs", description=__doc__)
-    parser.add_argument("--before", type=Path, required=True, help="checkout to compare with")
+    parser.add_argument("--before", type=Path, required=True, help="checkout or unpacked wheel to compare with")
     parser.add_argument("--pairs", type=int, default=10, help="number of pairs (default: 10)")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each half of a pair (default: 3)")
     parser.add_argument("--slices", type=int, default=10, help="slices of each side in a pair (default: 10)")
