@@ -27,7 +27,7 @@ _KEY_BYTES = 70
 _VALIDITY_BYTES = 250  # with the entitlement it references
 _USAGE_ENTRY_BYTES = 350
 
-_PUT_LATELY = 2**16
+_PUT_LATELY = 2**18
 """About how many other messages may come before a repeated one, for it to be cached (`put_if_repeated`)."""
 
 _EVICTION_RUN = 16
