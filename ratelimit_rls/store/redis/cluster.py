@@ -21,7 +21,7 @@ import structlog
 
 from ratelimit_rls.common.timers import wait_for_event
 from ratelimit_rls.core.storage_keys import SLOTS, Location, key_slot
-from ratelimit_rls.errors import StoreError, StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreUnavailable, StoreUnusable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.cluster_slots import (
     HostPort,
@@ -111,6 +111,8 @@ class Cluster:
                 write = log.debug if logged else log.warning  # only the first error is worth a warning
                 write("redis_cluster_slots_unavailable", error=str(exc))
                 logged = True
+                if isinstance(exc, StoreUnusable) and not self.connected:
+                    self._options.on_unusable(exc.reason)
             # A hundred redirected runs are one reason to refresh.
             await asyncio.sleep(DEGRADED_REFRESH_INTERVAL_S / 2)
 
@@ -127,13 +129,13 @@ class Cluster:
         timeout_s = min(self._options.connect_timeout_s, MAX_ATTEMPT_S)
         seeds = [partial(fetch_from_address, address, timeout_s) for address in self._seeds]
         slot_maps: list[SlotMap] = []
-        errors: list[str] = []
+        errors: list[StoreError] = []
         for some in (nodes, seeds):
             for fetch in some:
                 try:
                     slot_map = await fetch()
                 except StoreError as exc:
-                    errors.append(str(exc))
+                    errors.append(exc)
                     continue
                 if slot_map.is_healthy:
                     return slot_map
@@ -142,7 +144,9 @@ class Cluster:
                 break  # the cluster is down; new connections to all seeds would only take time
         best = max(slot_maps, key=lambda slot_map: slot_map.covered, default=None)
         if best is None or not best.ranges:
-            raise StoreUnavailable("; ".join(errors) or f"no node of the Redis cluster at {self._name} has slots")
+            unusable = next((error for error in errors if isinstance(error, StoreUnusable)), None)
+            message = "; ".join(map(str, errors)) or f"no node of the Redis cluster at {self._name} has slots"
+            raise unusable or StoreUnavailable(message)
         return best
 
     def _apply(self, slot_map: SlotMap) -> None:
