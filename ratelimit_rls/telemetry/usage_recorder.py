@@ -30,7 +30,9 @@ from ratelimit_rls.core.model import (
     Status,
     Step,
     StoreResult,
+    construct,
 )
+from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.errors import StoreError
 from ratelimit_rls.telemetry.histogram import bucket_of
 from ratelimit_rls.telemetry.row_budget import RowBudget
@@ -125,9 +127,8 @@ class UsageEntry:
 
     def __init__(self, caller: RecordedCaller, template: PlanTemplate) -> None:
         self.caller = caller
-        self._descriptor_plan = next((one for one in template.descriptor_plans if one.steps), None)
-        self.rule = _rule_name(self._descriptor_plan)  # for admissions
-        self._key = UsageKey(caller.domain, self.rule, caller.user, caller.endpoint)
+        self._descriptor_plan, self.rule = _first_limited(template)  # for admissions
+        self._key = construct(UsageKey, (caller.domain, self.rule, caller.user, caller.endpoint))
         self._is_known = template.domain_known  # the number of known domains is bounded
         self._admitted = ALLOWED_FREE if self._descriptor_plan is None else ALLOWED
         self._codes: dict[int, int] = {}  # the counter of its calls under that rule
@@ -186,14 +187,21 @@ class UsageRecorder:
             field = _FIELDS.get(key)
             if field is not None and value:
                 found.setdefault(field, value)
-        texts = {field: _storable(found.get(field, ""), max_length) for field, max_length in _MAX_LENGTHS.items()}
-        texts["endpoint"] = _storable(
-            found.get("endpoint", "").partition("?")[0].partition("#")[0], _MAX_LENGTHS["endpoint"]
-        )
-        caller = RecordedCaller(
-            domain=_storable(template.domain or domain, _MAX_DOMAIN_LENGTH),
-            api_key=_key_id(found.get("api_key")),
-            **texts,
+        texts = found.get
+        endpoint = texts("endpoint", "")
+        if "?" in endpoint or "#" in endpoint:
+            endpoint = endpoint.partition("?")[0].partition("#")[0]
+        # `construct`, since most requests are new where paths and users vary.
+        caller = construct(
+            RecordedCaller,
+            (
+                _storable(template.domain or domain, _MAX_DOMAIN_LENGTH),
+                _storable(texts("user", ""), _MAX_LENGTHS["user"]),
+                _key_id(texts("api_key")),
+                _storable(texts("ip", ""), _MAX_LENGTHS["ip"]),
+                _storable(endpoint, _MAX_LENGTHS["endpoint"]),
+                _storable(texts("method", ""), _MAX_LENGTHS["method"]),
+            ),
         )
         return UsageEntry(caller, template)
 
@@ -431,6 +439,13 @@ def _denying_status(decision: Decision) -> Status:
         return decision.statuses[0]
     over = [status for status in decision.statuses if status.code is Code.OVER_LIMIT]
     return next((status for status in over if status.step is not None and not status.step.quota_mode), over[0])
+
+
+@per_template
+def _first_limited(template: PlanTemplate) -> tuple[DescriptorPlan | None, str]:
+    """Return the first descriptor with a limit, and the name of its rule."""
+    descriptor_plan = next((one for one in template.descriptor_plans if one.steps), None)
+    return descriptor_plan, _rule_name(descriptor_plan)
 
 
 def _rule_name(descriptor_plan: DescriptorPlan | None) -> str:
