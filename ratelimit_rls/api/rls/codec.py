@@ -48,7 +48,7 @@ class RlsCodec(Codec[ResponseTemplate]):
         self._request_id_entry = request_id_entry
         self.messages_carry_request_ids = bool(request_id_entry)
         self._shapes = RequestShapes(limiter)
-        # Requests of one shape are prepared to the same, except for the keys of their counters and what is recorded.
+        # Whether prepared requests of one shape differ only in the keys of counters and in what is recorded.
         self._shapes_are_uniform = not (request_id_entry or self._encoder.describes_requests)
         self._reader = self._make_reader()
 

@@ -36,7 +36,7 @@ MAX_PATHS = 4096
 """Maximum paths that a level keeps for its children; beyond that, it compiles all of them again."""
 
 MAX_DESCRIPTORS = 8192
-"""Maximum descriptors that are kept for a domain, twice: about 6 MiB."""
+"""Maximum descriptors of one generation. Each domain keeps two generations, together about 8 MiB."""
 
 MAX_LENGTH = 127
 """Maximum length of a text, an entry or a descriptor: longer lengths take more than one byte."""
@@ -54,10 +54,10 @@ _Entry = tuple[str, str | None]
 
 
 class _ReadDescriptor(NamedTuple):
-    part: object  # of the shape
+    shape_part: object
     tag: bytes
     recorded: tuple[Entry, ...]
-    subject: tuple[Subject, str] | None  # whose limits may replace those of the rule
+    subject: tuple[Subject, str] | None  # the subject whose limits may replace those of the rule
 
 
 Shape = tuple[object, ...]
@@ -111,6 +111,7 @@ class CompiledReader:
         size = len(message)
         if not 2 < size <= self._max_bytes or not message.isascii():
             return None
+        # In a message of ASCII bytes every length is a single byte, since a longer one has a byte above 127.
         at = 2 + message[1]
         domain = self._domains.get(message[:at])
         if domain is None:
@@ -125,15 +126,15 @@ class CompiledReader:
                 begin = at + 2
                 at = begin + message[at + 1]
                 text = message[begin:at]
-                part, tag, entries, subject = known(text) or domain.read(text)
+                shape_part, tag, entries, subject = known(text) or domain.read(text)
                 if subject is not None and self._entitlements is not None:
                     entitlement = self._entitlements.of(*subject, "")
                     if entitlement.block is not None:
                         return None
                     entitlements.append(entitlement)
                     if entitlement.limits is not None:
-                        part = part, id(entitlement.limits)  # the entitlement is kept with the shape
-                shape.append(part)
+                        shape_part = shape_part, id(entitlement.limits)  # the shape keeps the entitlement
+                shape.append(shape_part)
                 tags.append(tag)
                 if entries:
                     recorded += entries
@@ -149,20 +150,26 @@ class CompiledReader:
 
 
 class _DomainPaths:
-    """The paths of a domain's rules, and the descriptors that were read lately."""
+    """The paths of a domain's rules, and the descriptors that were read recently."""
 
     __slots__ = ("_older", "_recorded_keys", "_root", "descriptors")
 
     def __init__(self, root: _Path, recorded_keys: Mapping[bytes, str]) -> None:
-        """`recorded_keys`: by the bytes of the key, from its tag to the tag of the value."""
+        """`recorded_keys`: by their key field."""
         self._root = root
         self._recorded_keys = recorded_keys
-        # When there are too many, those that were not read since the last time are dropped.
+        # Two generations: when this one is full, the older one is dropped, with all that was not read meanwhile.
         self.descriptors: dict[bytes, _ReadDescriptor] = {}
         self._older: dict[bytes, _ReadDescriptor] = {}
 
     def read(self, text: bytes) -> _ReadDescriptor:
-        """Read a descriptor that is not in `descriptors`, and add it. Raises IndexError if a length is wrong."""
+        """Read a descriptor that is not in `descriptors`, and add it. Raises IndexError if a length is wrong.
+
+        `text` is a sequence of entries:
+
+            0A  length  │ 0A  length  key  12 │ length  value
+            at          │ the key field       │         value_at
+        """
         read = self._older.get(text)
         if read is None:
             path, values, value = self._root, [], b""
@@ -173,20 +180,20 @@ class _DomainPaths:
                 end = value_at + text[value_at - 1]
                 if text[at] != _ENTRY or text[at + 1] != end - at - 2:
                     raise _NotCovered
-                key = text[at + 2 : value_at - 1]
-                step = path.steps.get(key) or path.step(key)
+                key_field = text[at + 2 : value_at - 1]
+                step = path.steps.get(key_field) or path.step(key_field)
                 value = text[value_at:end]
                 path = step.select(value) if isinstance(step, _Level) else step
                 if path.has_open_value:
                     values.append(value)
-                if recorded_keys and key in recorded_keys:
-                    recorded.append(Entry(recorded_keys[key], value.decode()))
+                if recorded_keys and key_field in recorded_keys:
+                    recorded.append(Entry(recorded_keys[key_field], value.decode()))
                 at = end
             if at != size:
                 raise _NotCovered
-            part, tag = path.read(text, values)
+            shape_part, tag = path.read(text, values)
             subject = (path.limits_of, value.decode()) if path.limits_of is not None else None
-            read = construct(_ReadDescriptor, (part, tag, tuple(recorded), subject))
+            read = construct(_ReadDescriptor, (shape_part, tag, tuple(recorded), subject))
         if len(self.descriptors) >= MAX_DESCRIPTORS:
             self._older, self.descriptors = self.descriptors, {}
         self.descriptors[text] = read
@@ -227,14 +234,14 @@ class _Path:
         self.limits_of = None if rule is None else rule.limits_of
         if rule is not None and not (rule.limits_of is not None and TIER in dict(entries)):
             self._tag_format = rules.tags.tag_format(entries)
-        # By the bytes of a key: the path of every value, or the level that selects the path by the value.
+        # By key field: the path of every value, or the level that selects the path by the value.
         self.steps: dict[bytes, _Path | _Level] = {}
         self.has_open_value = bool(entries) and entries[-1][1] is None  # whether the last value is part of the tag
         self.is_varied = self._metrics_have_values or (rule is not None and rule.detailed_metric)
         self.rule_id = 0 if rule is None else id(rule)  # stable as long as the tree
 
     def read(self, text: bytes, values: list[bytes]) -> tuple[object, bytes]:
-        """Return the part of the shape, and the tag, of the descriptor of this text, which ends here.
+        """Return the shape part and the tag of the descriptor of this text, whose path ends here.
 
         Raises _NotCovered.
         """

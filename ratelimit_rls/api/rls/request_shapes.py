@@ -1,4 +1,4 @@
-"""Prepares requests by their shape, from what the first request of that shape was prepared to (compiled_reader.py)."""
+"""Prepares requests by reusing the prepared result of the first request of the same shape (compiled_reader.py)."""
 
 from __future__ import annotations
 
