@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ratelimit_rls.database.usage.archive import ArchiveStore, Checksum
     from ratelimit_rls.settings import Settings
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 MONTH_TIMEOUT_S = 4 * 3600.0
 """Timeout of archiving one month."""
@@ -150,7 +150,7 @@ async def retain(database: Database, settings: Settings, now_s: float, *, dry_ru
                     break
                 retained = await (archiver.plan(unit) if dry_run else archiver.retain(unit))
                 if retained is not None:
-                    log.info("month_archived", **retained._asdict(), dry_run=dry_run)
+                    _log.info("month_archived", **retained._asdict(), dry_run=dry_run)
                     done.append(retained)
     return done
 
