@@ -23,9 +23,10 @@ from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.database.bulk_upsert import BulkInsert, insert, slices
 from ratelimit_rls.database.usage.tables import HOUR, MINUTE, SECONDS, Cell, audit_logs, metric_id, metrics, rollups_due
 from ratelimit_rls.errors import DatabaseError
+from ratelimit_rls.telemetry.decision_records import DecisionRecord
 from ratelimit_rls.telemetry.histogram import percentiles_us, to_text
 from ratelimit_rls.telemetry.usage_counts import OTHER, UsageCounts, UsageKey
-from ratelimit_rls.telemetry.usage_recorder import MAX_ENTRIES, DecisionRecord, UsageRecorder
+from ratelimit_rls.telemetry.usage_recorder import MAX_ENTRIES, UsageRecorder
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
