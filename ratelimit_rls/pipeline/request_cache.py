@@ -111,7 +111,7 @@ class RequestCache(Generic[W]):
             self._budget.evict_over_budget(self)
 
     def put_if_repeated(self, message: bytes, cached: PreparedRequest[W]) -> None:
-        """Add a request if its message was put lately: for requests that are cheap to prepare again."""
+        """Add a request if its message was put recently: for requests that are cheap to prepare again."""
         digest = hash(message)
         number, mark = digest % _PUT_LATELY, digest >> 32 & 0xFF
         if self._put_lately[number] == mark:
