@@ -31,10 +31,10 @@ run        jitter_ms, groups (as sent; nil: none), and of all calls, by number:
 Calls of one kind, and those of one key, often have the same text as others before. Such texts are read once, and so are
 kinds.
 ]]
-local most_kept_bytes = 262144 -- of all texts, and a quarter of it for kinds; when full, all are read again
+local MAX_KEPT_BYTES = 262144 -- of all texts, and a quarter of it for kinds; when full, all are read again
 
--- Mean number of steps that use a key, up to which each of them charges it. Reading it once is cheaper beyond that.
-local most_charges = 16
+-- Mean number of steps that use a key, up to which each of them charges it. Beyond that, reading it once is cheaper.
+local MAX_CHARGES_PER_KEY = 16
 
 local runs_read, run_bytes = {}, 0
 local kinds_read, kind_bytes = {}, 0
@@ -91,7 +91,7 @@ local function read_kind(line)
   local kind = kinds_read[line]
   if not kind then
     kind_bytes = kind_bytes + #line
-    if kind_bytes > most_kept_bytes / 4 then
+    if kind_bytes > MAX_KEPT_BYTES / 4 then
       kinds_read, kind_bytes = {}, #line
     end
     kind = parse_kind(line)
@@ -100,7 +100,7 @@ local function read_kind(line)
   return kind
 end
 
--- Of the current run, by line.
+-- The kinds of the current run, by the number of their line.
 local kinds = {}
 
 -- Reads the lines before the calls, and returns the jitter, the number of kinds, and where the calls begin.
@@ -194,7 +194,7 @@ local function read_in_full(run, text, at, key_count)
     ends[call] = step
   end
   run.step_keys, run.calls = step_keys, call
-  run.plain = step <= most_charges * key_count and plain_calls or 0
+  run.plain = step <= MAX_CHARGES_PER_KEY * key_count and plain_calls or 0
   run.lone = nil
 end
 
@@ -202,7 +202,7 @@ local function new_run()
   return { step_specs = {}, ends = {}, options = {} }
 end
 
--- For texts that are not kept. Entries of other runs may remain.
+-- The run of a text that is not kept. Entries of earlier runs may remain in it.
 local scratch = new_run()
 
 local function read_run(text)
@@ -223,7 +223,7 @@ local function read_run(text)
   end
   if is_kept then
     run_bytes = run_bytes + #text
-    if run_bytes > most_kept_bytes then
+    if run_bytes > MAX_KEPT_BYTES then
       runs_read, run_bytes = {}, #text
     end
     runs_read[text] = run

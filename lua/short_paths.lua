@@ -45,11 +45,11 @@ local function undo_windows(run, keys)
   undo_charges(run, keys, 1)
 end
 
--- How many hits are left after a charge of a state that is not of the current window; negative if it must be undone.
+-- Returns the hits that are left after a charge of a state that is not of the current window; negative if it must be undone.
 local function begin_window(step, key, spec, before, result)
-  local is_ours = before > 0 and result < 9007199254740992
-  if before ~= 0 and not (is_ours and (spec.index - before) % 65536 <= MAX_AGE) then
-    return -1 -- the clock was set back, or it is not a state of ours
+  local is_known = before > 0 and result < 9007199254740992
+  if before ~= 0 and not (is_known and (spec.index - before) % 65536 <= MAX_AGE) then
+    return -1 -- the clock was set back, or the state has an unknown form
   end
   begun_count, begun_keys = begun_count + 1, begun_keys or {}
   begun[begun_count], begun_keys[key] = step, true

@@ -113,7 +113,7 @@ def _patterns(node: Node, entry: Entry, matched: Node | None) -> Iterator[Attemp
             outcome = AttemptOutcome.MATCHED
         elif pattern.matches(entry.value, address):
             outcome = AttemptOutcome.NOT_TRIED
-        yield Attempt(MatchKind[pattern.way.name], pattern.text, outcome, _position(child), child.overrode)
+        yield Attempt(MatchKind[pattern.kind.name], pattern.text, outcome, _position(child), child.overrode)
 
 
 def _exact(node: Node, entry: Entry, matched: Node | None) -> Attempt:

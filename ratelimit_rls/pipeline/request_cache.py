@@ -28,7 +28,7 @@ _VALIDITY_BYTES = 250  # with the entitlement it references
 _USAGE_ENTRY_BYTES = 350
 
 _RECENT_SLOTS = 2**18
-"""About how many other messages may come before a repeated one, for it to be cached (`put_if_repeated`). A byte each."""
+"""About how many other messages may come before a repeated one, for it to be cached (`put_if_repeated`)."""
 
 _EVICTION_RUN = 16
 """Adjacent entries evicted together. The hit rate is that of single evictions, unless only a few dozen entries fit."""

@@ -65,12 +65,12 @@ Shape = tuple[object, ...]
 
 
 class ReadRequest(NamedTuple):
-    """A request as far as its rules and values say what to count."""
+    """The part of a request that decides what is counted and recorded."""
 
     shape: Shape
     tags: list[bytes]  # of the counters of each descriptor; empty if it has no rule
     recorded: list[Entry]  # entries with the keys that are recorded
-    entitlements: list[Entitlement]  # that the shape depends on
+    entitlements: list[Entitlement]  # those that the shape depends on
 
 
 class DomainRules(NamedTuple):
@@ -107,7 +107,7 @@ class CompiledReader:
                 self._domains[start] = _DomainPaths(_Path(rules, rules.root, ()), recorded)
 
     def read(self, message: bytes) -> ReadRequest | None:
-        """Return what a request counts. Return None if it is not covered, or invalid."""
+        """Read a request. Return None if it is not covered, or invalid."""
         size = len(message)
         if not 2 < size <= self._max_bytes or not message.isascii():
             return None
@@ -236,7 +236,7 @@ class _Path:
             self._tag_format = rules.tags.tag_format(entries)
         # By key field: the path of every value, or the level that selects the path by the value.
         self.steps: dict[bytes, _Path | _Level] = {}
-        self.has_open_value = bool(entries) and entries[-1][1] is None  # whether the last value is part of the tag
+        self.has_open_value = bool(entries) and entries[-1][1] is None  # True if the last value is part of the tag
         self.is_varied = self._metrics_have_values or (rule is not None and rule.detailed_metric)
         self.rule_id = 0 if rule is None else id(rule)  # stable as long as the tree
 
@@ -279,7 +279,7 @@ class _Path:
         return step
 
     def child(self, node: Node, key: str, is_one_of_many: bool) -> _Path:
-        """Compile the path to a child. `is_one_of_many`: a wildcard or pattern selects it."""
+        """Compile the path to a child. `is_one_of_many`: a wildcard or pattern selects it, so its values vary."""
         value = node.value or None
         if is_one_of_many:
             value = (node.shared_value or node.key) if node.share_threshold else None

@@ -38,7 +38,7 @@ from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun, StartedRuns
 from ratelimit_rls.store.script_codec import EncodedPlan, PartResult, split_runs
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 REFRESH_INTERVAL_S = 10.0
 """Interval between refreshes of the slot map while all nodes are connected."""
@@ -108,7 +108,7 @@ class Cluster:
                 await self._refresh()
                 logged = False
             except StoreError as exc:
-                write = log.debug if logged else log.warning  # only the first error is worth a warning
+                write = _log.debug if logged else _log.warning  # only the first error is worth a warning
                 write("redis_cluster_slots_unavailable", error=str(exc))
                 logged = True
                 if isinstance(exc, StoreUnusable) and not self.connected:
@@ -294,7 +294,7 @@ class Cluster:
         try:
             return self._parse_redirect(slot, str(error))
         except StoreUnavailable as exc:
-            log.warning("redis_cluster_redirect_invalid", error=str(exc))
+            _log.warning("redis_cluster_redirect_invalid", error=str(exc))
             return None
 
     def _parse_redirect(self, slot: int, error: str) -> _Redirect | None:

@@ -37,8 +37,10 @@ def did_not_run(reply: Any) -> bool:
 
 
 def forbids_scripts(reply: Any) -> bool:
-    """Return True if this user or this server runs no scripts, or not all commands of ours: only an operator can change
-    that. A full memory and a slot that has moved are temporary."""
+    """Return True if this user or this server runs no scripts, or not all commands that the script needs.
+
+    Only an operator can change that. A full memory and a slot that has moved are temporary.
+    """
     return isinstance(reply, ReplyError) and bool(_FORBIDDEN.search(str(reply)) or str(reply).startswith(_NO_SCRIPTS))
 
 
