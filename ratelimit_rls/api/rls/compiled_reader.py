@@ -36,7 +36,11 @@ MAX_PATHS = 4096
 """Maximum paths that a level keeps for its children; beyond that, it compiles all of them again."""
 
 MAX_DESCRIPTORS = 8192
-"""Maximum descriptors of one generation. Each domain keeps two generations, together about 8 MiB."""
+"""Maximum descriptors of one generation, shared by all domains. Two generations are kept: about 5 MiB with descriptors
+as those of an edge, and at most 16 MiB."""
+
+MIN_DESCRIPTORS = 256
+"""A domain's part of `MAX_DESCRIPTORS`, even if there are many domains."""
 
 MAX_LENGTH = 127
 """Maximum length of a text, an entry or a descriptor: longer lengths take more than one byte."""
@@ -96,6 +100,7 @@ class CompiledReader:
 
         Without `entitlements`, subjects have no limits of their own.
         """
+        part = max(MIN_DESCRIPTORS, MAX_DESCRIPTORS // max(1, len(domains)))
         recorded = {bytes((_KEY, len(key))) + key.encode() + bytes((_VALUE,)): key for key in recorded_keys}
         self._max_bytes = max_bytes
         self._max_descriptors = max_descriptors
@@ -104,7 +109,7 @@ class CompiledReader:
         for name, rules in domains.items():
             if name.isascii() and 0 < len(name) <= MAX_LENGTH:
                 start = bytes((_DOMAIN, len(name))) + name.encode()
-                self._domains[start] = _DomainPaths(_Path(rules, rules.root, ()), recorded)
+                self._domains[start] = _DomainPaths(_Path(rules, rules.root, ()), recorded, part)
 
     def read(self, message: bytes) -> ReadRequest | None:
         """Read a request. Return None if it is not covered, or invalid."""
@@ -152,10 +157,11 @@ class CompiledReader:
 class _DomainPaths:
     """The paths of a domain's rules, and the descriptors that were read recently."""
 
-    __slots__ = ("_older", "_recorded_keys", "_root", "descriptors")
+    __slots__ = ("_max_descriptors", "_older", "_recorded_keys", "_root", "descriptors")
 
-    def __init__(self, root: _Path, recorded_keys: Mapping[bytes, str]) -> None:
-        """`recorded_keys`: by their key field."""
+    def __init__(self, root: _Path, recorded_keys: Mapping[bytes, str], max_descriptors: int) -> None:
+        """`recorded_keys`: by their key field. `max_descriptors`: of one generation."""
+        self._max_descriptors = max_descriptors
         self._root = root
         self._recorded_keys = recorded_keys
         # Two generations: when this one is full, the older one is dropped, with all that was not read meanwhile.
@@ -194,7 +200,7 @@ class _DomainPaths:
             shape_part, tag = path.read(text, values)
             subject = (path.limits_of, value.decode()) if path.limits_of is not None else None
             read = construct(_ReadDescriptor, (shape_part, tag, tuple(recorded), subject))
-        if len(self.descriptors) >= MAX_DESCRIPTORS:
+        if len(self.descriptors) >= self._max_descriptors:
             self._older, self.descriptors = self.descriptors, {}
         self.descriptors[text] = read
         return read
