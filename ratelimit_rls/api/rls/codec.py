@@ -65,7 +65,7 @@ class RlsCodec(Codec[ResponseTemplate]):
     def _make_reader(self) -> CompiledReader | None:
         """Return the reader for the rules in force, if it covers any requests."""
         loaded = self.limiter.rules
-        if loaded is None or not self._shapes_are_uniform or self._purpose is not Purpose.DECIDE:
+        if loaded is None or not self._shapes_are_uniform:
             return None
         planner = self.limiter.planner
         domains = {
