@@ -1,5 +1,5 @@
 --[[
-calls.lua — decides calls one after the other, each with all of its limits in one step.
+calls.lua — decides calls one after the other, each with all of its limits together.
 
 decide_calls(reply, first_call, replied)
   Decides the calls of the current run (states.lua) from `first_call` on, and appends their results to the reply, which has

@@ -1,5 +1,5 @@
 --[[
-decide.lua — decides a batch of calls, in order, each with all of its limits in one step.
+decide.lua — decides a batch of calls, in order, each with all of its limits atomically.
 
 decide(KEYS, ARGV) -> reply
 
