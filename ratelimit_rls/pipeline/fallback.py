@@ -159,9 +159,9 @@ class Fallback:
         )
 
     def _divide_descriptor(self, descriptor_plan: DescriptorPlan) -> DescriptorPlan:
-        return replace(descriptor_plan, steps=tuple(self._divide_op(step) for step in descriptor_plan.steps))
+        return replace(descriptor_plan, steps=tuple(self._divide_step(step) for step in descriptor_plan.steps))
 
-    def _divide_op(self, step: Step) -> Step:
+    def _divide_step(self, step: Step) -> Step:
         return replace(step, limit=self._divide_limit(step.limit))
 
     def _divide_limit(self, limit: Limit) -> Limit:

@@ -5,19 +5,30 @@
     path:   edge ──────────────────────────────► free ─────────────────────────► any value ● rule
     tag:    rl:{edge/plan=free/user=%b}                                          alice
 
-The bytes of a key name a step in the tree of rules: the children that an entry with this key can select, mostly a
-single one. So a descriptor is read along a path through the tree, and the values that no rule names are collected. At
-the end of the path, the tag of the descriptor's counters is a constant text with these values in it (`TagFormat`).
+Each descriptor is read along a path through the tree of rules. At each node, the bytes of a key select the children
+that an entry with this key can match, usually a single one. Values that no rule names are collected on the way. At the
+end of the path, the tag of the descriptor's counters is a constant text with these values in it (`TagFormat`).
 
 The rules at the ends of the paths, with the hits, are the shape of a request. Requests of one shape differ in their
 values only: they share the plan template and all that is derived from it. The meaning of a shape is learned from the
 first request that has it, which the general reader (decode.py, core/match.py, core/plan.py) prepares. The general
-reader also prepares what this one does not cover, and it rejects invalid requests. So it alone defines what a request
-means; tests compare both readers on random rules and bytes.
+reader also prepares requests that this reader does not cover, and it rejects invalid requests. So it alone defines what
+a request means; tests compare both readers on random rules and bytes.
 
-Not covered: texts that are not ASCII or longer than 127 bytes, empty values, limits or hits of a single descriptor,
-more than 16 hits, tags that must be shortened, keys that a wildcard matches, rules with `limits_of` where subjects
-have limits of their own, and domains whose entries carry credentials.
+Not covered, and where this is found out:
+
+    domains whose entries carry credentials      RlsCodec._make_reader leaves them out
+    texts that are not ASCII                     CompiledReader.read, for the whole message
+    texts, entries and descriptors over 127 bytes
+                                                 CompiledReader.read: their lengths have bytes that are not ASCII
+    more than 16 hits                            CompiledReader.read
+    callers that are blocked                     CompiledReader.read, by their entitlement
+    limits or hits of a single descriptor        _DomainPaths.read_descriptor: their fields are not entries
+    values that are left out because empty       _DomainPaths.read_descriptor: the lengths of their entry do not fit
+    keys that a wildcard matches                 _Path.step
+    tags that must be shortened                  TagFormat.of, called by _Path.shape_part_and_tag
+    tags with colons, if keys share a slot       TagEncoder.tag_format and TagFormat.of
+    a rule with `limits_of` and an entry `tier`  _Path.__init__: it has no tag format
 """
 
 from __future__ import annotations
@@ -69,12 +80,12 @@ Shape = tuple[object, ...]
 
 
 class ReadRequest(NamedTuple):
-    """The part of a request that decides what is counted and recorded."""
+    """The result for one request: all that decides what is counted and recorded."""
 
     shape: Shape
-    tags: list[bytes]  # of the counters of each descriptor; empty if it has no rule
-    recorded: list[Entry]  # entries with the keys that are recorded
-    entitlements: list[Entitlement]  # those that the shape depends on
+    tags: list[bytes]  # for each descriptor, the tag of its counters; b"" if it has no rule
+    recorded: list[Entry]  # the entries that are recorded
+    entitlements: list[Entitlement]  # the entitlements that the shape depends on
 
 
 class DomainRules(NamedTuple):
@@ -116,7 +127,7 @@ class CompiledReader:
         size = len(message)
         if not 2 < size <= self._max_bytes or not message.isascii():
             return None
-        # In a message of ASCII bytes every length is a single byte, since a longer one has a byte above 127.
+        # In a message of ASCII bytes every length is a single byte: longer ones begin with a byte above 127.
         at = 2 + message[1]
         domain = self._domains.get(message[:at])
         if domain is None:
@@ -131,7 +142,7 @@ class CompiledReader:
                 begin = at + 2
                 at = begin + message[at + 1]
                 text = message[begin:at]
-                shape_part, tag, entries, subject = known(text) or domain.read(text)
+                shape_part, tag, entries, subject = known(text) or domain.read_descriptor(text)
                 if subject is not None and self._entitlements is not None:
                     entitlement = self._entitlements.of(*subject, "")
                     if entitlement.block is not None:
@@ -160,15 +171,16 @@ class _DomainPaths:
     __slots__ = ("_max_descriptors", "_older", "_recorded_keys", "_root", "descriptors")
 
     def __init__(self, root: _Path, recorded_keys: Mapping[bytes, str], max_descriptors: int) -> None:
-        """`recorded_keys`: by their key field. `max_descriptors`: of one generation."""
+        """`recorded_keys` maps key fields to the keys whose entries are recorded. `max_descriptors`: of one generation."""
         self._max_descriptors = max_descriptors
         self._root = root
         self._recorded_keys = recorded_keys
-        # Two generations: when this one is full, the older one is dropped, with all that was not read meanwhile.
+        # Two generations: when `descriptors` is full, it becomes `_older`. A descriptor that is read again returns to
+        # `descriptors`; the others are dropped with their generation.
         self.descriptors: dict[bytes, _ReadDescriptor] = {}
         self._older: dict[bytes, _ReadDescriptor] = {}
 
-    def read(self, text: bytes) -> _ReadDescriptor:
+    def read_descriptor(self, text: bytes) -> _ReadDescriptor:
         """Read a descriptor that is not in `descriptors`, and add it. Raises IndexError if a length is wrong.
 
         `text` is a sequence of entries:
@@ -197,7 +209,7 @@ class _DomainPaths:
                 at = end
             if at != size:
                 raise _NotCovered
-            shape_part, tag = path.read(text, values)
+            shape_part, tag = path.shape_part_and_tag(text, values)
             subject = (path.limits_of, value.decode()) if path.limits_of is not None else None
             read = construct(_ReadDescriptor, (shape_part, tag, tuple(recorded), subject))
         if len(self.descriptors) >= self._max_descriptors:
@@ -221,9 +233,9 @@ class _Path:
         "_rules",
         "_tag_format",
         "has_open_value",
-        "is_varied",
         "limits_of",
         "rule_id",
+        "shape_has_text",
         "steps",
     )
 
@@ -233,20 +245,21 @@ class _Path:
         self._rules = rules
         self._node = node
         self._entries = entries
-        self._exact_keys: frozenset[str] | None = None  # of children with one value; None: not known yet
+        self._exact_keys: frozenset[str] | None = None  # keys of children with one value; None: not computed yet
         self._metrics_have_values = metrics_have_values or node.value_to_metric
         self._tag_format: TagFormat | None = None  # None: not covered
         rule = node.rule
         self.limits_of = None if rule is None else rule.limits_of
         if rule is not None and not (rule.limits_of is not None and TIER in dict(entries)):
             self._tag_format = rules.tags.tag_format(entries)
-        # By key field: the path of every value, or the level that selects the path by the value.
+        # By key field: the path that all values share, or the level that selects a path by the value.
         self.steps: dict[bytes, _Path | _Level] = {}
         self.has_open_value = bool(entries) and entries[-1][1] is None  # True if the last value is part of the tag
-        self.is_varied = self._metrics_have_values or (rule is not None and rule.detailed_metric)
-        self.rule_id = 0 if rule is None else id(rule)  # stable as long as the tree
+        # Metrics have values of the descriptor, so its shape part includes its text.
+        self.shape_has_text = self._metrics_have_values or (rule is not None and rule.detailed_metric)
+        self.rule_id = 0 if rule is None else id(rule)  # unique, because `_node` keeps the rule
 
-    def read(self, text: bytes, values: list[bytes]) -> tuple[object, bytes]:
+    def shape_part_and_tag(self, text: bytes, values: list[bytes]) -> tuple[object, bytes]:
         """Return the shape part and the tag of the descriptor of this text, whose path ends here.
 
         Raises _NotCovered.
@@ -258,13 +271,12 @@ class _Path:
         tag = tag_format.of(values) if tag_format is not None else None
         if tag is None:
             raise _NotCovered
-        return (rule_id, text) if self.is_varied else rule_id, tag
+        return (rule_id, text) if self.shape_has_text else rule_id, tag
 
     def step(self, key_field: bytes) -> _Path | _Level:
         """Compile the step of an entry with this key. Raises _NotCovered.
 
-        Steps are kept only for keys that the rules have: clients may send any number of others, which wildcards for
-        keys may match.
+        Steps are kept only for keys that the rules have, because clients may send any number of other keys.
         """
         if len(key_field) < 3 or key_field[0] != _KEY or key_field[-1] != _VALUE:
             raise _NotCovered
@@ -284,10 +296,10 @@ class _Path:
         self.steps[key_field] = step
         return step
 
-    def child(self, node: Node, key: str, is_one_of_many: bool) -> _Path:
-        """Compile the path to a child. `is_one_of_many`: a wildcard or pattern selects it, so its values vary."""
+    def child(self, node: Node, key: str, is_pattern: bool) -> _Path:
+        """Compile the path to a child. `is_pattern`: a wildcard or pattern selects it, so its values vary."""
         value = node.value or None
-        if is_one_of_many:
+        if is_pattern:
             value = (node.shared_value or node.key) if node.share_threshold else None
         return _Path(self._rules, node, (*self._entries, (key, value)), metrics_have_values=self._metrics_have_values)
 
@@ -302,25 +314,25 @@ class _Level:
         self._node = node
         self._key = key
         self._exact: dict[bytes, _Path] = {}  # by their value
-        self._others: dict[int, _Path] = {}  # by the id() of their node
+        self._others: dict[int, _Path] = {}  # of children that many values select, by the id() of their node
 
     def select(self, value: bytes) -> _Path:
         """Return the path of an entry with this value."""
         return self._exact.get(value) or self._find(value)
 
     def _find(self, value: bytes) -> _Path:
-        child, is_one_of_many = find_child(self._node, Entry(self._key, value.decode()))
+        child, is_pattern = find_child(self._node, Entry(self._key, value.decode()))
         if child is None:
             return _NO_MATCH
-        if child.value and not is_one_of_many:
+        if child.value and not is_pattern:
             if len(self._exact) == MAX_PATHS:
                 self._exact.clear()
-            path = self._exact[value] = self._parent.child(child, self._key, is_one_of_many)
+            path = self._exact[value] = self._parent.child(child, self._key, is_pattern)
             return path
-        path_of_many = self._others.get(id(child))
-        if path_of_many is None:
-            path_of_many = self._others[id(child)] = self._parent.child(child, self._key, is_one_of_many)
-        return path_of_many
+        shared_path = self._others.get(id(child))
+        if shared_path is None:
+            shared_path = self._others[id(child)] = self._parent.child(child, self._key, is_pattern)
+        return shared_path
 
 
 _NO_RULES = DomainRules(Node(""), tag_encoder(b"", "", ShardBy.DESCRIPTOR))
