@@ -171,7 +171,7 @@ class _DomainPaths:
     __slots__ = ("_max_descriptors", "_older", "_recorded_keys", "_root", "descriptors")
 
     def __init__(self, root: _Path, recorded_keys: Mapping[bytes, str], max_descriptors: int) -> None:
-        """`recorded_keys` maps key fields to the keys whose entries are recorded. `max_descriptors`: of one generation."""
+        """Create the paths below `root`. `recorded_keys` maps the key fields of recorded entries to their keys."""
         self._max_descriptors = max_descriptors
         self._root = root
         self._recorded_keys = recorded_keys
