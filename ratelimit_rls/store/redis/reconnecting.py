@@ -18,7 +18,7 @@ from ratelimit_rls.common.backoff import HALF, Backoff
 from ratelimit_rls.common.timers import wait_for_event
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable, StoreUnusable
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
-from ratelimit_rls.store.redis.reply_errors import indicates_fault
+from ratelimit_rls.store.redis.reply_errors import indicates_fault, needs_script
 from ratelimit_rls.telemetry.series import Durations
 
 _log = structlog.get_logger()
@@ -218,6 +218,8 @@ class ReconnectingConnection:
     def record_replies(self, connection: PipelinedConnection, replies: Sequence[Any]) -> None:
         """Count error replies in a row, and drop the connection after too many, or at the first READONLY."""
         for reply in replies:
+            if needs_script(reply):
+                continue  # the reply to the script tells
             if not indicates_fault(reply):
                 self._failures = 0
                 continue
