@@ -110,6 +110,8 @@ async def test_a_batch_on_one_key_is_one_script_one_read_and_one_write(redis_ser
     "plant",
     [
         *[("SET", text) for text in ("garbage", "nan", "1e400", "1.5", "-3", "5 1", "5 1 x", "v2:7")],
+        ("SET", "1786000000000000000"),  # in nanoseconds
+        ("SET", "1786000000000000000 5 0 1786000020000000000"),
         ("RPUSH", "garbage"),
         ("HSET", "field", "value"),
     ],
