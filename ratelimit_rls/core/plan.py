@@ -40,7 +40,7 @@ from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest
 
 MAX_DESCRIPTORS = 1024
-"""Maximum descriptors in one request. All limits of a request are decided in one atomic step, which must stay short."""
+"""Maximum descriptors in one request. Its limits in one slot are decided in one atomic step, which must stay short."""
 
 MAX_STATES = 1024
 """Maximum limits and watchers of one request.

@@ -1,9 +1,11 @@
 """Decisions without the store: what happens to a call that the store did not decide (`on_store_failure`).
 
-    error   it fails, and Envoy's own `failure_mode_deny` decides
-    allow   it passes
     deny    it is denied, with a wait of one second
+    error   it fails, and Envoy's own `failure_mode_deny` decides
     local   it is decided here, by this process's share of every limit
+    allow   it passes
+
+If the rules of a call differ, the first of these applies (core/plan.py).
 
 This is not a store: a call gets the same response whether its store failed or is late, and stores know no deadlines.
 """

@@ -341,7 +341,7 @@ class TestFunctions:
     async def test_denials_are_still_read_while_nothing_can_be_written(
         self, with_functions: RedisServer, setting: str, none: str
     ) -> None:
-        """Of any number of runs: that functions are not run then is no reason to drop the connection."""
+        """Rejected functions are no reason to drop the connection, however many runs there are."""
         exhausted = [call(long_step(f"k{number}", 1)) for number in range(300)]
         async with connected(at(with_functions)) as store:
             await spend(store, *exhausted)
