@@ -59,7 +59,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         "--readme", action="store_true", help="only what the table of README.md needs, which is printed; needs --peer"
     )
     parser.add_argument(
-        "--peer", type=Path, metavar="PATH", help="a binary of envoyproxy/ratelimit to measure beside ours"
+        "--peer", type=Path, metavar="PATH", help="a binary of envoyproxy/ratelimit to measure beside this service"
     )
     parser.add_argument(
         "--limitador", type=Path, metavar="PATH", help="a binary of limitador-server to compare with the embedded store"
@@ -169,8 +169,13 @@ def main() -> None:
         print(f"\n{NO_VALGRIND}")
     if envoy.binary() is None:
         print(f"\n{NO_ENVOY}")
-    told = [*verdicts(results), *report.latencies(bench.latencies), *report.starts(bench.starts), *resources.lines()]
-    print("\n" + "\n".join(told))
+    findings = [
+        *verdicts(results),
+        *report.latencies(bench.latencies),
+        *report.starts(bench.starts),
+        *resources.lines(),
+    ]
+    print("\n" + "\n".join(findings))
     traffic = [*readme.traffic_table(results)]
     if traffic:
         print("\n" + "\n".join(traffic))

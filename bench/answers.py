@@ -19,7 +19,7 @@ EXPORT_TIMEOUT_S = 10.0
 def check_samples(scenario: Scenario, samples: list[bytes]) -> None:
     """Check that sampled responses are OK for every descriptor, decoded with protobuf."""
     if not samples:
-        raise LoadError("no answer was kept to be looked at")
+        raise LoadError("no response was kept to be checked")
     if scenario.request_kind is RequestKind.CHECKS:
         for sample in samples:
             _check_authz_response(CheckResponse.FromString(sample))
@@ -38,7 +38,7 @@ def check_samples(scenario: Scenario, samples: list[bytes]) -> None:
         if answer.overall_code != RateLimitResponse.OK or codes != [RateLimitResponse.OK] * scenario.descriptors:
             raise LoadError(f"expected OK for {scenario.descriptors} descriptors, got:\n{answer}")
         if not all(status.HasField("current_limit") for status in answer.statuses):
-            raise LoadError(f"a descriptor met no limit, so nothing was decided:\n{answer}")
+            raise LoadError(f"no limit applies to a descriptor, so nothing was decided:\n{answer}")
 
 
 def check_exported(collector: str, calls: int) -> None:

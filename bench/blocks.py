@@ -49,8 +49,8 @@ class HeaderBlockReader:
                 self.known_ok.add(block)
         return ok
 
-    def last_words(self) -> str:
-        """The last block in readable form."""
+    def last_headers(self) -> str:
+        """Return the last block as text."""
         return ", ".join(f"{_text(name)}: {_text(value)}" for name, value in self._last if name != STATIC)
 
     def _decode(self, block: bytes) -> tuple[list[Header], bool]:

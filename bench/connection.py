@@ -23,7 +23,7 @@ GRPC_PREFIX_BYTES = 5
 FRAME_HEADER_BYTES = 9
 RECEIVE_BYTES = 262_144
 MAX_REQUEST_BYTES = 16_384  # one frame, within the initial stream window of every server
-ROOM_BYTES = 2**30  # window that is returned to the server whenever it has sent as much
+WINDOW_BYTES = 2**30  # window that is returned to the server whenever it has sent as much
 
 _HEADER = struct.Struct(">IBI")
 _STREAM_ID = struct.Struct(">I")
@@ -93,7 +93,7 @@ class Connection:
         self.reads = 0
         self.samples: list[bytes] = []  # messages of some responses, to be decoded with protobuf
         self.wants_samples = 0
-        self._watched_for_room = False
+        self._watches_writability = False
         self._blocks = HeaderBlockReader()
         self._rest = b""
         self._unsent = b""
@@ -114,18 +114,18 @@ class Connection:
         if self._max_streams < in_flight:
             raise LoadError(f"the server takes {self._max_streams} calls on a connection, fewer than {in_flight}")
         for _ in range(2):
-            self.ask(1, calls)
+            self.send_calls(1, calls)
             while self.answered < self.sent:
                 self.receive()
         self.socket.setblocking(False)
 
-    def ask(self, count: int, calls: Iterator[bytes]) -> int:
+    def send_calls(self, count: int, calls: Iterator[bytes]) -> int:
         """Send up to `count` calls, as many as the server's window allows; return their number."""
         out = bytearray()
         heads, put, id_offset = self._heads, _STREAM_ID.pack_into, wire.STREAM_ID_OFFSET
-        stream_id, room, asked = self._stream_id, self._may_send_bytes, 0
-        while asked < count:
-            if room < MAX_REQUEST_BYTES:
+        stream_id, window_bytes, sent = self._stream_id, self._may_send_bytes, 0
+        while sent < count:
+            if window_bytes < MAX_REQUEST_BYTES:
                 break
             data, head = next(calls), next(heads)
             at, head_bytes = len(out), len(head)
@@ -134,13 +134,13 @@ class Connection:
             put(out, at + id_offset, stream_id)
             if head_bytes:
                 put(out, at + head_bytes + id_offset, stream_id)
-                room -= len(data) - FRAME_HEADER_BYTES  # flow control applies to DATA only
+                window_bytes -= len(data) - FRAME_HEADER_BYTES  # flow control applies to DATA only
             stream_id += 2
-            asked += 1
-        self._stream_id, self._may_send_bytes = stream_id, room
-        self.sent += asked
+            sent += 1
+        self._stream_id, self._may_send_bytes = stream_id, window_bytes
+        self.sent += sent
         self._send(bytes(out))
-        return asked
+        return sent
 
     def receive(self) -> int:
         """Receive data; return the number of finished calls."""
@@ -155,7 +155,7 @@ class Connection:
         finished = self._take(buffer)
         self.answered += finished
         self._received_bytes += len(chunk)
-        if self._received_bytes > ROOM_BYTES:
+        if self._received_bytes > WINDOW_BYTES:
             self._send(wire.window_update(self._received_bytes))
             self._received_bytes = 0
         return finished
@@ -166,13 +166,13 @@ class Connection:
 
     @property
     def blocked(self) -> bool:
-        """True if the socket buffer is full; the next `ask` sends the rest."""
+        """True if the socket buffer is full; the next `send_calls` sends the rest."""
         return bool(self._unsent)
 
-    def watch_for_room(self, poll: select.epoll) -> None:
+    def watch_writability(self, poll: select.epoll) -> None:
         """Register for writability while data is waiting to be sent."""
-        if self.blocked != self._watched_for_room:
-            self._watched_for_room = self.blocked
+        if self.blocked != self._watches_writability:
+            self._watches_writability = self.blocked
             poll.modify(self.socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.blocked else 0))
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Connection:
 
     def _trailers(self, flags: int, block: bytes) -> None:
         if not self._read(flags, block):
-            raise LoadError(f"a call failed: {self._blocks.last_words()}")
+            raise LoadError(f"a call failed: {self._blocks.last_headers()}")
 
     def _read(self, flags: int, block: bytes) -> bool:
         if not flags & wire.END_HEADERS or flags & (wire.PADDED | wire.PRIORITY):

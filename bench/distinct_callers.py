@@ -105,7 +105,7 @@ def distinct_calls(first: int = 0, seed: int = 1) -> Iterator[bytes]:
 def measure(
     directory: Path, callers: int, seconds: float, intervals: int, progress: Callable[[str], None]
 ) -> CallersMeasurement:
-    """Start a service and a Redis, and make one call of each caller. `progress` is told each interval."""
+    """Start a service and a Redis, and make one call of each caller. `progress` receives each interval."""
     servers = Servers(directory, SERVICE_CORE, LOAD_CORE)
     os.sched_setaffinity(0, {LOAD_CORE})
     try:

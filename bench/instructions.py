@@ -77,7 +77,7 @@ TRAFFIC = {
 def exchange(connection: Connection, in_flight: int, rounds: int, requests: Iterator[bytes]) -> None:
     """Send `in_flight` calls and wait for all responses, `rounds` times."""
     for _ in range(rounds):
-        connection.ask(in_flight, requests)
+        connection.send_calls(in_flight, requests)
         while connection.answered < connection.sent:
             select.select([connection.socket], [], [])
             connection.receive()

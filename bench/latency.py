@@ -57,18 +57,18 @@ class TimedConnection(Connection):
         super().__init__(target)
 
     @property
-    def has_room(self) -> bool:
+    def can_send(self) -> bool:
         """True if a call can be sent now and the server accepts it."""
         return not self.blocked and self.in_flight < self._max_streams and self._may_send_bytes >= MAX_REQUEST_BYTES
 
-    def ask(self, count: int, calls: Iterator[bytes], due: float | None = None) -> int:
+    def send_calls(self, count: int, calls: Iterator[bytes], due: float | None = None) -> int:
         """Send calls that are due at the same time; by default now."""
         first = self._stream_id
         due = time.perf_counter() if due is None else due
-        requested = super().ask(count, calls)
+        sent = super().send_calls(count, calls)
         for stream_id in range(first, self._stream_id, 2):
             self._due[stream_id] = due
-        return requested
+        return sent
 
     def _take(self, buffer: bytes) -> int:
         now = time.perf_counter()

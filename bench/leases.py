@@ -40,11 +40,11 @@ async def measure(server: RedisServer, algorithm: Algorithm) -> float:
         RedisServers("single", (RedisAddress("127.0.0.1", server.port),)), None, RedisOptions(timeout_s=10)
     )
     await store.start()
-    ask = store.prepare(plan(algorithm)).take_up_to(5)
+    prepared = store.prepare(plan(algorithm)).take_up_to(5)
     runs = 0
     begun_s, before_s = time.monotonic(), cpu_s(server)
     while time.monotonic() - begun_s < SECONDS:
-        await asyncio.gather(*(store.spend([ask]) for _ in range(AT_ONCE)))
+        await asyncio.gather(*(store.spend([prepared]) for _ in range(AT_ONCE)))
         runs += AT_ONCE
     spent_s = cpu_s(server) - before_s
     await store.close()

@@ -112,8 +112,8 @@ class Load:
             self._top_up(connection)
 
     def _top_up(self, connection: Connection) -> None:
-        self._sent += connection.ask(self._each - connection.in_flight, self._calls)
-        connection.watch_for_room(self._poll)
+        self._sent += connection.send_calls(self._each - connection.in_flight, self._calls)
+        connection.watch_writability(self._poll)
 
     def _reads(self) -> int:
         return sum(connection.reads for connection in self._connections.values())

@@ -235,7 +235,7 @@ class Bench:
             calls.build(round(per_s * (SETTLE_S + self._plan.seconds)))
 
     def _fill_logs(self, scenario: Scenario) -> int:
-        redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
+        redis, hits = self._fleet.redis(scenario), scenario.rules.hits_before
         return logs.fill(redis.url, self._log_keys(scenario), hits) if redis and hits else 0
 
     def _log_keys(self, scenario: Scenario) -> list[bytes]:
@@ -248,7 +248,7 @@ class Bench:
         if scenario.route is ClientRoute.ENVOY:
             assert running.envoy is not None
             answers.check_allowed(running.envoy.admin_port, self._call_counts[scenario])
-        redis, hits = self._fleet.redis(scenario), scenario.rules.hits_held
+        redis, hits = self._fleet.redis(scenario), scenario.rules.hits_before
         if redis and hits:
             logs.check(redis.url, self._log_keys(scenario), hits)
         if running.collector is not None:

@@ -99,28 +99,28 @@ class PacedLoad:
     def _send(self, start: float, per_s: float, calls: int) -> int:
         """Send every call when it is due and can be sent; return how many were late although they could be sent."""
         sent = late = 0
-        no_room_until = start
+        blocked_until = start
         while sent < calls:
             # Calls that become due meanwhile wait for the next iteration: responses are received in between.
             now = time.perf_counter()
             while sent < calls and (due := start + sent / per_s) <= now:
-                connection = self._with_room()
+                connection = self._sendable()
                 if connection is None:
                     self._turn()
-                    no_room_until = time.perf_counter()
+                    blocked_until = time.perf_counter()
                     break
-                connection.ask(1, self._calls, due)
-                connection.watch_for_room(self._poll)
-                late += time.perf_counter() - max(due, no_room_until) > LATE_S
+                connection.send_calls(1, self._calls, due)
+                connection.watch_writability(self._poll)
+                late += time.perf_counter() - max(due, blocked_until) > LATE_S
                 sent += 1
             else:
                 self._turn(until=start + sent / per_s)
         return late
 
-    def _with_room(self) -> TimedConnection | None:
+    def _sendable(self) -> TimedConnection | None:
         for _ in self._connections:
             connection = next(self._next)
-            if connection.has_room:
+            if connection.can_send:
                 return connection
         return None
 
@@ -136,8 +136,8 @@ class PacedLoad:
             connection = self._connections[fd]
             answered += connection.receive()
             if connection.blocked:
-                connection.ask(0, self._calls)
-            connection.watch_for_room(self._poll)
+                connection.send_calls(0, self._calls)
+            connection.watch_writability(self._poll)
         now = time.perf_counter()
         if answered or (until is not None and not self._in_flight()):
             self._quiet_since = now

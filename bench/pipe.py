@@ -1,4 +1,4 @@
-"""Copies bytes between decrypted connections and a server's Unix socket, for servers without TLS of ours.
+"""Copies bytes between decrypted connections and a server's Unix socket, for servers without the TLS of this project.
 
 Each side is read only as fast as the other can be written.
 """

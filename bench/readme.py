@@ -97,12 +97,12 @@ def traffic_table(results: Results) -> Iterator[str]:
 
 
 def _versus_reference(results: Results, scenario: Scenario) -> str:
-    """Return ours ÷ theirs within rounds, on Redis and embedded."""
-    theirs = results.get(of_peer(scenario))
-    if theirs is None:
+    """Return the cost of a call ÷ that of the reference, within rounds, on Redis and embedded."""
+    reference = results.get(of_peer(scenario))
+    if reference is None:
         return NOT_MEASURED
-    ours = [results.get(one) for one in (scenario, embedded(scenario))]
-    return " / ".join(NOT_MEASURED if one is None else spread(ratios(one, theirs), ".2f") for one in ours)
+    own = [results.get(one) for one in (scenario, embedded(scenario))]
+    return " / ".join(NOT_MEASURED if one is None else spread(ratios(one, reference), ".2f") for one in own)
 
 
 def _percentile_ms(name: str) -> Callable[[Measurement], float]:

@@ -55,8 +55,8 @@ def _row(scenario: Scenario, rounds: Sequence[Measurement], echo: Sequence[Measu
     )
 
 
-def _shares(ours: Iterable[float], others: Iterable[float]) -> str:
-    return f"{median(ours):.0%} + {median(others):.0%}"
+def _shares(own: Iterable[float], others: Iterable[float]) -> str:
+    return f"{median(own):.0%} + {median(others):.0%}"
 
 
 def reading(results: Results) -> str:
@@ -91,13 +91,12 @@ def latencies(of: Mapping[Scenario, Latencies]) -> list[str]:
         f" {one.late_share:.1%} of the calls were sent late by the load itself"
         for scenario, one in of.items()
     ]
-    for ours, one in of.items():
-        theirs = of.get(of_peer(ours))
-        if ours.server is Server.REDIS and theirs is not None:
-            reference = theirs.percentiles_us
-            pairs = {name: us / reference[name] for name, us in one.percentiles_us.items()}
+    for scenario, one in of.items():
+        reference = of.get(of_peer(scenario))
+        if scenario.server is Server.REDIS and reference is not None:
+            pairs = {name: us / reference.percentiles_us[name] for name, us in one.percentiles_us.items()}
             judged = ", ".join(f"{name} {ratio:.2f} {_judged(ratio, 1)}" for name, ratio in pairs.items())
-            result.append(f"{ours.name}: our latencies ÷ the reference's: {judged}")
+            result.append(f"{scenario.name}: our latencies ÷ the reference's: {judged}")
     return result
 
 
@@ -114,8 +113,8 @@ def starts(of: Mapping[Scenario, Start]) -> list[str]:
 def _start(scenario: Scenario, took_s: float, mib: float) -> str:
     has_many = scenario.rules.others > FEW_RULES
     max_s, max_mib = (MAX_LOAD_S, None) if has_many else (MAX_START_S, MAX_IDLE_MIB)
-    held = f"{mib:.0f} MiB" + ("" if max_mib is None else f" {_judged(mib, max_mib)}")
-    return f"{scenario.name}: served {took_s:.2f} s after exec {_judged(took_s, max_s, ' s')}, with {held}"
+    memory = f"{mib:.0f} MiB" + ("" if max_mib is None else f" {_judged(mib, max_mib)}")
+    return f"{scenario.name}: served {took_s:.2f} s after exec {_judged(took_s, max_s, ' s')}, with {memory}"
 
 
 def write_json(path: Path, plan: Plan, results: Results, bench: Bench, resources: Resources) -> None:

@@ -85,7 +85,7 @@ class Scenario:
     @property
     def first_caller(self) -> int:
         """Return the first caller; prefilled logs have their own callers."""
-        return MANY_KEYS if self.rules.hits_held else 0
+        return MANY_KEYS if self.rules.hits_before else 0
 
     @property
     def echoes(self) -> bool:
@@ -149,12 +149,12 @@ ALGORITHMS = [
     for algorithm in ("sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra")
 ]
 FEW_KEYS = 4_000
-ROOM_IN_LOGS = 100
+LOG_HEADROOM = 100
 """Headroom of the limit for the calls of a measurement, so that all are admitted."""
 
 FEW_FIXED_WINDOWS = Scenario(Server.REDIS, 1, keys=FEW_KEYS, rules=RuleSet(charge="admitted"))
 LONG_LOGS = [
-    replace(FEW_FIXED_WINDOWS, rules=RuleSet("sliding_log", "admitted", hits + ROOM_IN_LOGS, hits_held=hits))
+    replace(FEW_FIXED_WINDOWS, rules=RuleSet("sliding_log", "admitted", hits + LOG_HEADROOM, hits_before=hits))
     for hits in (10, 100, 1_000)
 ]
 ALL_DENIED = replace(REDIS_2, keys=8_000, rules=RuleSet(charge="admitted", limit=1))

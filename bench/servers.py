@@ -157,7 +157,7 @@ class Servers:
 
     def peer(self, name: str, binary: Path, rules: Path, redis: str, more: Mapping[str, str]) -> Started:
         """Start envoyproxy/ratelimit with the same variables, rules and Redis."""
-        # Otherwise it logs its counters as JSON; ours are kept in either case.
+        # Otherwise it logs its counters as JSON. The service has no such log, and keeps its counters in either case.
         return self._rate_limiter(name, [str(binary)], rules, redis, {"DISABLE_STATS": "true", **more})
 
     def limitador(self, name: str, binary: Path, limits: Path) -> StartedLimitador:
@@ -242,8 +242,8 @@ def redis_binary() -> str:
 
 def redis_version() -> str:
     """Return the version of the Redis that is measured."""
-    said = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
-    program, *words = said.split()
+    output = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
+    program, *words = output.split()
     return " ".join([program, *(word.removeprefix("v=") for word in words if word.startswith("v="))])
 
 

@@ -61,8 +61,8 @@ VERSUS: dict[tuple[int, bool], Goals] = {
     (5, False): (1.8, 0.5, 0.85),
     **{(descriptors, True): (2.5, 0.35, 0.2) for descriptors in DESCRIPTORS},
 }
-"""Targets for ours ÷ theirs by number of descriptors and hot key: minimum calls per second, maximum CPU of the service
-and of Redis."""
+"""Targets for this service ÷ the reference, by number of descriptors and hot key: minimum calls per second, maximum CPU
+of the service and of Redis."""
 
 UNCACHED_VERSUS: dict[Scenario, Goals] = dict.fromkeys((*COLD, MIXED, EDGE), (None, 0.25, None))
 """The same targets for requests as users send them."""
@@ -124,9 +124,9 @@ def targets() -> Iterator[Target]:
     yield Target("edge, embedded ÷ the reference", embedded(EDGE), of_peer(EDGE), 0.22)
     yield Target("edge, a new traceparent for each call ÷ none", TRACED, EDGE, None)
     yield Target("everything on ÷ everything off, edge", with_everything(EDGE), EDGE, 1.15)
-    for theirs in LIMITADOR:
-        ours = embedded(theirs)
-        yield Target(f"{ours.name} ÷ {theirs.name}", ours, theirs, 0.9)
+    for limitador in LIMITADOR:
+        own = embedded(limitador)
+        yield Target(f"{own.name} ÷ {limitador.name}", own, limitador, 0.9)
     yield Target("100,000 rules ÷ 10", MANY_RULES[-1], MANY_RULES[0], 1.1)
     yield Target("two workers ÷ one", TWO_WORKERS, ONE_WORKER, 1.15)
     for one in ALGORITHMS:
@@ -155,16 +155,16 @@ def verdicts(results: Results) -> list[str]:
     for scenario in FLEET_WINDOWS:
         lines += _window(results, scenario)
     peers = [*map(of_peer, SINGLE_REDIS)], [*map(of_peer, CLUSTER)]
-    ours = [(clusters, SINGLE_REDIS) for clusters in (CLUSTER, CLUSTER_BY_DOMAIN, CLUSTER_BY_TENANT)]
-    for clusters, singles in (*ours, (peers[1], peers[0])):
+    own = [(clusters, SINGLE_REDIS) for clusters in (CLUSTER, CLUSTER_BY_DOMAIN, CLUSTER_BY_TENANT)]
+    for clusters, singles in (*own, (peers[1], peers[0])):
         for one, single in zip(clusters, singles, strict=True):
             lines += _cluster(results, one, single)
-    for theirs in results:
-        if theirs.server is Server.PEER:
-            same = replace(theirs, server=Server.REDIS)
-            lines += _versus(results, same, theirs)
+    for peer in results:
+        if peer.server is Server.PEER:
+            same = replace(peer, server=Server.REDIS)
+            lines += _versus(results, same, peer)
             for rules in (SHARED_BY_DOMAIN, SHARED_BY_TENANT):
-                lines += _versus(results, replace(same, rules=rules), theirs)
+                lines += _versus(results, replace(same, rules=rules), peer)
     return lines
 
 
@@ -180,7 +180,7 @@ def _verdict(results: Results, target: Target) -> list[str]:
 
 def _long_logs(results: Results) -> list[str]:
     """Report how the cost of a sliding log grows with its number of hits."""
-    told = []
+    lines = []
     shortest, *_ = LONG_LOGS
     for one in LONG_LOGS:
         if one not in results or shortest not in results or FEW_FIXED_WINDOWS not in results:
@@ -189,11 +189,11 @@ def _long_logs(results: Results) -> list[str]:
             spread(ratios(results[one], results[other], redis_us), ".2f") for other in (FEW_FIXED_WINDOWS, shortest)
         )
         log_bytes = median(measured.log_bytes for measured in results[one])
-        told.append(
-            f"sliding_log, {one.rules.hits_held:,} hits in each: Redis ÷ fixed_window's {over_fixed},"
-            f" ÷ that of {shortest.rules.hits_held} hits {over_shortest}; {log_bytes:,.0f} bytes a key"
+        lines.append(
+            f"sliding_log, {one.rules.hits_before:,} hits in each: Redis ÷ fixed_window's {over_fixed},"
+            f" ÷ that of {shortest.rules.hits_before} hits {over_shortest}; {log_bytes:,.0f} bytes a key"
         )
-    return told
+    return lines
 
 
 def _two_limits(results: Results) -> list[str]:
@@ -234,12 +234,12 @@ def _window(results: Results, scenario: Scenario) -> list[str]:
     without = replace(scenario, window_us=0)
     if scenario not in results or without not in results:
         return []
-    told = [
+    parts = [
         f"{name} {spread(ratios(results[scenario], results[without], cost), '.2f')}"
         for name, cost in (("Redis µs", redis_us), ("service µs", service_us), ("calls/s", calls_per_s))
     ]
-    told += _latency_ratios(results[scenario], results[without])
-    return [f"{scenario.name} ÷ {without.name}: {', '.join(told)}"]
+    parts += _latency_ratios(results[scenario], results[without])
+    return [f"{scenario.name} ÷ {without.name}: {', '.join(parts)}"]
 
 
 def _latency_ratios(
@@ -252,12 +252,12 @@ def _latency_ratios(
         if one.latencies is not None and other.latencies is not None
     ]
     names = pairs[0][0] if pairs else ()
-    told = []
+    parts = []
     for name in names:
         measured = [one[name] / other[name] for one, other in pairs]
         target = _compare(median(measured), 1 if name in at_most_1 else None, is_least=False)
-        told.append(f"{name} {spread(measured, '.2f')}{target}")
-    return told
+        parts.append(f"{name} {spread(measured, '.2f')}{target}")
+    return parts
 
 
 def _cluster(results: Results, cluster: Scenario, single: Scenario) -> list[str]:
@@ -265,7 +265,7 @@ def _cluster(results: Results, cluster: Scenario, single: Scenario) -> list[str]
     if cluster not in results or single not in results:
         return []
     rounds, single_rounds = results[cluster], results[single]
-    told = (
+    compared = (
         ("calls/s", ratios(rounds, single_rounds, calls_per_s), None),
         ("service µs", ratios(rounds, single_rounds), MAX_CLUSTER_SERVICE),
         ("Redis µs, all masters", ratios(rounds, single_rounds, redis_us), MAX_CLUSTER_REDIS),
@@ -279,7 +279,7 @@ def _cluster(results: Results, cluster: Scenario, single: Scenario) -> list[str]
     parts = [
         f"{name} {spread(measured, '.2f')}"
         + _compare(median(measured), goal if is_spread else None, is_least=goal == MIN_CLUSTER_THROUGHPUT)
-        for name, measured, goal in told
+        for name, measured, goal in compared
     ]
     busiest = spread((one.busiest_redis_us for one in rounds), ".1f")
     return [f"{cluster.name} ÷ {single.name}: {', '.join(parts)}; the busiest master {busiest} µs"]
@@ -289,10 +289,10 @@ def _filter(results: Results) -> list[str]:
     """Report the cost of a request through Envoy with and without the rate limit filter."""
     if ENVOY_ALONE not in results or THROUGH_ENVOY not in results:
         return []
-    asking, alone = results[THROUGH_ENVOY], results[ENVOY_ALONE]
-    added = spread((one.envoy_us - other.envoy_us for one, other in zip(asking, alone, strict=True)), ".1f")
-    total_us = spread((one.envoy_us + one.service_us + one.redis_us for one in asking), ".1f")
-    own, per_s = (spread(ratios(asking, alone, cost), ".2f") for cost in (envoy_us, calls_per_s))
+    filtered, alone = results[THROUGH_ENVOY], results[ENVOY_ALONE]
+    added = spread((one.envoy_us - other.envoy_us for one, other in zip(filtered, alone, strict=True)), ".1f")
+    total_us = spread((one.envoy_us + one.service_us + one.redis_us for one in filtered), ".1f")
+    own, per_s = (spread(ratios(filtered, alone, cost), ".2f") for cost in (envoy_us, calls_per_s))
     return [
         f"Envoy with the rate limit filter ÷ without: its own CPU {own}, {added} µs more; requests/s {per_s}",
         f"  a request takes {total_us} µs of Envoy, service and Redis together",
@@ -301,8 +301,8 @@ def _filter(results: Results) -> list[str]:
 
 def _redis_commands(results: Results, scenario: Scenario) -> list[str]:
     """Report the Redis commands per call. An FCALL or EVALSHA is a round trip; commands of its script are not."""
-    told = ", ".join(f"{name} {often:.3f}" for name, often in _per_call(results.get(scenario, ())).items())
-    return [f"Redis commands a call, {scenario.name}: {told}"] if told else []
+    commands = ", ".join(f"{name} {often:.3f}" for name, often in _per_call(results.get(scenario, ())).items())
+    return [f"Redis commands a call, {scenario.name}: {commands}"] if commands else []
 
 
 def _per_call(measured: Sequence[Measurement]) -> dict[str, float]:
@@ -316,38 +316,38 @@ def _commands(label: str, results: Results, over: Scenario, under: Scenario) -> 
     if over not in results or under not in results:
         return []
     without, with_records = _per_call(results[under]), _per_call(results[over])
-    told = [
+    commands = [
         f"{name} {without.get(name, 0.0):.3f} → {with_records.get(name, 0.0):.3f}"
         for name in sorted({*without, *with_records})
     ]
-    return [f"  Redis commands a call, {label}, without → with: {', '.join(told)}"]
+    return [f"  Redis commands a call, {label}, without → with: {', '.join(commands)}"]
 
 
-def _versus(results: Results, ours: Scenario, theirs: Scenario) -> list[str]:
-    if ours not in results:
+def _versus(results: Results, own: Scenario, reference: Scenario) -> list[str]:
+    if own not in results:
         return []
-    told = (
-        ("calls/s", ratios(results[ours], results[theirs], calls_per_s)),
-        ("service µs", ratios(results[ours], results[theirs])),
-        ("Redis µs", ratios(results[ours], results[theirs], redis_us)),
+    compared = (
+        ("calls/s", ratios(results[own], results[reference], calls_per_s)),
+        ("service µs", ratios(results[own], results[reference])),
+        ("Redis µs", ratios(results[own], results[reference], redis_us)),
     )
-    is_plain = ours == Scenario(Server.REDIS, ours.descriptors, ours.keys) and ours.keys in (1, MANY_KEYS)
-    goals = UNCACHED_VERSUS.get(ours, (None, None, None))
+    is_plain = own == Scenario(Server.REDIS, own.descriptors, own.keys) and own.keys in (1, MANY_KEYS)
+    goals = UNCACHED_VERSUS.get(own, (None, None, None))
     if is_plain:
-        goals = VERSUS[ours.descriptors, ours.keys == 1]
+        goals = VERSUS[own.descriptors, own.keys == 1]
     parts = [
         f"{label} {spread(measured, '.2f')}" + _compare(median(measured), goal, is_least=label == "calls/s")
-        for (label, measured), goal in zip(told, goals, strict=True)
+        for (label, measured), goal in zip(compared, goals, strict=True)
     ]
-    lines = [f"{ours.name} ÷ {theirs.name}: {', '.join(parts)}"]
-    latencies = _latency_ratios(results[ours], results[theirs], LATENCIES_VERSUS.get(ours, ()))
+    lines = [f"{own.name} ÷ {reference.name}: {', '.join(parts)}"]
+    latencies = _latency_ratios(results[own], results[reference], LATENCIES_VERSUS.get(own, ()))
     if latencies:
-        lines.append(f"  latencies, {'open' if ours.per_s else 'closed'} loop: {', '.join(latencies)}")
+        lines.append(f"  latencies, {'open' if own.per_s else 'closed'} loop: {', '.join(latencies)}")
     return lines
 
 
 def _compare(measured: float, goal: float | None, *, is_least: bool) -> str:
     if goal is None:
         return ""
-    is_met = measured >= goal if is_least else measured <= goal
-    return f" (at {'least' if is_least else 'most'} {goal:g}: {'met' if is_met else 'MISSED'})"
+    is_reached = measured >= goal if is_least else measured <= goal
+    return f" (at {'least' if is_least else 'most'} {goal:g}: {'met' if is_reached else 'MISSED'})"

@@ -106,7 +106,7 @@ def indexed_literal(name: str, value: str) -> bytes:
 
 def _string(text: str) -> bytes:
     raw = text.encode()
-    assert len(raw) < 127, "longer strings need HPACK's multi-byte lengths, which no header of ours has"
+    assert len(raw) < 127, "longer strings need HPACK's multi-byte lengths, which no header of the bench has"
     return bytes([len(raw)]) + raw
 
 

@@ -46,7 +46,7 @@ class RuleSet:
     charge: str = ""  # `charge` of the rules; empty: the default, which includes denied calls
     limit: int = PLENTY  # calls per hour of every limit
     others: int = 0  # additional rules that do not match
-    hits_held: int = 0  # hits in every sliding log before it is measured
+    hits_before: int = 0  # hits in every sliding log before it is measured
     lease: str = ""  # duration of leases
     daily: bool = False  # BUCKET_AND_DAY instead
     shard_by: str = ""  # what shares a slot on a cluster: `domain`, or the key of an entry; empty: a descriptor
@@ -56,7 +56,7 @@ class RuleSet:
         """Differences from the default; part of the scenario's name."""
         parts = [self.algorithm, self.charge, "leased" if self.lease else "", "denied" if self.limit == 1 else ""]
         parts += ["and-day" if self.daily else "", f"by-{self.shard_by}" if self.shard_by else ""]
-        parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_held}-hits" if self.hits_held else ""]
+        parts += [f"{self.others}-rules" if self.others else "", f"{self.hits_before}-hits" if self.hits_before else ""]
         return "-".join(part for part in parts if part)
 
 

@@ -1,9 +1,10 @@
 --[[
-calls.lua — decides calls one after the other, each with all of its limits in one step.
+calls.lua — decides calls one after the other, each with all of its limits together.
 
 decide_calls(reply, first_call, replied)
-  Decides the calls of the current run (states.lua) from this one on, and appends to the reply, which has `replied` values.
-  It writes nothing, so it can be called again. Returns whether decide_plain_steps has decided all of them.
+  Decides the calls of the current run (states.lua) from `first_call` on, and appends their results to the reply, which has
+  `replied` values so far. It writes nothing to Redis, so it can be called again. Returns whether decide_plain_steps has
+  decided all of these calls.
 
 A call is decided in up to three passes over its steps: `decide_call` spends each of its limits; if the call is denied,
 `charge_denied` repeats it from the state before, without the charges that only admitted calls make; then its watchers
@@ -63,8 +64,8 @@ local function charge_denied(reply, verdict_at, first, last)
   end
 end
 
--- Decides a call as decide_call does, if it passes and has only limits that are fixed windows with a state of the current
--- window; nearly every call does. Returns whether it has decided; if not, nothing is charged.
+-- Decides a call as decide_call does, but faster, if all of its limits are plain, have states of the current window, and
+-- allow. Returns whether it has decided; if not, nothing is charged.
 local function decide_plain_steps(reply, replied, first, last)
   local step_keys, step_specs, reply_at = run.step_keys, run.step_specs, replied + 1
   for step = first, last do

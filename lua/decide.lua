@@ -1,17 +1,19 @@
 --[[
-decide.lua — decides a batch of calls, in order, each with all of its limits in one step.
+decide.lua — decides a batch of calls, in order, each with all of its limits atomically.
 
 decide(KEYS, ARGV) -> reply
 
 Guarantee  the limits of a call are checked and charged together: no two calls can both take the last hit, and a denied
-           call does not change limits with `charge: admitted`. Every state is read before the first one is written, so a
-           run that cannot read a key changes nothing. A limit that occurs twice in one call sees its own first charge.
+           call does not change limits with `charge: admitted`. Redis runs a script or function to its end before it runs
+           any other client's commands. A run that cannot read a key leaves every key as it was: calls.lua writes
+           after all states are read, and short_paths.lua, which charges at once, undoes its charges. A limit that
+           occurs twice in one call sees its own first charge.
            A state of an unknown form is never overwritten: its call is not decided.
 
-KEYS       the distinct states of the batch; of several hash slots only the first one
+KEYS       the keys of the batch, each once; if they are in several hash slots, only the first key
 ARGV[1]    the calls, with their limits (runs.lua)
 ARGV[2]    now_us          absent or "" = this server's clock; tests pass a number
-ARGV[3..]  the other keys, if there are several hash slots: those of a group together
+ARGV[3..]  the other keys, if they are in several hash slots: keys of the same slot follow one another
 Returns    { now_us, then for each call: verdict, and for each of its steps: left, retry_us, reset_us }
              verdict       0 allowed, 1 denied; +2 if the result is from the record of an idempotent call, and nothing was
                            charged now. -1: one of its states has an unknown form, nothing was charged; `left` of that
@@ -20,9 +22,11 @@ Returns    { now_us, then for each call: verdict, and for each of its steps: lef
              retry_us      0: allowed; > 0: denied, and this step is admitted after exactly this long if no other call
                            intervenes; -1: never; < -1: charged now for a slot in -1 - retry_us microseconds
              reset_us      until the limit is as if unused (fixed_window: until its window ends)
-           or in short, if all calls are allowed and have only limits per fixed window: { now_us, left of each step }.
-           A window begins at a multiple of its length, so the client knows when it ends.
-Cost       O(steps); for sliding_log see there. Nearly every call takes a short path (short_paths.lua)
+           or in short, which the number of values shows: { now_us, left of each step }. A reply can be short only if
+           every limit of every call allows and is plain: a fixed window of a constant length (not a calendar's), with a
+           cost above 0, outside of quota mode, that no call may wait for; and no call has flags or watchers. The client
+           computes reset_us of each limit from now_us and the length of its window, at a multiple of which it began
+Cost       O(steps); for sliding_log see there. Most calls take a short path (short_paths.lua)
 ]]
 
 local function current_time(time_text)
@@ -48,7 +52,7 @@ local function decide(KEYS, ARGV)
   if run.plain > 0 then
     reply, decided = charge_windows(run, keys, now)
     if decided == run.calls then
-      begin_windows(run, keys, now, jitter_ms)
+      write_begun_windows(run, keys, now, jitter_ms)
       return reply
     end
     reply, replied = in_full(run, reply, decided)
@@ -69,7 +73,7 @@ local function decide(KEYS, ARGV)
     return failure
   end
   if decided > 0 then
-    begin_windows(run, keys, now, jitter_ms, stored)
+    write_begun_windows(run, keys, now, jitter_ms, stored)
   end
   begin_states(run, keys, stored, now)
   local are_plain = decide_calls(reply, decided + 1, replied)

@@ -17,7 +17,7 @@ function gcra.read(raw)
     return nil
   end
   local tat, part = match(raw, "^(%d+) ?(%d*)$")
-  if not tat then
+  if not tat or tat + 0 > MAX_TIME_US then
     return unknown_form
   end
   return { tat = tat + 0, part = part == "" and 0 or part + 0 }

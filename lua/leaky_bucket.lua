@@ -18,7 +18,7 @@ function leaky_bucket.read(raw)
     return nil
   end
   local at, level, part, empty = match(raw, "^(%d+) (%d+) (%d+) (%d+)$")
-  if not at then
+  if not at or at + 0 > MAX_TIME_US or empty + 0 > MAX_TIME_US then
     return unknown_form
   end
   return { at = at + 0, level = level + 0, part = part + 0, empty = empty + 0 }

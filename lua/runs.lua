@@ -1,40 +1,66 @@
 --[[
-runs.lua — reads the text that says which calls a run decides: with which limits, and on which keys.
+runs.lua — reads the argument of a run: the calls that it decides, with their limits and keys.
 
 read_run(text) -> run
-groups_of(run) -> sizes of the groups of keys, if they are of several hash slots: each group is of one
+groups_of(run) -> the number of keys in each group; called if there are several hash slots. The keys of a group are in
+                  the same slot, and follow one another
 
-text       jitter_ms, a line for each kind of call, an empty line, and the calls
-jitter_ms  added to every TTL: a number from 0 to this one, exclusive
-kind       "flags;spec;spec;…" (lib/read_spec.lua): what calls of the same rules have in common
+The text has these parts:
+
+jitter_ms  a number, and "\n". To every TTL a number from 0 up to jitter_ms, exclusive, is added
+kinds      a line for each kind of call, and then an empty line. A kind is what calls of the same rules have in common:
+           "flags;spec;spec;…", with a spec for each step (lib/read_spec.lua)
   flags    +1 a quota without a limit passes; +2 shadow: the verdict is reported but not enforced
-calls      big-endian 16-bit numbers. The first one is 0 if they are written in sequence, which nearly all are: no key
-           occurs twice, and the calls have no options. Then each call is the number of its kind, from 0; its keys are the
-           next ones, and a group. Otherwise the first one is the number of keys, and follows:
-           the number of groups (0: all keys are in one hash slot), and the size of each; then for each call its kind, its
-           flags, its options, and for each of its steps the index of its key, from 0
-  options  each flag adds a number, in this order:
-           +4 how many microseconds the caller can wait (32 bits);
+calls      16-bit numbers, big-endian, in one of two forms. Nearly every run has the first form
+
+In sequence: no key occurs twice, and no call has options. The first number is 0, and each further number is a call: the
+number of its kind, counted from 0. The first call uses the first keys, one for each of its steps, the second call the
+keys that follow, and so on. If there are several hash slots, the keys of each call are a group.
+
+  0000                 in sequence
+  0000                 a call of kind 0, which has one step: it uses key 0
+  0001                 a call of kind 1, which has two steps: it uses keys 1 and 2
+
+In full: any other run. The first number is the number of keys, which is never 0. Then come the number of groups (0: all
+keys are in one hash slot) and the number of keys in each group; and then, for each call, the number of its kind, its
+flags, the options that these flags add, and for each of its steps the index of its key, counted from 0.
+
+  0003  0002 0001 0002                three keys, in two groups: of one key, and of two
+  0000  0000            0000          a call of kind 0 without flags, on key 0
+  0001  0004 0003 D090  0001 0002     a call of kind 1 that can wait 250,000 microseconds, on keys 1 and 2
+
+The flags of a call, in the order of their options:
+           +4 the caller can wait: for at most this many microseconds (32 bits)
            +8 refund: the time of the charge (64 bits). A refund is never denied, and charges of windows that have
-           ended are not refunded;
-           +16 idempotent call: the index of the key (16 bits) of its record, and the lifetime of the record in seconds
-           (16 bits). If the record exists, the recorded result is returned again. With +8 the record is deleted;
+           ended are not refunded
+           +16 idempotent call: the index of the key of its record, and the lifetime of the record in seconds. If the
+           record exists, its result is returned again. With +8 the record is deleted
            +32 hits (32 bits), which replace the cost of each step: to refund, with +8; otherwise the call takes as many
            of them as every step has left, and returns that number as the verdict
 
-run        jitter_ms, groups (as sent; nil: none), and of all calls, by number:
-  steps    step_keys, step_specs: by number of the step, counted over all calls
-  calls    their number; ends: the number of the last step of each; options: nil without flags (see `new_options`)
-  plain    how many calls at its beginning may take the short path of fixed windows (short_paths.lua)
-  lone     the spec, if it is a single call with a single limit and without flags that may take the other short path
+read_run returns a run with these fields:
 
-Calls of one kind, and those of one key, often have the same text as others before. Such texts are read once, and so are
-kinds.
+jitter_ms  as in the text
+groups     the numbers of keys, as in the text; nil if there are none
+calls      the number of calls
+ends       by number of the call: the number of its last step. Steps are counted over all calls
+options    by number of the call: see `new_options`; nil if neither the call nor its kind has flags
+step_keys  by number of the step: the index of its key, counted from 1
+step_specs by number of the step: its spec
+plain      the number of calls, from the first on, that charge_windows may decide (short_paths.lua): their limits are plain
+           (`is_plain` in lib/read_spec.lua), and they have no flags
+lone       the spec of a run with a single call, a single step and no flags that spend_one may decide (short_paths.lua);
+           nil for any other run
+
+Many runs have the text of an earlier run, and many kinds the line of an earlier kind. Such a run, and such a kind, is
+read once.
 ]]
-local most_kept_bytes = 262144 -- of all texts, and a quarter of it for kinds; when full, all are read again
+-- Bytes of the texts that are kept with their runs; a quarter of it for the lines of kinds. When full, all are dropped.
+local MAX_KEPT_BYTES = 262144
 
--- Mean number of steps that use a key, up to which each of them charges it. Reading it once is cheaper beyond that.
-local most_charges = 16
+-- If steps use a key at most this often, on average, each of them charges it. If more often, it is cheaper to read and
+-- write it once.
+local MAX_CHARGES_PER_KEY = 16
 
 local runs_read, run_bytes = {}, 0
 local kinds_read, kind_bytes = {}, 0
@@ -71,7 +97,7 @@ local function read_options(kind, text, at, flags)
   return options, at
 end
 
--- Reads a kind. It has its specs by number, and `options` of calls that have none of their own; nil without flags.
+-- Reads a kind: its specs by number, and the `options` of calls of this kind without flags; nil if the kind has no flags.
 local function parse_kind(line)
   local flags_end = find(line, ";", 1, true)
   local flags, steps, is_plain = sub(line, 1, flags_end - 1) + 0, 0, true
@@ -91,7 +117,7 @@ local function read_kind(line)
   local kind = kinds_read[line]
   if not kind then
     kind_bytes = kind_bytes + #line
-    if kind_bytes > most_kept_bytes / 4 then
+    if kind_bytes > MAX_KEPT_BYTES / 4 then
       kinds_read, kind_bytes = {}, #line
     end
     kind = parse_kind(line)
@@ -100,7 +126,7 @@ local function read_kind(line)
   return kind
 end
 
--- Of the current run, by line.
+-- The kinds of the current run, by the number of their line.
 local kinds = {}
 
 -- Reads the lines before the calls, and returns the jitter, the number of kinds, and where the calls begin.
@@ -194,7 +220,7 @@ local function read_in_full(run, text, at, key_count)
     ends[call] = step
   end
   run.step_keys, run.calls = step_keys, call
-  run.plain = step <= most_charges * key_count and plain_calls or 0
+  run.plain = step <= MAX_CHARGES_PER_KEY * key_count and plain_calls or 0
   run.lone = nil
 end
 
@@ -202,7 +228,7 @@ local function new_run()
   return { step_specs = {}, ends = {}, options = {} }
 end
 
--- For texts that are not kept. Entries of other runs may remain.
+-- The run of any text that is not kept. Entries of earlier runs may remain in it.
 local scratch = new_run()
 
 local function read_run(text)
@@ -223,7 +249,7 @@ local function read_run(text)
   end
   if is_kept then
     run_bytes = run_bytes + #text
-    if run_bytes > most_kept_bytes then
+    if run_bytes > MAX_KEPT_BYTES then
       runs_read, run_bytes = {}, #text
     end
     runs_read[text] = run

@@ -1,35 +1,40 @@
 --[[
-short_paths.lua — the two ways in which nearly every call is decided. calls.lua decides what neither of them can.
+short_paths.lua — two ways to decide a call with fewer commands. Most calls take one; calls.lua decides the others.
 
 charge_windows(run, keys, now) -> reply, calls
-  Decides calls whose limits are all fixed windows, from the first call on, until one does not pass or needs a closer look:
-  a state of the future, a key whose window has just begun. INCRBY charges a limit, and its result shows whether the state
-  is of the current window: one command where calls.lua needs two. What a call that does not pass has charged is undone;
-  Redis runs nothing in between. After an error of INCRBY everything is undone: a key may be of another type, or on a
-  cluster of another server, and then the run must fail with nothing charged.
+  Decides the calls whose limits are all plain (`run.plain`), from the first call on. It stops at a call that does not
+  pass, or that only calls.lua can decide: because a state is of the future, or has an unknown form, or because its key
+  has begun a window in this run. INCRBY charges a limit, and its result shows whether the state is of the current
+  window: this takes one command, and calls.lua takes two. The charges of the call at which it stops are undone. Redis
+  runs no other client's commands during a run, so no other client sees these charges.
+  After an error of INCRBY the charges of all calls are undone: a key may be of another type or, on a cluster, on another
+  server, and then the run must fail with nothing charged.
   Returns the short form of the reply (decide.lua), and how many calls are decided.
 
 in_full(run, reply, calls) -> reply, length
+  Converts a reply with the results of this many calls from the short form to the full form.
 in_short(run, reply) -> reply
-  The other form of such a reply.
+  Converts the reply to all calls from the full form to the short form.
 
-begin_windows(run, keys, now, jitter_ms, stored)
-  Writes the states of windows that begin with these charges, and into `stored`, what was read since.
+write_begun_windows(run, keys, now, jitter_ms, stored)
+  Writes the states of windows that these charges began, and updates `stored`, which was read after the charges.
 undo_windows(run, keys)
-  Undoes these charges, before begin_windows.
+  Undoes the charges of charge_windows. It is called before write_begun_windows, or not at all.
 
 spend_one(key, spec, now, jitter_ms) -> reply
-  Decides a call that comes alone and has one limit, on a string. Returns nil if its state has an unknown form.
+  Decides a run of a single call with a single limit whose state is a Redis string (`run.lone`). Returns nil if the state
+  cannot be read, or has an unknown form.
 ]]
 
--- The charges of this run, by step: the result of INCRBY; the steps that begin a window, and their keys, if there are any.
+-- The charges of this run: by step, the result of INCRBY; the steps whose charge began a window; and the set of their keys,
+-- nil if there are none.
 local results, charged_count = {}, 0
 local begun, begun_count, begun_keys = {}, 0, nil
 
 local function undo_charges(run, keys, first)
   for step = charged_count, first, -1 do
     local key, spec = keys[run.step_keys[step]], run.step_specs[step]
-    if results[step] == spec.increment then -- it was absent, or nothing was counted
+    if results[step] == spec.increment then -- before the charge the key was missing, or its state was 0
       redis.call("DEL", key)
     else
       redis.call("INCRBY", key, format("%d", -spec.increment))
@@ -45,11 +50,12 @@ local function undo_windows(run, keys)
   undo_charges(run, keys, 1)
 end
 
--- How many hits are left after a charge of a state that is not of the current window; negative if it must be undone.
-local function begin_window(step, key, spec, before, result)
-  local is_ours = before > 0 and result < 9007199254740992
-  if before ~= 0 and not (is_ours and (spec.index - before) % 65536 <= MAX_AGE) then
-    return -1 -- the clock was set back, or it is not a state of ours
+-- Judges a charge of a state that is not of the current window. If the charge began a window, notes that, and returns the
+-- hits that are left. Otherwise returns a negative number: the charge must be undone.
+local function left_in_begun_window(step, key, spec, before, result)
+  local is_known = before > 0 and result < 9007199254740992
+  if before ~= 0 and not (is_known and (spec.index - before) % 65536 <= MAX_AGE) then
+    return -1 -- the clock was set back, or the state has an unknown form
   end
   begun_count, begun_keys = begun_count + 1, begun_keys or {}
   begun[begun_count], begun_keys[key] = step, true
@@ -81,7 +87,7 @@ local function charge_windows(run, keys, now)
         if index == spec.index and before > 0 and result < 9007199254740992 then
           left = spec.limit - (result - index) / 65536
         else
-          left = begin_window(step, key, spec, before, result)
+          left = left_in_begun_window(step, key, spec, before, result)
         end
       end
       if left < 0 then
@@ -122,7 +128,7 @@ local function in_short(run, full)
   return reply
 end
 
-local function begin_windows(run, keys, now, jitter_ms, stored)
+local function write_begun_windows(run, keys, now, jitter_ms, stored)
   for i = 1, begun_count do
     local step = begun[i]
     local key_index, spec = run.step_keys[step], run.step_specs[step]

@@ -51,7 +51,7 @@ local function length(log)
 end
 
 -- Reads elements from the oldest on, in chunks of growing size, until one is not older than the window: the last one
--- before it is the base. Returns the elements, and the index of the base; nil if one of them is not ours.
+-- before it is the base. Returns the elements, and the index of the base; nil if one has an unknown form.
 local function read_from_base(key, oldest_us)
   local entries, count, base = {}, 0, 0
   while true do

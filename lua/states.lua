@@ -1,10 +1,11 @@
 --[[
-states.lua — the states of a run: read before the first one is written, kept while calls are decided, written at the end.
+states.lua — the states of the calls that calls.lua decides: all are read at the beginning, kept in tables while calls are
+decided, and those that changed are written at the end. (short_paths.lua charges keys without these tables.)
 
 begin_states(run, keys, stored, now)   before the calls are decided, and before they are decided again
 state_before(key_index, spec)          the state of a step after the previous calls; `unknown_form` if it cannot be read
 read_stored(groups, keys)              the stored texts of all keys; or nil and the error
-are_new(groups)                        whether what looked like missing keys are missing, so that they may be written
+are_new(groups)                        whether the keys about to be created are in fact missing, not keys of another type
 write_states(jitter_ms)                writes every state that has changed, and the records
 forget_states()                        after the run, since states may be large
 ]]
@@ -13,16 +14,16 @@ forget_states()                        after the run, since states may be large
 local run, keys, now
 
 -- By index of the key: the stored text; the state that was read from it, the state after the calls so far, and the spec
--- whose algorithm writes it. Tables that every run needs are kept and cleared, because filling a new one costs several
--- times as much as using it.
+-- whose algorithm writes it. The tables are cleared for each run instead of created, because filling a new table takes
+-- several times as long.
 local stored
 local original, state, owner = {}, {}, {}
 local key_count = 0 -- number of keys of the run that filled these tables
 
--- By index of the key: true if it has a string, none of which was stored.
+-- By index of the key: true if its state is a string and nothing was stored under the key.
 local is_new = {}
 
--- By index of the key: records of idempotent calls of this run, and their lifetime in seconds; false: delete.
+-- By index of the key: the records of idempotent calls to write (false: to delete), and their lifetime in seconds.
 local recorded, recorded_s = {}, {}
 
 local function forget_states()
@@ -57,7 +58,7 @@ local function state_before(key_index, spec)
   return state[key_index]
 end
 
--- There is one command for each group, because it cannot span slots.
+-- Sends one MGET for each group of keys, because an MGET cannot span slots.
 local function read_stored(groups, of_keys)
   if not groups then
     local found = redis.pcall("MGET", unpack(of_keys))
@@ -77,8 +78,8 @@ local function read_stored(groups, of_keys)
   return texts
 end
 
--- Keys of another type look like missing ones to MGET. Those that are about to be written as new strings are looked up,
--- and marked as states of an unknown form.
+-- To MGET, a key of another type looks missing. So the keys that are about to be created are looked up; if one exists, its
+-- state is marked as one of an unknown form, and the calls must be decided again.
 local function are_new(groups)
   local marked, first = false, 1
   for _, size in ipairs(groups or { #keys }) do

@@ -17,7 +17,7 @@ function token_bucket.read(raw)
     return nil
   end
   local at, tokens, part, full = match(raw, "^(%d+) (%-?%d+) (%d+) (%d+)$")
-  if not at then
+  if not at or at + 0 > MAX_TIME_US or full + 0 > MAX_TIME_US then
     return unknown_form
   end
   return { at = at + 0, tokens = tokens + 0, part = part + 0, full = full + 0 }

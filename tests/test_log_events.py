@@ -27,10 +27,10 @@ def name_of(path: Path) -> str:
 
 
 def log_calls(path: Path) -> Iterator[ast.Call]:
-    """Yield the calls `log.warning(…)`, `_log.info(…)` and `structlog.get_logger().error(…)` of a module."""
+    """Yield the calls `_log.info(…)` and `structlog.get_logger().error(…)` of a module."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="log" | "_log"), attr=level)) if level in LEVELS:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="_log"), attr=level)) if level in LEVELS:
                 yield node
             case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr="get_logger")), attr=level)):
                 assert level in LEVELS
@@ -46,6 +46,17 @@ def test_only_adapters_of_libraries_use_the_standard_library() -> None:
     assert {name_of(path) for path in MODULES if "getLogger(" in path.read_text()} == STANDARD_LIBRARY
 
 
+def test_the_logger_of_a_module_is_private() -> None:
+    names = {
+        (name_of(path), ast.unparse(node.targets[0]))
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and "structlog.get_logger(" in ast.unparse(node.value)
+    }
+    assert [found for found in names if found[1] != "_log"] == []
+    assert len(names) > 30
+
+
 def test_every_event_is_a_stable_identifier() -> None:
     assert len(all_log_calls()) > 50
     events = [(name_of(path), call.lineno, ast.unparse(call.args[0])) for path, call in all_log_calls()]
@@ -56,6 +67,7 @@ def test_every_event_is_a_stable_identifier() -> None:
 def test_a_cause_has_the_key_error() -> None:
     keys = [(name_of(path), call.lineno, key.arg) for path, call in all_log_calls() for key in call.keywords]
     assert [key for key in keys if key[2] in OTHER_NAMES_OF_A_CAUSE] == []
+    assert [key[0] for key in keys if key[2] == "reason"] == ["telemetry/abuse.py"], "a kind of abuse is no cause"
 
 
 def test_an_address_has_the_key_address() -> None:

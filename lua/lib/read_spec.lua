@@ -37,11 +37,12 @@ local function parse_spec(algorithms, text)
     quota = flags % 8 >= 4,
     joined = flags % 16 >= 8,
     delay = floor(flags / 16),
-    -- Of fixed windows (fixed_window.lua):
+    -- For fixed windows (fixed_window.lua). A limit that is plain can be charged by INCRBY, and its result left out of the
+    -- reply but for `left` (decide.lua):
     increment = cost * 65536,
     increment_text = format("%d", cost * 65536),
     is_plain = is_simple and algorithm == algorithms.fixed_window and window_us ~= nil and cost > 0 and flags % 8 < 4,
-    -- A limit with one string, that never waits (short_paths.lua):
+    -- True if the state of the limit is one string and its calls never wait (short_paths.lua):
     is_simple = is_simple,
   }
   if spec.delay > 0 then -- to charge a limit whose slot the call waits for

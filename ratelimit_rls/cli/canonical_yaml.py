@@ -90,7 +90,7 @@ class _Canonicalizer:
         if node.value:
             fields["value"] = node.value
         if node.pattern:
-            fields["match"] = {node.pattern.way.name.lower(): node.pattern.text}
+            fields["match"] = {node.pattern.kind.name.lower(): node.pattern.text}
         if self._with_places:
             place = node.rule.position if node.rule else node.position
             fields["position"] = str(place) if place else None

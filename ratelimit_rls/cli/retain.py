@@ -14,7 +14,7 @@ from ratelimit_rls.cli.formatting import plural
 
 if TYPE_CHECKING:
     from ratelimit_rls.database.database import Database
-    from ratelimit_rls.database.usage.retention import ArchivedMonth
+    from ratelimit_rls.database.usage.archiver import ArchivedMonth
 
 _EXAMPLES = """\b
 Examples:

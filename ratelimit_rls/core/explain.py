@@ -81,13 +81,13 @@ def explain(tree: Tree, domain: str, descriptor: Descriptor) -> Explanation:
 
 
 def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
-    matched, is_one_of_many = find_child(node, entry)
+    matched, is_pattern = find_child(node, entry)
     yield _exact(node, entry, matched)
     wildcards = [wildcard for wildcard in node.wildcards if wildcard.key.matches(entry.key)]
     for wildcard in wildcards:
         pattern = wildcard.node.value or wildcard.node.key
         outcome = AttemptOutcome.DIFFERENT
-        if wildcard.node is matched and is_one_of_many:
+        if wildcard.node is matched and is_pattern:
             outcome = AttemptOutcome.MATCHED
         elif wildcard.matches(entry.key, entry.value):
             outcome = AttemptOutcome.NOT_TRIED
@@ -98,7 +98,7 @@ def _attempts(node: Node, entry: Entry) -> Iterator[Attempt]:
         return  # a key with a `*`, already reported as a wildcard
     if key_only is None:
         yield Attempt(MatchKind.KEY_ONLY, "", AttemptOutcome.ABSENT)
-    elif not (is_one_of_many and key_only is matched):
+    elif not (is_pattern and key_only is matched):
         outcome = AttemptOutcome.MATCHED if key_only is matched else AttemptOutcome.NOT_TRIED
         yield Attempt(MatchKind.KEY_ONLY, key_only.key, outcome, _position(key_only), key_only.overrode)
 
@@ -113,7 +113,7 @@ def _patterns(node: Node, entry: Entry, matched: Node | None) -> Iterator[Attemp
             outcome = AttemptOutcome.MATCHED
         elif pattern.matches(entry.value, address):
             outcome = AttemptOutcome.NOT_TRIED
-        yield Attempt(MatchKind[pattern.way.name], pattern.text, outcome, _position(child), child.overrode)
+        yield Attempt(MatchKind[pattern.kind.name], pattern.text, outcome, _position(child), child.overrode)
 
 
 def _exact(node: Node, entry: Entry, matched: Node | None) -> Attempt:

@@ -28,14 +28,14 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
         return _match_override(root, descriptor)
     node, is_plain, entries = root, True, descriptor.entries
     for entry in entries:
-        is_one_of_many = False
+        is_pattern = False
         if node.exact or node.pattern_index:
-            child, is_one_of_many = find_child(node, entry)
+            child, is_pattern = find_child(node, entry)
         else:  # a level with keys only: saves a function call
             child = node.by_key.get(entry.key)
         if child is None:
             return NO_MATCH
-        if is_one_of_many or child.value_to_metric:
+        if is_pattern or child.value_to_metric:
             is_plain = False
         node = child
     rule = node.rule
@@ -45,8 +45,8 @@ def match_descriptor(root: Node, descriptor: Descriptor) -> Match:
         return construct(Match, (rule, entries, rule.path))
     walked = list(_walk(root, descriptor))
     counted = tuple(
-        Entry(entry.key, child.shared_value or child.key) if is_one_of_many and child.share_threshold else entry
-        for entry, child, is_one_of_many in walked
+        Entry(entry.key, child.shared_value or child.key) if is_pattern and child.share_threshold else entry
+        for entry, child, is_pattern in walked
     )
     return Match(rule, counted, _metric_path(root.key, rule, walked))
 
@@ -55,9 +55,9 @@ def _walk(root: Node, descriptor: Descriptor) -> Iterator[tuple[Entry, Node, boo
     """Yield the entries and nodes on the path to a rule that is known to exist."""
     node = root
     for entry in descriptor.entries:
-        child, is_one_of_many = find_child(node, entry)
+        child, is_pattern = find_child(node, entry)
         assert child is not None
-        yield entry, child, is_one_of_many
+        yield entry, child, is_pattern
         node = child
 
 
@@ -86,14 +86,14 @@ def _metric_path(domain: str, rule: Rule, walked: list[tuple[Entry, Node, bool]]
     `detailed_metric` adds every value, `value_to_metric` the values of its own level. The pattern of a shared wildcard
     stays a pattern in both cases, since its values share one counter.
     """
-    shared = any(is_one_of_many and node.share_threshold for _, node, is_one_of_many in walked)
+    shared = any(is_pattern and node.share_threshold for _, node, is_pattern in walked)
     if rule.detailed_metric and not shared:
         return ".".join([domain, *(f"{entry.key}_{entry.value}" for entry, _, _ in walked)])
     if not rule.detailed_metric and not any(node.value_to_metric for _, node, _ in walked):
         return rule.path
     labels = [domain]
-    for entry, node, is_one_of_many in walked:
-        if is_one_of_many and node.share_threshold:
+    for entry, node, is_pattern in walked:
+        if is_pattern and node.share_threshold:
             labels.append(node.label)
         elif rule.detailed_metric or node.value_to_metric:
             labels.append(_label(entry.key, entry.value))

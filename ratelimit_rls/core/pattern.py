@@ -71,32 +71,32 @@ class PatternKind(IntEnum):
 class Pattern:
     """A pattern for values. `subject` is the network, the prefix or the compiled expression."""
 
-    way: PatternKind
+    kind: PatternKind
     text: str  # as written
     subject: Any
 
     @property
     def label(self) -> str:
         """Text in metric names and storage keys. No value sent by a client can be mistaken for it."""
-        return f"{self.way.name.lower()}({self.text})"
+        return f"{self.kind.name.lower()}({self.text})"
 
     @property
     def precedence(self) -> tuple[int, int]:
         """Sort key: more specific patterns are tried first; expressions keep their order in the file."""
-        if self.way is PatternKind.CIDR:
-            return self.way, -self.subject.prefixlen
-        return self.way, -len(self.subject) if self.way is PatternKind.PREFIX else 0
+        if self.kind is PatternKind.CIDR:
+            return self.kind, -self.subject.prefixlen
+        return self.kind, -len(self.subject) if self.kind is PatternKind.PREFIX else 0
 
     @property
     def identity(self) -> Hashable:
         """Return what equal patterns have in common: the network, or the text of other patterns."""
-        return self.subject if self.way is PatternKind.CIDR else self.label
+        return self.subject if self.kind is PatternKind.CIDR else self.label
 
     def contains(self, other: Pattern) -> bool:
         """Return whether this network contains the other. False if either is not a network."""
         if (
-            self.way is not PatternKind.CIDR
-            or other.way is not PatternKind.CIDR
+            self.kind is not PatternKind.CIDR
+            or other.kind is not PatternKind.CIDR
             or self.subject.version != other.subject.version
         ):
             return False
@@ -104,9 +104,9 @@ class Pattern:
 
     def matches(self, value: str, address: IPv4Address | IPv6Address | None) -> bool:
         """Return whether the pattern matches. `address` is the value parsed as an address, if it is one."""
-        if self.way is PatternKind.CIDR:
+        if self.kind is PatternKind.CIDR:
             return address is not None and address in self.subject
-        if self.way is PatternKind.PREFIX:
+        if self.kind is PatternKind.PREFIX:
             return value.startswith(self.subject)
         return self.subject.fullmatch(value) is not None
 

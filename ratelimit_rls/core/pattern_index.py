@@ -126,9 +126,9 @@ class ValueIndex(Generic[ChildT]):
         for child in patterns:
             assert child.pattern is not None
             subject = child.pattern.subject
-            if child.pattern.way is PatternKind.CIDR:
+            if child.pattern.kind is PatternKind.CIDR:
                 networks.setdefault(subject.version, {})[subject] = child
-            elif child.pattern.way is PatternKind.PREFIX:
+            elif child.pattern.kind is PatternKind.PREFIX:
                 prefixes[subject] = child
             else:
                 expressions.append(child)

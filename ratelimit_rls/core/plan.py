@@ -40,7 +40,7 @@ from ratelimit_rls.core.tree import Tree
 from ratelimit_rls.errors import BadRequest
 
 MAX_DESCRIPTORS = 1024
-"""Maximum descriptors in one request. All limits of a request are decided in one atomic step, which must stay short."""
+"""Maximum descriptors in one request. Its limits in one slot are decided in one atomic step, which must stay short."""
 
 MAX_STATES = 1024
 """Maximum limits and watchers of one request.
@@ -62,9 +62,9 @@ caching for long.
 _TEMPLATE_BYTES = 1450
 _DESCRIPTOR_BYTES = 210
 _UNMATCHED_BYTES = 100  # of a descriptor without a rule, whose plan is shared
-_COUNTER_OP_BYTES = 450
+_STEP_BYTES = 450
 _WATCHER_BYTES = 130
-_RESPONSE_POLICY_BYTES = 1150  # if the rules define response headers or bodies; plus the size of each step once more
+_RESPONSE_POLICY_BYTES = 1150  # if the rules define response headers or bodies; each step then counts twice
 _OWN_LIMIT_BYTES = 650
 
 Derived = TypeVar("Derived")
@@ -343,11 +343,11 @@ def _estimate_bytes(descriptor_plans: Sequence[DescriptorPlan]) -> int:
     watchers = sum(len(descriptor_plan.watchers) for descriptor_plan in descriptor_plans)
     unmatched = sum(descriptor_plan.rule is None for descriptor_plan in descriptor_plans)
     size = _TEMPLATE_BYTES + _DESCRIPTOR_BYTES * (len(descriptor_plans) - unmatched) + _UNMATCHED_BYTES * unmatched
-    size += _COUNTER_OP_BYTES * steps + _WATCHER_BYTES * watchers
+    size += _STEP_BYTES * steps + _WATCHER_BYTES * watchers
     has_response_policy = any(
         one.rule is not None and (one.rule.response_policy.headers or one.rule.deny) for one in descriptor_plans
     )
-    return size + _RESPONSE_POLICY_BYTES + _COUNTER_OP_BYTES * steps if has_response_policy else size
+    return size + _RESPONSE_POLICY_BYTES + _STEP_BYTES * steps if has_response_policy else size
 
 
 def _has_unusual_hits(request: Request) -> bool:

@@ -127,7 +127,8 @@ class TagEncoder:
         if by_domain and has_colon:
             return None
         text = b"".join([_percent_escaped(self._before), *[b"/" + text for text in texts], self._after])
-        return TagFormat(text, len(self._start) + MAX_TAG_BYTES + len(b"{}"), not by_domain)
+        max_bytes = len(self._start) + MAX_TAG_BYTES + len(b"{}")
+        return TagFormat(text, _open_values(entries), max_bytes, allows_colons=not by_domain)
 
     def _escape_and_shorten(self, entries: Sequence[Entry]) -> bytes:
         first = self._domain
@@ -137,21 +138,28 @@ class TagEncoder:
         return b"{%s}" % (whole if len(whole) <= MAX_TAG_BYTES else _shorten(whole, whole))
 
 
-class TagFormat(NamedTuple):
+class TagFormat:
     """The tags of descriptors that differ in some values only: a constant, a value, a constant, and so on."""
 
-    text: bytes  # a format for the `%` of bytes, with %b for each of these values
-    max_bytes: int  # a longer tag is shortened by TagEncoder
-    allows_colons: bool  # False: TagEncoder escapes colons of values, depending on their entry
+    __slots__ = ("_allows_colons", "_constant_unsafe_bytes", "_max_bytes", "_text")
+
+    def __init__(self, text: bytes, open_values: int, max_bytes: int, *, allows_colons: bool) -> None:
+        """`text` is a format for the `%` of bytes with this number of %b. TagEncoder shortens tags of more bytes.
+
+        Without `allows_colons`, TagEncoder escapes colons of values, depending on their entry.
+        """
+        constant = text % ((b"",) * open_values)
+        self._text = text
+        self._constant_unsafe_bytes = len(constant) - len(constant.translate(None, _UNSAFE_BYTES))
+        self._max_bytes = max_bytes
+        self._allows_colons = allows_colons
 
     def of(self, values: Sequence[bytes]) -> bytes | None:
         """Return the tag for these ASCII values. Return None if only TagEncoder can make it."""
-        if len(values) == 1:  # usually
-            value = values[0]
-            tag = self.text % (value if value.isalnum() else escape_value(value))
-        else:
-            tag = self.text % tuple([value if value.isalnum() else escape_value(value) for value in values])
-        if len(tag) > self.max_bytes or not (self.allows_colons or b":" not in b"".join(values)):
+        tag = self._text % (values[0] if len(values) == 1 else tuple(values))
+        if len(tag) - len(tag.translate(None, _UNSAFE_BYTES)) != self._constant_unsafe_bytes:
+            tag = self._text % tuple([_escape_value(value) for value in values])
+        if len(tag) > self._max_bytes or not (self._allows_colons or b":" not in b"".join(values)):
             return None
         return tag
 
@@ -184,7 +192,8 @@ class _KeyShardedTagEncoder(TagEncoder):
         shared = b"%s/%s" % (_percent_escaped(self._domain), texts[at])
         texts[at] = b""
         text = b"%s{%s}/%s" % (_percent_escaped(self._start), shared, b"/".join(texts))
-        return TagFormat(text, len(self._start) + MAX_TAG_BYTES + len(b"{}/"), False)
+        max_bytes = len(self._start) + MAX_TAG_BYTES + len(b"{}/")
+        return TagFormat(text, _open_values(entries), max_bytes, allows_colons=False)
 
     def _key_sharded_tag(self, at: int, entries: Sequence[Entry]) -> bytes:
         texts = [b"%s=%s" % (_escape(key), _escape(value)) for key, value in entries]
@@ -250,7 +259,7 @@ def key_suffix(state: Limit | Watcher) -> bytes:
     return b"penalty" if isinstance(state, Penalty) else b"warning"
 
 
-def escape_value(value: bytes) -> bytes:
+def _escape_value(value: bytes) -> bytes:
     """Escape an ASCII value of an entry."""
     if b"%" not in value:
         value = value.replace(b"/", b"%2F")  # of paths, and usually all that has to be escaped
@@ -258,6 +267,10 @@ def escape_value(value: bytes) -> bytes:
             return value
         value = value.replace(b"%2F", b"/")
     return b"".join([_ESCAPED[byte] for byte in value])
+
+
+def _open_values(entries: Sequence[tuple[str, str | None]]) -> int:
+    return [value for _, value in entries].count(None)
 
 
 def _entry_format(key: str, value: str | None) -> bytes:

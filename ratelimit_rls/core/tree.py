@@ -114,7 +114,7 @@ class Tree:
 
 
 def find_child(node: Node, entry: Entry) -> tuple[Node | None, bool]:
-    """Return the child of `node` that matches `entry`, and whether other values match it too (wildcard or pattern)."""
+    """Return the child of `node` that matches `entry`, and whether it has a wildcard or pattern."""
     child = node.exact.get(entry)
     if child is not None:
         return child, False

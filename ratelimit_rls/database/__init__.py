@@ -1,1 +1,1 @@
-"""The database: accounts, stored rules, tokens and audit rows, and recorded decisions and usage."""
+"""The database: accounts, stored rules, tokens and audit entries, and recorded decisions and usage."""

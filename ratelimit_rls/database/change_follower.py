@@ -135,7 +135,7 @@ class ChangeFollower:
             await self._apply_accounts(accounts, "database")
             self._must_load = False
         elif changed is not None and changed.sequence != self._sequence:
-            self._apply_changes(changed)
+            self._pass_changes_on(changed)
 
     async def _apply_accounts(self, accounts: Configuration, origin: Origin) -> None:
         await self._on_accounts(accounts)
@@ -143,7 +143,7 @@ class ChangeFollower:
             self._mirror = await asyncio.to_thread(AccountMirror, accounts)
         self._record_progress(accounts.sequence, accounts.at_s, origin)
 
-    def _apply_changes(self, changed: ConfigurationChanges) -> None:
+    def _pass_changes_on(self, changed: ConfigurationChanges) -> None:
         if changed:
             self._on_changed(changed)
         if self._mirror is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 import weakref
 from collections.abc import AsyncIterator, Coroutine
@@ -32,6 +31,7 @@ from ratelimit_rls.database.driver_errors import connect_error, translate_error
 from ratelimit_rls.database.pooled_connection import END_TIMEOUT_S, PooledConnection
 from ratelimit_rls.database.priority_lock import PriorityLock
 from ratelimit_rls.database.sqlite_connection import InterruptibleConnection
+from ratelimit_rls.database.sqlite_file import SqliteFile
 from ratelimit_rls.database.uncancellable import run_to_completion
 from ratelimit_rls.database.write_health import WriteHealth
 from ratelimit_rls.errors import DatabaseError, DatabaseUnavailable
@@ -75,10 +75,6 @@ _SQLITE_PRAGMAS = (
 )
 
 
-FileId = tuple[int, int]
-"""Identity of a file, even if moved: its device and inode numbers."""
-
-
 class Database:
     """A database. Connects on first use, so it can be created while the database is unavailable."""
 
@@ -93,7 +89,7 @@ class Database:
         self._write_health = WriteHealth()
         self._ending: set[asyncio.Task[None]] = set()  # ends of connections whose callers were cancelled while opening
         self._drivers: weakref.WeakSet[asyncpg.Connection[Any]] = weakref.WeakSet()
-        self._file: FileId | None = None  # SQLite file that all connections use; None: not used yet
+        self._file = SqliteFile(self._url.path, self.display_name)  # without use for PostgreSQL
         self._was_current = False
         self._engine = self._sqlite_engine() if self.dialect == "sqlite" else self._postgres_engine()
 
@@ -104,13 +100,7 @@ class Database:
 
     def require_same_file(self) -> None:
         """Raise DatabaseUnavailable unless the SQLite file is the one used before. The first call accepts any file."""
-        there = self._file_on_disk()
-        if there is None:
-            raise DatabaseUnavailable(f"{self.display_name} does not exist: put it back")
-        if self._file is None:
-            self._file = there
-        elif there != self._file:
-            raise DatabaseUnavailable(f"{self.display_name} was replaced by another file, which must be read first")
+        self._file.require_same()
 
     @contextlib.asynccontextmanager
     async def begin(
@@ -229,7 +219,7 @@ class Database:
 
     async def revision(self) -> str | None:
         """Return the schema revision; None: there is no schema yet."""
-        if self.dialect == "sqlite" and self._file is None and self._file_on_disk() is None:
+        if self.dialect == "sqlite" and self._file.used is None and self._file.on_disk() is None:
             return None  # do not create a file by connecting
         async with self.reading() as connection:
             if not await connection.run_sync(_has_versions):
@@ -239,8 +229,8 @@ class Database:
 
     async def upgrade(self, to: str = "head") -> None:
         """Upgrade the schema in one transaction. Concurrent upgrades run one after the other."""
-        if self.dialect == "sqlite" and self._file is None:
-            self._create_file()
+        if self.dialect == "sqlite" and self._file.used is None:
+            self._file.create()
         async with self.begin(UPGRADE_TIMEOUT_S) as connection:
             if self.dialect == "postgresql":
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _UPGRADE_LOCK})
@@ -248,13 +238,13 @@ class Database:
 
     async def require_current(self) -> None:
         """Raise DatabaseError unless the schema is that of this version. SQLite is upgraded automatically."""
-        used = self._file
+        used = self._file.used
         if self.dialect == "sqlite":
             await self._adopt_file()
         try:
             await self._ensure_current()
         except BaseException:
-            self._file = used or self._file  # keep the previous file if the new one is unusable
+            self._file.used = used or self._file.used  # keep the previous file if the new one is unusable
             raise
         self._was_current = True
 
@@ -269,7 +259,7 @@ class Database:
             )
         if self.dialect == "sqlite":
             if has is None and self._was_current:
-                raise self._empty_file_error()
+                raise self._file.empty_error()
             await self.upgrade()
             return
         at = f"at revision {has}" if has else "empty"
@@ -333,7 +323,7 @@ class Database:
         @event.listens_for(engine.sync_engine, "connect")
         def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
             self.require_same_file()  # before anything is written
-            record.info["file"] = self._file
+            record.info["file"] = self._file.used
             connection.isolation_level = None  # else the driver begins transactions by itself
             cursor = connection.cursor()
             for pragma in _SQLITE_PRAGMAS:
@@ -342,7 +332,7 @@ class Database:
 
         @event.listens_for(engine.sync_engine, "checkout")
         def check(_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-            if record.info["file"] != self._file:
+            if record.info["file"] != self._file.used:
                 raise DisconnectionError  # in use when the file was replaced: the pool opens a new one
 
         @event.listens_for(engine.sync_engine, "begin")
@@ -356,26 +346,15 @@ class Database:
 
         return engine
 
-    def _file_on_disk(self) -> FileId | None:
-        try:
-            found = self.path.stat()
-        except OSError:  # also if it is inaccessible
-            return None
-        return found.st_dev, found.st_ino
-
     async def _adopt_file(self) -> None:
         """Use the file that is now at the path if it was replaced, e.g. by a backup."""
-        there = self._file_on_disk()
-        if self._file is None or there in (None, self._file):
+        there = self._file.on_disk()
+        if self._file.used is None or there in (None, self._file.used):
             return
         await run_to_completion(self._release_file())
-        with contextlib.suppress(OSError):  # it disappeared again
-            if self._was_current and self.path.stat().st_size == 0:  # not opened: it may still be being written
-                raise self._empty_file_error()
-        self._file = there
-
-    def _empty_file_error(self) -> DatabaseUnavailable:
-        return DatabaseUnavailable(f"{self.display_name} was replaced by an empty file: restore the right one")
+        if self._was_current:
+            self._file.require_content()
+        self._file.used = there
 
     async def _release_file(self) -> None:
         """Close the connections to the current file, wherever it was moved.
@@ -388,33 +367,6 @@ class Database:
                 async with self._engine.connect() as connection:
                     await connection.run_sync(_checkpoint)
                     await connection.invalidate()  # those in use are closed on return
-
-    def _create_file(self) -> None:
-        """Create the file with access for its owner only; SQLite would create it for everyone.
-
-        It is created under another name and linked, so that it is complete at once if another process creates it, too.
-        """
-        path = self._url.path
-        if path.exists():
-            return
-        fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(fresh, os.O_CREAT | os.O_RDWR, 0o600))
-            with contextlib.closing(sqlite3.connect(fresh)) as new:
-                # Only possible in an empty file: lets retention give back the space of deleted rows.
-                new.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                new.execute("PRAGMA journal_mode = WAL")
-            with contextlib.suppress(FileExistsError):
-                os.link(fresh, path)
-        except (OSError, sqlite3.Error) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise DatabaseUnavailable(
-                f"{self.display_name} cannot be created: {reason}; the user of the service must have write access"
-            ) from None
-        finally:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
 
 
 async def _end_when_open(opening: asyncio.Task[PooledConnection]) -> None:

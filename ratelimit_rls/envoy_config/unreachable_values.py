@@ -58,14 +58,14 @@ def possible_values(values: Iterable[str]) -> str:
 
 
 def _by_cidr(node: Node) -> bool:
-    return node.pattern is not None and node.pattern.way is PatternKind.CIDR
+    return node.pattern is not None and node.pattern.kind is PatternKind.CIDR
 
 
 def _parts(node: Node) -> tuple[str, ...]:
     """Return the literal parts of the value, from its beginning to its end, with anything between two of them."""
     if node.pattern is None:
         return Glob.of(node.value).parts if node.value else ()
-    return (node.pattern.text, "") if node.pattern.way is PatternKind.PREFIX else ()
+    return (node.pattern.text, "") if node.pattern.kind is PatternKind.PREFIX else ()
 
 
 def _method(node: Node) -> str:

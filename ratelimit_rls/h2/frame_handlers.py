@@ -1,4 +1,8 @@
-"""Handling of every frame type, valid or not, and the budgets that frames are charged to."""
+"""Handling of every frame type, valid or not, and the budgets that frames are charged to.
+
+This includes flow control of what is received: DATA uses up the flow-control window of the connection, and
+`_replenish_window` sends WINDOW_UPDATE. Flow control of what is sent is in outbound_flow.py.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +244,10 @@ class FrameHandlers(Streams):
             self.on_calls_queued()
 
     def _replenish_window(self) -> None:
-        """Return connection window to the client. The received bytes are processed, or bounded elsewhere."""
+        """Return flow-control window of the connection to the client.
+
+        The received bytes are processed, or bounded elsewhere.
+        """
         self._outbound.write(frames.window_update(0, self._unacknowledged_bytes))
         self._unacknowledged_bytes = 0
 

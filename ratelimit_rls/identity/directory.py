@@ -122,6 +122,9 @@ class Directory:
         self._clock = clock
         self._index = AccountIndex()
         self._entitlements: WeakValueDictionary[_Key, SubjectEntitlement] = WeakValueDictionary()
+        # Subjects without an account share one, since a client can name any number of them. Where accounts are few, so
+        # are new ones, each of which makes it stale.
+        self._without_account: dict[Subject, SubjectEntitlement] = {}
         self.version = 0  # incremented by every change, which invalidates everything derived earlier
 
     @property
@@ -139,6 +142,8 @@ class Directory:
         self.version += 1
         self._index = accounts if isinstance(accounts, AccountIndex) else AccountIndex(accounts)
         self._invalidate(list(self._entitlements.items()))
+        for kind in Subject:
+            self._invalidate_without_account(kind)
 
     def apply(self, changed: AccountChanges) -> None:
         """Apply changes. When this returns, all affected entitlements are stale."""
@@ -148,6 +153,8 @@ class Directory:
         for key_id, key in changed.keys.items():
             self._apply_key(key_id, key)
         for user_id, user in changed.users.items():
+            if user_id not in self._index.users:
+                self._invalidate_without_account(Subject.USER)
             self._index.put_user(user_id, user)
             self._invalidate_subject(Subject.USER, user_id)
             for key_id in self._index.keys_of.get(user_id, ()):
@@ -155,6 +162,12 @@ class Directory:
         self._index.sequence = changed.sequence
 
     def of(self, kind: Subject, subject: str, tier: str) -> Entitlement:
+        accounts = self._index.users if kind is Subject.USER else self._index.keys
+        if not tier and subject not in accounts:
+            entitlement = self._without_account.get(kind)
+            if entitlement is None:
+                entitlement = self._without_account[kind] = self._resolve(kind, subject, tier, self._clock())
+            return entitlement
         cache_key = kind, subject, tier if tier in self._index.tiers or not tier else _UNKNOWN_TIER
         now_s = self._clock()
         entitlement = self._entitlements.get(cache_key)
@@ -230,7 +243,9 @@ class Directory:
 
     def _apply_key(self, key_id: str, key: ApiKey | None) -> None:
         before = self._index.keys.pop(key_id, None)
-        if before is not None:
+        if before is None:
+            self._invalidate_without_account(Subject.API_KEY)
+        else:
             others = tuple(other for other in self._index.keys_of[before.user_id] if other != key_id)
             if others:
                 self._index.keys_of[before.user_id] = others
@@ -250,6 +265,11 @@ class Directory:
                 if (entitlement := self._entitlements.get(cache_key)) is not None
             ]
         )
+
+    def _invalidate_without_account(self, kind: Subject) -> None:
+        entitlement = self._without_account.pop(kind, None)
+        if entitlement is not None:
+            entitlement.stale = True
 
     def _invalidate(self, entitlements: Iterable[tuple[_Key, SubjectEntitlement]]) -> None:
         for cache_key, entitlement in entitlements:

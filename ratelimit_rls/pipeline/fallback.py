@@ -1,9 +1,11 @@
 """Decisions without the store: what happens to a call that the store did not decide (`on_store_failure`).
 
-    error   it fails, and Envoy's own `failure_mode_deny` decides
-    allow   it passes
     deny    it is denied, with a wait of one second
+    error   it fails, and Envoy's own `failure_mode_deny` decides
     local   it is decided here, by this process's share of every limit
+    allow   it passes
+
+If the rules of a call differ, the first of these applies (core/plan.py).
 
 This is not a store: a call gets the same response whether its store failed or is late, and stores know no deadlines.
 """
@@ -35,7 +37,7 @@ from ratelimit_rls.store.embedded import EmbeddedStore, wall_clock_us
 from ratelimit_rls.store.script_codec import EncodedPlan
 from ratelimit_rls.telemetry.metrics import Metrics
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 MAX_LOCAL_BYTES = 32 * 2**20
 """Memory for the counters of `local`: some hundred thousand. They matter only during an outage, and a client whose
@@ -159,9 +161,9 @@ class Fallback:
         )
 
     def _divide_descriptor(self, descriptor_plan: DescriptorPlan) -> DescriptorPlan:
-        return replace(descriptor_plan, steps=tuple(self._divide_op(step) for step in descriptor_plan.steps))
+        return replace(descriptor_plan, steps=tuple(self._divide_step(step) for step in descriptor_plan.steps))
 
-    def _divide_op(self, step: Step) -> Step:
+    def _divide_step(self, step: Step) -> Step:
         return replace(step, limit=self._divide_limit(step.limit))
 
     def _divide_limit(self, limit: Limit) -> Limit:
@@ -182,7 +184,7 @@ class Fallback:
         now_s = monotonic()
         if self.outage is None:
             self.outage = _Outage(now_s, now_s)
-            log.warning("store_fallback_started", error=str(error))
+            _log.warning("store_fallback_started", error=str(error))
         self.outage.calls += 1
         self.outage.last_s = now_s
 
@@ -190,7 +192,7 @@ class Fallback:
         now_s = monotonic()
         if now_s >= self._next_unknown_state_s:
             self._next_unknown_state_s = now_s + UNKNOWN_STATE_INTERVAL_S
-            log.error("store_state_unknown", key=error.key, error=str(error))
+            _log.error("store_state_unknown", key=error.key, error=str(error))
 
     def note_store_success(self) -> None:
         """End the outage after a quiet time. Call it during an outage when the store has decided a batch."""
@@ -198,7 +200,7 @@ class Fallback:
         if outage is not None and now_s - outage.last_s > OUTAGE_QUIET_S:
             self.outage = None
             duration_s = outage.last_s - outage.since_s
-            log.info("store_fallback_ended", calls=outage.calls, duration_s=round(duration_s, 1))
+            _log.info("store_fallback_ended", calls=outage.calls, duration_s=round(duration_s, 1))
 
     def gauges(self) -> Iterator[tuple[str, int]]:
         if self._store is not None:

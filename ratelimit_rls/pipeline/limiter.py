@@ -34,9 +34,10 @@ from ratelimit_rls.pipeline.fallback import Fallback, UndecidedCall
 from ratelimit_rls.rules.active_rules import ActiveRules, RulesVersion
 from ratelimit_rls.store.base import PreparedPlan, Store
 from ratelimit_rls.telemetry.decision_recorder import DecisionRecorder
+from ratelimit_rls.telemetry.decision_records import RECORDED_KEYS
 from ratelimit_rls.telemetry.hot_keys import HotKeys
 from ratelimit_rls.telemetry.metrics import MetricCounters, Metrics
-from ratelimit_rls.telemetry.usage_recorder import RECORDED_KEYS, UsageEntry, UsageRecorder
+from ratelimit_rls.telemetry.usage_recorder import UsageEntry, UsageRecorder
 
 MAX_IN_FLIGHT = 10_000
 

@@ -111,7 +111,7 @@ class Pipeline(Generic[T]):
     # ── decode ──
 
     def _decode(self, messages: Sequence[bytes]) -> list[PreparedRequest[T] | RpcError]:
-        """Return the prepared request of each message; most are in the codec's cache."""
+        """Return the prepared request of each message, from the codec's cache or decoded now."""
         self._codec.refresh()
         lookup, decode = self._codec.lookup, self._decode_one
         return [lookup(message) or decode(message) for message in messages]

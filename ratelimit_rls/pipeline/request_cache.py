@@ -1,6 +1,6 @@
 """Cache of requests seen under the rules in force, with everything that was computed for them.
 
-Clients repeat few distinct requests, and the meaning of a request depends only on its bytes and the rules. All codecs
+The meaning of a request depends only on its bytes and the rules, and many clients repeat theirs. All codecs
 share one budget in bytes: most codecs get no calls, and one that does must not lose memory to them. When over budget,
 random entries of the largest cache are evicted. LRU would tax every hit; FIFO would never hit on a cyclic scan slightly
 larger than the cache, where random eviction still hits most of the time. Runs of 16 adjacent entries are evicted: they
@@ -27,7 +27,7 @@ _KEY_BYTES = 70
 _VALIDITY_BYTES = 250  # with the entitlement it references
 _USAGE_ENTRY_BYTES = 350
 
-_PUT_LATELY = 2**16
+_RECENT_SLOTS = 2**18
 """About how many other messages may come before a repeated one, for it to be cached (`put_if_repeated`)."""
 
 _EVICTION_RUN = 16
@@ -85,8 +85,8 @@ class RequestCache(Generic[W]):
         budget.caches.append(self)
         self._known: dict[bytes, PreparedRequest[W]] = {}
         self._messages: list[bytes] = []  # the same keys, accessible by index
-        # By the hash of a message: a byte of the hash of the last one.
-        self._put_lately = bytearray(_PUT_LATELY)
+        # By some bits of a message's hash: eight other bits of the hash of the last such message.
+        self._recent = bytearray()
         self._next = 0  # index to evict next, unless it begins another run: then a random one is chosen
         self.get = self._known.get
 
@@ -111,13 +111,19 @@ class RequestCache(Generic[W]):
             self._budget.evict_over_budget(self)
 
     def put_if_repeated(self, message: bytes, cached: PreparedRequest[W]) -> None:
-        """Add a request if its message was put lately: for requests that are cheap to prepare again."""
+        """Add a request if its message was offered recently: for requests that are cheap to prepare again."""
         digest = hash(message)
-        number, mark = digest % _PUT_LATELY, digest >> 32 & 0xFF
-        if self._put_lately[number] == mark:
+        slot, mark = digest % _RECENT_SLOTS, digest >> 32 & 0xFF
+        recent = self._recent or self._allocate_recent()
+        if recent[slot] == mark:
             self.put(message, cached)
         else:
-            self._put_lately[number] = mark
+            recent[slot] = mark
+
+    def _allocate_recent(self) -> bytearray:
+        """Allocate the marks of recent messages on first use: most caches stay empty."""
+        self._recent = bytearray(_RECENT_SLOTS)
+        return self._recent
 
     def evict(self) -> None:
         """Evict one entry. The newest takes its place in the list."""

@@ -292,7 +292,7 @@ def _is_broken(document: DescriptorDocument) -> bool:
 
 
 def _is_expression(pattern: Pattern | None) -> bool:
-    return pattern is not None and pattern.way is PatternKind.REGEX
+    return pattern is not None and pattern.kind is PatternKind.REGEX
 
 
 def _text(written: Positioned[str] | None) -> str:

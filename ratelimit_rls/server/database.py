@@ -37,7 +37,7 @@ from ratelimit_rls.telemetry.metrics import Metrics
 from ratelimit_rls.telemetry.series import Series
 from ratelimit_rls.telemetry.usage_recorder import UsageRecorder
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 CHANGES_CHANNEL = b"rl:changes"
 """Redis channel (after the key prefix) that announces a change in the database.
@@ -141,7 +141,7 @@ class DatabaseServices:
         try:
             await pubsub.publish(b"changed")
         except StoreError as error:
-            log.info("change_publish_failed", error=str(error))
+            _log.info("change_publish_failed", error=str(error))
 
     async def _touch(self, users: Mapping[str, UserActivity]) -> None:
         """Write the last use of keys and users.

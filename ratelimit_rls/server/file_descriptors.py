@@ -16,7 +16,7 @@ from ratelimit_rls.transport.tls_listener import MAX_HANDSHAKES
 MARGIN = 64
 """Descriptors for listening sockets, the store, the database, files, the event loop and connections being rejected."""
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 def raise_limit() -> int:
@@ -46,7 +46,7 @@ def fit_connections(settings: Settings, limit: int) -> Settings:
     max_http = (usable - fitting_grpc) // http_ports
     fitting_http = max(min(http, max_http) if http else max_http, 1)
     if fitting_grpc < grpc or fitting_http < http:  # 0 means as many as possible: no warning
-        log.warning(
+        _log.warning(
             "file_descriptor_limit_low",
             limit=limit,
             needed=needed,

@@ -30,7 +30,7 @@ from ratelimit_rls.store.redis.factory import AnyRedisStore
 from ratelimit_rls.store.redis.reconnecting import MIN_PAUSE_S
 from ratelimit_rls.transport.sockets import host_port
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -81,7 +81,7 @@ async def serve(settings: Settings, signals: ShutdownSignals, shared_directory: 
     tune_gc()
     tune_malloc()
     for warning in settings.warnings():
-        log.warning("settings_warning", detail=warning)
+        _log.warning("settings_warning", detail=warning)
     settings = fit_connections(settings, raise_limit())
     components = build(settings, shared_directory)
     async with AsyncExitStack() as stack:
@@ -103,7 +103,7 @@ async def serve(settings: Settings, signals: ShutdownSignals, shared_directory: 
         freeze_gc()
         await stopped
         await _drain(components, signals.skip_drain_delay)
-    log.info("stopped")
+    _log.info("stopped")
 
 
 async def _start(components: Components, stack: AsyncExitStack, reload: asyncio.Event) -> None:
@@ -129,12 +129,12 @@ async def _start(components: Components, stack: AsyncExitStack, reload: asyncio.
     except SettingsError as error:
         if not settings.force_start_without_initial_config:
             raise
-        log.warning("starting_without_rules", error=str(error))
+        _log.warning("starting_without_rules", error=str(error))
     watching = asyncio.create_task(_follow_rules(components, reload))
     stack.push_async_callback(_cancel, watching)
     # Files have been read by now; an xDS management server may not have sent rules yet.
     if not (components.reloader.first_attempt_done.is_set() or settings.force_start_without_initial_config):
-        log.warning("waiting_for_rules")
+        _log.warning("waiting_for_rules")
         await components.reloader.first_attempt_done.wait()
     stack.push_async_callback(components.throttle_queue.close)
     stack.callback(components.deadlines.close)
@@ -159,7 +159,7 @@ async def _start(components: Components, stack: AsyncExitStack, reload: asyncio.
         )
         stack.push_async_callback(components.debug.stop)
     except SettingsError as error:  # envoyproxy/ratelimit also keeps serving without it
-        log.error("debug_port_unavailable", error=str(error))
+        _log.error("debug_port_unavailable", error=str(error))
     if components.admin is not None:
         stack.push_async_callback(components.admin.stop)
         await components.admin.start(settings.rls_admin_host, settings.rls_admin_port, reuse_port=reuse_port)
@@ -194,7 +194,7 @@ async def _wait_for_redis(store: AnyRedisStore, settings: Settings) -> None:
                 message = f"timed out waiting for Redis connection to {settings.redis} after {elapsed_s:.0f}s: {error}"
                 raise type(error)(message) from error
             left_s = give_up_s - elapsed_s if give_up_s else inf
-            log.warning("waiting_for_redis", error=str(error), next_attempt_s=round(min(backoff.delay_s, left_s), 2))
+            _log.warning("waiting_for_redis", error=str(error), next_attempt_s=round(min(backoff.delay_s, left_s), 2))
         await asyncio.sleep(backoff.next_s(left_s))
 
 
@@ -216,7 +216,7 @@ async def _follow_rules(components: Components, reload: asyncio.Event) -> None:
                 group.create_task(on_demand())
                 group.create_task(components.reloader.watch())
         except* Exception as failures:
-            log.error("rules_follow_failed", error=str(failures.exceptions[0]))
+            _log.error("rules_follow_failed", error=str(failures.exceptions[0]))
         await asyncio.sleep(FOLLOW_RETRY_S)
 
 
@@ -228,7 +228,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def _log_startup(components: Components) -> None:
     settings = components.settings
     loaded = components.rules.current
-    log.info(
+    _log.info(
         "serving",
         version=__version__,
         grpc=components.grpc.options.target
@@ -248,7 +248,7 @@ def _log_startup(components: Components) -> None:
 async def _drain(components: Components, skip_drain_delay: asyncio.Event) -> None:
     settings = components.settings
     components.health.stopping()
-    log.info("stopping", drain_delay_s=settings.rls_drain_delay.total_seconds(), in_flight=components.grpc.in_flight)
+    _log.info("stopping", drain_delay_s=settings.rls_drain_delay.total_seconds(), in_flight=components.grpc.in_flight)
     delay_s = settings.rls_drain_delay.total_seconds()
     with suppress(TimeoutError):
         await asyncio.wait_for(skip_drain_delay.wait(), delay_s)

@@ -18,7 +18,7 @@ from ratelimit_rls.database.database import Database
 from ratelimit_rls.errors import DatabaseUnavailable, RateLimitRlsError
 from ratelimit_rls.settings import Settings
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 PARTITIONS_EVERY_S = 3600.0
 ROLLUP_EVERY_S = 60.0
@@ -83,6 +83,6 @@ async def _run_every(name: str, job: Callable[[], Awaitable[Any]], every_s: floa
         except Exception as error:  # any error: nothing else does this work, so retry
             if not logged:  # once: the follower also logs an unavailable database
                 is_known = isinstance(error, RateLimitRlsError)
-                log.warning("maintenance_deferred", job=name, error=str(error), exc_info=not is_known)
+                _log.warning("maintenance_deferred", job=name, error=str(error), exc_info=not is_known)
             logged, pause_s = True, min(every_s, RETRY_AFTER_S)
         await asyncio.sleep(pause_s)

@@ -38,7 +38,7 @@ MAX_RESPONSE_BYTES = 64 * 2**20
 HOT = b"hot\n"
 METRICS = b"metrics\n"
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class WorkerStats:
@@ -101,7 +101,7 @@ class WorkerStats:
             self._save_failed = False
         except OSError as error:
             if not self._save_failed:
-                log.warning("worker_stats_write_failed", error=str(error))
+                _log.warning("worker_stats_write_failed", error=str(error))
             self._save_failed = True
 
     def _merge(self, own: MetricsSnapshot, others: Mapping[Path, bytes]) -> MetricsSnapshot:

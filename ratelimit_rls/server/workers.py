@@ -31,7 +31,7 @@ from ratelimit_rls.telemetry.masking import share_mask_secret
 from ratelimit_rls.transport.grpc.runtime_dir import runtime_dir
 from ratelimit_rls.transport.sockets import host_port
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 MIN_LIFETIME_S = 5.0
 """If a worker exits sooner than this after its start, the supervisor stops: all workers would fail in the same way."""
@@ -101,11 +101,11 @@ class _Supervisor:
                 if self._stopping:
                     failed = failed or worker.exitcode != 0
                 elif lived_s < MIN_LIFETIME_S:
-                    log.error("worker_exited_early", exit_code=worker.exitcode)
+                    _log.error("worker_exited_early", exit_code=worker.exitcode)
                     failed = True
                     self._stop(signal.SIGTERM)
                 else:
-                    log.error("worker_died", exit_code=worker.exitcode)
+                    _log.error("worker_died", exit_code=worker.exitcode)
                     self._start()
         return int(failed)
 
@@ -148,7 +148,7 @@ def _run_worker(settings: Settings, directory: Path) -> None:
     try:
         code = uvloop.run(serve_until_signal(settings, directory))
     except RateLimitRlsError as error:
-        log.error("start_failed", error=str(error))
+        _log.error("start_failed", error=str(error))
         code = 1
     raise SystemExit(code)
 

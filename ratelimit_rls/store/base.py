@@ -1,4 +1,4 @@
-"""The interface of a store: decide a batch of plans in order, each in one atomic step."""
+"""The interface of a store: decide a batch of plans in order, each atomically, on a cluster the part in each slot."""
 
 from __future__ import annotations
 

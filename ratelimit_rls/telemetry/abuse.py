@@ -14,7 +14,7 @@ from ratelimit_rls.telemetry.series import Series
 LOG_LINES_PER_SECOND = 5
 """The counter is exact; the log is a sample, so that an attack cannot fill a disk."""
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class Abuse(StrEnum):
@@ -83,7 +83,7 @@ class AbuseLog:
             return
         self._lines_left -= 1
         unlogged, self._unlogged = self._unlogged, 0
-        log.warning("client_abuse", reason=reason.value, peer=peer, **({"unlogged": unlogged} if unlogged else {}))
+        _log.warning("client_abuse", reason=reason.value, peer=peer, **({"unlogged": unlogged} if unlogged else {}))
 
     def count(self, reason: Abuse) -> int:
         return self._counts[reason]

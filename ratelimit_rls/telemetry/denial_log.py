@@ -11,7 +11,7 @@ from ratelimit_rls.core.model import Code, Decision, Status
 from ratelimit_rls.telemetry.rule_labels import rule_label
 from ratelimit_rls.telemetry.traces import TraceIds
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class DenialLog:
@@ -46,7 +46,7 @@ class DenialLog:
             fields: dict[str, str | int] = {"reason": rejection.reason}
         else:
             fields = _status_fields(next(status for status in decision.statuses if status.code is Code.OVER_LIMIT))
-        log.info("call_denied", domain=decision.template.domain, **fields, **(ids._asdict() if ids else {}))
+        _log.info("call_denied", domain=decision.template.domain, **fields, **(ids._asdict() if ids else {}))
 
 
 def _status_fields(status: Status) -> dict[str, str | int]:

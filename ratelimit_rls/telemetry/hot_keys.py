@@ -21,7 +21,7 @@ from ratelimit_rls.core.storage_key_parser import ParsedKey, parse_key
 from ratelimit_rls.errors import StoreError, one_line
 from ratelimit_rls.telemetry.masking import Mask
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 GENERATION_S = 5.0
 
@@ -181,7 +181,7 @@ class HotKeys:
             if key not in self._warned:
                 self._warned[key] = now_s
                 self._warnings.append(now_s)
-                log.warning("hot_key", **_log_fields(self._key_text(key), per_second, recent.descriptor_plan(key)))
+                _log.warning("hot_key", **_log_fields(self._key_text(key), per_second, recent.descriptor_plan(key)))
 
     def report(self) -> HotReport:
         recent = self._recent()

@@ -1,5 +1,6 @@
-"""Counters of what happened: by rule and outcome, and under the names of envoyproxy/ratelimit.
+"""Counters of what happened, by rule and outcome. instruments.py declares the metrics that are made from them.
 
+Some have the names of envoyproxy/ratelimit.
 A counter is a plain integer on an object that the caller holds: counting costs an addition. Exporters (/stats,
 Prometheus, statsd, OTLP) read the counters on their own schedule, so that no call waits for them.
 """

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from ratelimit_rls.core.decision import reported_limit
 from ratelimit_rls.core.model import (
@@ -27,14 +25,24 @@ from ratelimit_rls.core.model import (
     Outcome,
     PlanTemplate,
     Request,
-    Status,
-    Step,
     StoreResult,
+    construct,
 )
+from ratelimit_rls.core.plan import per_template
 from ratelimit_rls.errors import StoreError
+from ratelimit_rls.telemetry.decision_records import (
+    DecisionRecord,
+    RecordedCaller,
+    capacity_of,
+    denial_record,
+    denying_status,
+    early_denial_record,
+    recorded_caller,
+    rule_name,
+    used_of_first_limit,
+)
 from ratelimit_rls.telemetry.histogram import bucket_of
 from ratelimit_rls.telemetry.row_budget import RowBudget
-from ratelimit_rls.telemetry.rule_labels import rule_label
 from ratelimit_rls.telemetry.usage_counts import (
     ALL_OTHERS,
     ALLOWED,
@@ -66,57 +74,6 @@ DROPPED = "ratelimit.audit.dropped"
 SAMPLED_OUT = "ratelimit.audit.sampled_out"
 USAGE_ENTRIES = "ratelimit.usage.entries"
 
-_FIELDS = {
-    "user": "user",
-    "user_id": "user",
-    "api_key": "api_key",
-    "ip": "ip",
-    "remote_address": "ip",
-    "client_ip": "ip",
-    "path": "endpoint",
-    "endpoint": "endpoint",
-    "method": "method",
-}
-"""Descriptor entries that identify the caller and the endpoint."""
-
-RECORDED_KEYS = frozenset(_FIELDS)
-"""Keys of the entries that a UsageEntry is made from."""
-
-_MAX_LENGTHS = {"user": 255, "ip": 64, "endpoint": 500, "method": 16}
-"""Maximum lengths in characters, as of the database columns."""
-
-_MAX_DOMAIN_LENGTH = 255
-_MAX_RULE_LENGTH = 500
-
-_KEY_ID = re.compile(r"(?:rlk_)?([a-z2-7]{12})(?:_[A-Za-z0-9_-]{43})?")
-
-
-class RecordedCaller(NamedTuple):
-    """The caller according to the descriptors; missing fields are empty. Safe to store: no credentials, bounded."""
-
-    domain: str
-    user: str = ""
-    api_key: str = ""  # its public id
-    ip: str = ""
-    endpoint: str = ""  # a path without its query
-    method: str = ""
-
-
-class DecisionRecord(NamedTuple):
-    """A decision to be stored."""
-
-    at_s: float
-    log_id: int  # unique together with the time: a record written twice is stored once
-    caller: RecordedCaller
-    rule: str
-    outcome: DecisionOutcome
-    current: int | None = None  # usage of the limit, including this call if it was charged
-    limit: int | None = None
-    status: int | None = None  # HTTP status of a denied client, if the protocol lets us choose it
-    retry_after_s: int | None = None
-    latency_us: int | None = None
-    reason: str = ""  # of a denial that no limit caused
-
 
 class UsageEntry:
     """The usage counters for the calls of one planned request."""
@@ -125,9 +82,8 @@ class UsageEntry:
 
     def __init__(self, caller: RecordedCaller, template: PlanTemplate) -> None:
         self.caller = caller
-        self._descriptor_plan = next((one for one in template.descriptor_plans if one.steps), None)
-        self.rule = _rule_name(self._descriptor_plan)  # for admissions
-        self._key = UsageKey(caller.domain, self.rule, caller.user, caller.endpoint)
+        self._descriptor_plan, self.rule = _first_limited(template)  # for admissions
+        self._key = construct(UsageKey, (caller.domain, self.rule, caller.user, caller.endpoint))
         self._is_known = template.domain_known  # the number of known domains is bounded
         self._admitted = ALLOWED_FREE if self._descriptor_plan is None else ALLOWED
         self._codes: dict[int, int] = {}  # the counter of its calls under that rule
@@ -138,7 +94,7 @@ class UsageEntry:
         assert self._descriptor_plan is not None, "a call without limits has no result"
         steps = self._descriptor_plan.steps
         reported = reported_limit(result.numbers, 0, len(steps))
-        capacity = _capacity(steps[reported // 3])
+        capacity = capacity_of(steps[reported // 3])
         return capacity - result.numbers[reported], capacity
 
 
@@ -181,21 +137,7 @@ class UsageRecorder:
 
     def usage_entry_of(self, entries: Iterable[Entry], template: PlanTemplate, domain: str) -> UsageEntry:
         """Return the entry of a request of this domain with these entries, or with those of RECORDED_KEYS alone."""
-        found: dict[str, str] = {}
-        for key, value in entries:
-            field = _FIELDS.get(key)
-            if field is not None and value:
-                found.setdefault(field, value)
-        texts = {field: _storable(found.get(field, ""), max_length) for field, max_length in _MAX_LENGTHS.items()}
-        texts["endpoint"] = _storable(
-            found.get("endpoint", "").partition("?")[0].partition("#")[0], _MAX_LENGTHS["endpoint"]
-        )
-        caller = RecordedCaller(
-            domain=_storable(template.domain or domain, _MAX_DOMAIN_LENGTH),
-            api_key=_key_id(found.get("api_key")),
-            **texts,
-        )
-        return UsageEntry(caller, template)
+        return UsageEntry(recorded_caller(entries, template.domain or domain), template)
 
     def note(
         self,
@@ -239,12 +181,7 @@ class UsageRecorder:
             self._begin_minute(now_s)
         _count(self._codes_of(usage_entry, ""), BLOCKED + UNTIMED)
         if self._denial_budget.admits(now_s) and self._has_room():
-            reason = _storable(reason, _MAX_DOMAIN_LENGTH)
-            self._append_denial(
-                DecisionRecord(
-                    now_s, self._new_id(), usage_entry.caller, "", DecisionOutcome.BLOCKED, status=status, reason=reason
-                )
-            )
+            self._append_denial(early_denial_record(now_s, self._new_id(), usage_entry.caller, reason, status))
 
     def _record_one(
         self, usage_entry: UsageEntry, outcome: Outcome | StoreError, now_s: float, latency_us: int, bucket: int
@@ -271,16 +208,16 @@ class UsageRecorder:
         if rejection is not None:
             code, status = BLOCKED, decision.statuses[rejection.descriptor_index]
         else:
-            code, status = THROTTLED_HIT if decision.remembered else THROTTLED, _denying_status(decision)
+            code, status = THROTTLED_HIT if decision.remembered else THROTTLED, denying_status(decision)
         if status.descriptor_plan is usage_entry._descriptor_plan:
             rule, codes = usage_entry.rule, self._own_codes(usage_entry)
         else:
-            rule = _rule_name(status.descriptor_plan)
+            rule = rule_name(status.descriptor_plan)
             codes = self._codes_of(usage_entry, rule)
         _count(codes, code + bucket)
         if self._denial_budget.admits(now_s) and self._has_room():
             self._append_denial(
-                _denial_record(now_s, self._new_id(), usage_entry.caller, rule, decision, status, latency_us)
+                denial_record(now_s, self._new_id(), usage_entry.caller, rule, decision, status, latency_us)
             )
 
     def _append_denial(self, rejection: DecisionRecord) -> None:
@@ -351,9 +288,18 @@ class UsageRecorder:
                 and (isinstance(outcome, StoreResult) or outcome.code is Code.OK)
                 and self._has_room()
             ):
-                self._waiting.append(_admission_record(now_s, self._new_id(), usage_entry, outcome, latency_us))
+                self._waiting.append(self._admission_record(usage_entry, outcome, now_s, latency_us))
             number += 1 + self._gap()
         self._ahead = number - len(entries)
+
+    def _admission_record(
+        self, usage_entry: UsageEntry, outcome: Outcome, now_s: float, latency_us: int
+    ) -> DecisionRecord:
+        used = usage_entry.used(outcome) if isinstance(outcome, StoreResult) else used_of_first_limit(outcome)
+        allowed = DecisionOutcome.ALLOWED
+        return DecisionRecord(
+            now_s, self._new_id(), usage_entry.caller, usage_entry.rule, allowed, *used, latency_us=latency_us
+        )
 
     def _gap(self) -> float:
         if self._sample >= 1:
@@ -425,79 +371,8 @@ def _count(codes: dict[int, int], code: int) -> None:
     codes[code] = codes.get(code, 0) + 1
 
 
-def _denying_status(decision: Decision) -> Status:
-    """Return the status that denied. A quota alone does not deny while another passes, so limits come first."""
-    if len(decision.statuses) == 1:
-        return decision.statuses[0]
-    over = [status for status in decision.statuses if status.code is Code.OVER_LIMIT]
-    return next((status for status in over if status.step is not None and not status.step.quota_mode), over[0])
-
-
-def _rule_name(descriptor_plan: DescriptorPlan | None) -> str:
-    return (
-        _storable(rule_label(descriptor_plan.rule), _MAX_RULE_LENGTH)
-        if descriptor_plan is not None and descriptor_plan.rule is not None
-        else ""
-    )
-
-
-def _denial_record(
-    now_s: float, log_id: int, caller: RecordedCaller, rule: str, decision: Decision, status: Status, latency_us: int
-) -> DecisionRecord:
-    """`status` is the one that determined the decision."""
-    rejection = decision.template.rejection
-    if rejection is not None:
-        reason = rejection.reason
-        return DecisionRecord(
-            now_s, log_id, caller, rule, DecisionOutcome.BLOCKED, None, None, rejection.status, None, latency_us, reason
-        )
-    deny = status.descriptor_plan.rule.deny if status.descriptor_plan.rule is not None else None
-    http = 429 if deny is None else deny.status
-    current, limit = _used(status)
-    return DecisionRecord(
-        now_s, log_id, caller, rule, DecisionOutcome.THROTTLED, current, limit, http, status.reset_s, latency_us
-    )
-
-
-def _admission_record(
-    now_s: float, log_id: int, usage_entry: UsageEntry, outcome: Outcome, latency_us: int
-) -> DecisionRecord:
-    if isinstance(outcome, StoreResult):
-        current, limit = usage_entry.used(outcome)
-    else:
-        limited = next((status for status in outcome.statuses if status.step is not None), None)
-        current, limit = _used(limited) if limited is not None else (None, None)
-    return DecisionRecord(
-        now_s,
-        log_id,
-        usage_entry.caller,
-        usage_entry.rule,
-        DecisionOutcome.ALLOWED,
-        current,
-        limit,
-        latency_us=latency_us,
-    )
-
-
-def _capacity(step: Step) -> int:
-    return step.limit.burst or step.limit.requests_per_unit
-
-
-def _used(status: Status) -> tuple[int | None, int | None]:
-    """Return usage and capacity; usage is None for a cooldown, or if the store did not answer."""
-    if status.step is None:
-        return None, None
-    capacity = _capacity(status.step)
-    return (None if status.reading is None or status.cooldown is not None else capacity - status.reading.left), capacity
-
-
-def _storable(text: str, max_length: int) -> str:
-    """Return text that every database can store: PostgreSQL rejects NUL, and UTF-8 half a surrogate pair."""
-    text = text[:max_length]
-    return text if text.isprintable() else text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-
-
-def _key_id(text: str | None) -> str:
-    """Return the id of an API key of ours; other values of such an entry may be secrets."""
-    found = _KEY_ID.fullmatch(text) if text else None
-    return found[1] if found else ""
+@per_template
+def _first_limited(template: PlanTemplate) -> tuple[DescriptorPlan | None, str]:
+    """Return the first descriptor with a limit, and the name of its rule."""
+    descriptor_plan = next((one for one in template.descriptor_plans if one.steps), None)
+    return descriptor_plan, rule_name(descriptor_plan)

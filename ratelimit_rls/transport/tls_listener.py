@@ -32,7 +32,7 @@ swapped on a mounted volume, which file notifications may miss."""
 OPENSSL_CLOCK = timedelta(seconds=1)
 """Resolution of OpenSSL's clock. A context must not issue sessions while OpenSSL may still accept an expired CRL."""
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 MAX_HANDSHAKES = 256
 MAX_HANDSHAKES_PER_PEER = 64
@@ -79,7 +79,7 @@ class TlsListener:
                 try:
                     client, address = await loop.sock_accept(listening)
                 except OSError as error:  # out of file descriptors, or the client disconnected at once
-                    log.warning("tls_accept_failed", error=str(error))
+                    _log.warning("tls_accept_failed", error=str(error))
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
                 peer = address[0] if isinstance(address, tuple) else UNIX
@@ -116,7 +116,7 @@ class TlsListener:
                 ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             )
         except (OSError, TimeoutError) as error:
-            log.debug("tls_handshake_failed", error=str(error) or type(error).__name__)
+            _log.debug("tls_handshake_failed", error=str(error) or type(error).__name__)
             if _is_about_certificate(error):
                 self._abuse.record(Abuse.UNAUTHENTICATED, peer)
             client.close()
@@ -124,12 +124,12 @@ class TlsListener:
     def _admits(self, secured: asyncio.Transport) -> bool:
         """Return True if the client may connect. Its certificate was verified, now or when its TLS session began."""
         if self._rejects_sessions and secured.get_extra_info("ssl_object").session_reused:
-            log.debug("tls_client_rejected", error="the TLS session was issued before a CRL expired")
+            _log.debug("tls_client_rejected", error="the TLS session was issued before a CRL expired")
             return False
         certificate = secured.get_extra_info("peercert")
         if self._files.admits(certificate):
             return True
-        log.debug("tls_client_rejected", names=certificate.get("subjectAltName"))
+        _log.debug("tls_client_rejected", names=certificate.get("subjectAltName"))
         return False
 
     async def _watch(self) -> None:
@@ -138,7 +138,7 @@ class TlsListener:
             self._reload()
             if self._crl_expiry is not None and self._crl_expiry <= datetime.now(UTC) - OPENSSL_CLOCK:
                 # From now on OpenSSL rejects every client whose chain needs the expired CRL.
-                log.error("tls_crl_expired", file=self._files.crl, expired_at=self._crl_expiry.isoformat())
+                _log.error("tls_crl_expired", file=self._files.crl, expired_at=self._crl_expiry.isoformat())
                 self._forget_sessions()
 
     def _forget_sessions(self) -> None:
@@ -162,12 +162,12 @@ class TlsListener:
             self._context, self._crl_expiry = self._files.load()
         except SettingsError as error:
             if str(error) != self._error:
-                log.error("tls_reload_failed", error=str(error))
+                _log.error("tls_reload_failed", error=str(error))
             self._error = str(error)
         else:
             self._error = ""
             self._rejects_sessions = False
-            log.info("tls_reloaded")
+            _log.info("tls_reloaded")
 
 
 def _is_about_certificate(error: OSError) -> bool:

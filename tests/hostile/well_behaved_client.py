@@ -80,7 +80,7 @@ class _Connection(TimedConnection):
         self.socket.setblocking(False)
 
     def call(self, due_s: float) -> None:
-        self.ask(1, iter([_CALL]), due_s)
+        self.send_calls(1, iter([_CALL]), due_s)
 
     @property
     def oldest_due_s(self) -> float:
@@ -198,7 +198,7 @@ class Calls:
 
     def _send(self, due_s: float) -> None:
         self._connections.rotate()
-        connection = next((one for one in self._connections if one.has_room), None)
+        connection = next((one for one in self._connections if one.can_send), None)
         if connection is None:
             self._seen.fail(1, "no connection has room for a call")
             return

@@ -77,13 +77,13 @@ class Load:
                 connection.prime(message, IN_FLIGHT)
                 poll.register(connection.socket.fileno(), select.EPOLLIN)
                 connections[connection.socket.fileno()] = connection
-                connection.ask(IN_FLIGHT, message)
+                connection.send_calls(IN_FLIGHT, message)
             ends_s = time.monotonic() + seconds
             while time.monotonic() < ends_s:
                 for fd, _ in poll.poll(5):
                     connection = connections[fd]
                     connection.receive()
-                    connection.ask(IN_FLIGHT - connection.in_flight, message)
+                    connection.send_calls(IN_FLIGHT - connection.in_flight, message)
                 if until_denied and sum(one.denied for one in connections.values()) > LIMIT // 4:
                     break
             took_s = time.monotonic() - started_s

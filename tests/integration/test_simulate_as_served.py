@@ -94,7 +94,7 @@ def serve(service: ServiceProcess, lines: list[Fields]) -> int:
     try:
         connection.prime(calls, IN_FLIGHT)
         while connection.answered < len(lines):
-            connection.ask(min(IN_FLIGHT, len(lines) - connection.answered) - connection.in_flight, calls)
+            connection.send_calls(min(IN_FLIGHT, len(lines) - connection.answered) - connection.in_flight, calls)
             assert select([connection.socket], [], [], 10)[0], f"no answer after {connection.answered}"
             connection.receive()
         return connection.denied

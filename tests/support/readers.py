@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ratelimit_rls.api.rls.codec import RlsCodec
 from ratelimit_rls.core.entitlements import Block, EntitlementValidity
-from ratelimit_rls.core.model import Limit, Subject, Unit
+from ratelimit_rls.core.model import Limit, Purpose, Subject, Unit
 from ratelimit_rls.core.plan import Policy
 from ratelimit_rls.errors import BadRequest
 from ratelimit_rls.pipeline.limiter import RateLimiter
@@ -67,7 +67,7 @@ class Readers:
     One uses the compiled reader, the other only the general one.
     """
 
-    def __init__(self, rules: bytes, policy: Policy) -> None:
+    def __init__(self, rules: bytes, policy: Policy, purpose: Purpose) -> None:
         active = ActiveRules()
         active.swap(compile_documents({"f": rules}).tree, digest="", files=1, loaded_at=datetime.now(UTC))
         limiter = RateLimiter(
@@ -78,7 +78,7 @@ class Readers:
             entitlements=ValueEntitlements(),
             usage_recorder=UsageRecorder(sample=0, max_waiting=1),
         )
-        self._codec, self._general = RlsCodec(limiter), RlsCodec(limiter)
+        self._codec, self._general = (RlsCodec(limiter, purpose=purpose) for _ in range(2))
 
     def compare(self, messages: Iterable[bytes]) -> int:
         """Assert that both prepare each message alike. Return to how many the compiled reader applied a rule."""
@@ -116,7 +116,8 @@ class RandomRules:
         self._descriptors = random_level(self._chance, depth=0)
         sharding = self._chance.choice(["descriptor", "domain", {"key": "user"}, {"key": "a"}])
         document = {"domain": DOMAIN, "shard_by": sharding, "descriptors": self._descriptors}
-        self.readers = Readers(json.dumps(document).encode(), self._chance.choice(POLICIES))
+        purpose = self._chance.choice([Purpose.DECIDE, Purpose.DECIDE, Purpose.LOOK, Purpose.REPORT])
+        self.readers = Readers(json.dumps(document).encode(), self._chance.choice(POLICIES), purpose)
 
     def messages(self, number: int) -> list[bytes]:
         return [random_message(self._chance, self._descriptors) for _ in range(number)]

@@ -46,7 +46,7 @@ _TYPES = "urn:ratelimit-rls:problem:"
 
 _compile_path = cache(compile_path)
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class ApiError(HTTPException):
@@ -94,7 +94,7 @@ def problem_response(api_error: ApiError, request_id: str = "") -> Response:
 
 async def _handle_known(request: Request, error: Exception) -> Response:
     if isinstance(error, DatabaseError) and not isinstance(error, DatabaseUnavailable):
-        log.error("database_unusable", method=request.method, error=header_value(str(error)))
+        _log.error("database_unusable", method=request.method, error=header_value(str(error)))
     return _respond(request, to_api_error(error))
 
 
@@ -113,7 +113,7 @@ async def _handle_http(request: Request, error: Exception) -> Response:
 
 async def _handle_unexpected(request: Request, error: Exception) -> Response:
     """Handle a bug. Its details go to the log only."""
-    log.error("admin_request_failed", method=request.method, error=header_value(repr(error)))
+    _log.error("admin_request_failed", method=request.method, error=header_value(repr(error)))
     return _respond(request, ApiError(500, "internal", "internal error; see the log of the service"))
 
 

@@ -48,7 +48,7 @@ class RlsCodec(Codec[ResponseTemplate]):
         self._request_id_entry = request_id_entry
         self.messages_carry_request_ids = bool(request_id_entry)
         self._shapes = RequestShapes(limiter)
-        # Requests of one shape are prepared to the same, except for the keys of their counters and what is recorded.
+        # Whether prepared requests of one shape differ only in the keys of counters and in what is recorded.
         self._shapes_are_uniform = not (request_id_entry or self._encoder.describes_requests)
         self._reader = self._make_reader()
 
@@ -65,7 +65,7 @@ class RlsCodec(Codec[ResponseTemplate]):
     def _make_reader(self) -> CompiledReader | None:
         """Return the reader for the rules in force, if it covers any requests."""
         loaded = self.limiter.rules
-        if loaded is None or not self._shapes_are_uniform or self._purpose is not Purpose.DECIDE:
+        if loaded is None or not self._shapes_are_uniform:
             return None
         planner = self.limiter.planner
         domains = {

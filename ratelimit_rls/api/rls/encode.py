@@ -235,6 +235,8 @@ class RlsEncoder:
 def _passing(descriptor_plan: DescriptorPlan) -> bytes | tuple[bytes, ...]:
     """Return the status of a descriptor without limits; otherwise the beginning of its body for each of its limits."""
     if not descriptor_plan.steps:
+        if not descriptor_plan.unlimited:
+            return _NO_LIMIT_STATUS  # shared: a request may have hundreds of descriptors without a rule
         return _field(_STATUS, _status(unlimited_status(descriptor_plan), {}))
     return tuple(_CODE[Code.OK] + _current_limit(step.limit) for step in descriptor_plan.steps)
 

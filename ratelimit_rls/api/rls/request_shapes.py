@@ -1,4 +1,4 @@
-"""Prepares requests by their shape, from what the first request of that shape was prepared to (compiled_reader.py)."""
+"""Prepares requests by reusing the prepared result of the first request of the same shape (compiled_reader.py)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ratelimit_rls.pipeline.limiter import PlannedCall, RateLimiter
 from ratelimit_rls.pipeline.request_cache import PreparedRequest
 
 MAX_SHAPES_BYTES = 8 * 2**20
-"""Memory for what is learned; when it is exceeded, all of it is dropped and learned again.
+"""Memory of the learned shapes. When they exceed it, all of them are dropped and learned again.
 
-Rules and hits produce few shapes. Metrics with values produce many, and these are not worth keeping for long.
+Rules and hits produce few shapes. Metrics with values produce many, which are not worth keeping for long.
 """
 
 
@@ -24,8 +24,8 @@ class _LearnedShape(NamedTuple):
     call: PlannedCall  # of the request that it was learned from
     response_template: ResponseTemplate
     suffixes: KeySuffixes
-    single_suffixes: tuple[bytes, ...] | None  # if each descriptor has exactly one
-    entitlements: tuple[Entitlement, ...]  # the shape names their limits by identity
+    single_suffixes: tuple[bytes, ...] | None  # if each descriptor has exactly one; else None
+    entitlements: tuple[Entitlement, ...]  # kept, because the shape has the id() of their limits
 
 
 class RequestShapes:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ratelimit_rls.database.database import Database
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 MONTHS_AHEAD = 2
 TIMEOUT_S = 60.0
@@ -57,7 +57,7 @@ async def create_partitions(database: Database, now_s: float) -> list[str]:
         for month in await partitioned_months(connection, metrics.name):
             made += await _create_minutes(connection, partition_name(metrics.name, month))
     if made:
-        log.info("partitions_created", tables=made)
+        _log.info("partitions_created", tables=made)
     return made
 
 

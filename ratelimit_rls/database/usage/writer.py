@@ -23,16 +23,17 @@ from ratelimit_rls.core.names import MAX_ID_LENGTH
 from ratelimit_rls.database.bulk_upsert import BulkInsert, insert, slices
 from ratelimit_rls.database.usage.tables import HOUR, MINUTE, SECONDS, Cell, audit_logs, metric_id, metrics, rollups_due
 from ratelimit_rls.errors import DatabaseError
+from ratelimit_rls.telemetry.decision_records import DecisionRecord
 from ratelimit_rls.telemetry.histogram import percentiles_us, to_text
 from ratelimit_rls.telemetry.usage_counts import OTHER, UsageCounts, UsageKey
-from ratelimit_rls.telemetry.usage_recorder import MAX_ENTRIES, DecisionRecord, UsageRecorder
+from ratelimit_rls.telemetry.usage_recorder import MAX_ENTRIES, UsageRecorder
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from ratelimit_rls.database.database import Database
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 CELLS_PER_STEP = 200
 """Cells taken over or discarded in one event loop iteration."""
@@ -154,7 +155,7 @@ class UsageWriter:
         except (DatabaseError, TimeoutError) as error:
             await self._take_usage()  # count the lost usage, too
             decisions, rows = self._recorder.decisions, len(self._unwritten)
-            log.error("usage_lost", error=str(error) or "timeout", decisions=decisions, usage_rows=rows)
+            _log.error("usage_lost", error=str(error) or "timeout", decisions=decisions, usage_rows=rows)
 
     async def flush(self) -> None:
         """Write everything now. Raises DatabaseError if that fails."""
@@ -175,15 +176,15 @@ class UsageWriter:
             try:
                 await self.work()
                 if self.error:
-                    log.info("usage_writes_recovered")
+                    _log.info("usage_writes_recovered")
                 self.error, pause_s = "", FLUSH_INTERVAL_S
                 backoff.reset()
             except DatabaseError as error:
                 if not self.error:
-                    log.warning("usage_write_failed", error=str(error))
+                    _log.warning("usage_write_failed", error=str(error))
                 self.error, pause_s = str(error), backoff.next_s()
             except Exception:
-                log.exception("usage_write_crashed")
+                _log.exception("usage_write_crashed")
                 self.error, pause_s = "internal error", backoff.next_s()
             await wait_for_event(self._stopping, pause_s)
 
@@ -222,7 +223,7 @@ class UsageWriter:
             if not _is_row_error(error):
                 raise
             if len(items) == 1:
-                log.warning("usage_row_rejected", error=str(error))
+                _log.warning("usage_row_rejected", error=str(error))
                 return items
             half = len(items) // 2
             return [*await self._write(items[:half], write), *await self._write(items[half:], write)]

@@ -1,1 +1,1 @@
-"""Changes by administrators: each is one transaction with its audit row and its change feed row."""
+"""Changes by administrators: each is one transaction with its audit entry and its change feed row."""

@@ -1,8 +1,8 @@
 """Rules from the database, as a source.
 
 Each rule is a document of its own, ranked by its priority, with precedence over all other sources. This module does not
-query the database. The in-memory account directory puts the rules in whenever they change, so that loading rules never
-waits for the database, and a database outage changes nothing.
+query the database. `DatabaseServices` (server/database.py) puts the rules in whenever they change, so that loading
+rules never waits for the database, and a database outage changes nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Redis Cluster client: keeps the slot map up to date and sends runs to the nodes that own their slots.
 
-The plans of a batch go to each node as one run of the script, whatever their slots. If the node does not serve one of
-the slots, the run fails with nothing charged, and each slot is sent by itself.
+The plans of a batch go to each node as one run of the script, even if they are of several slots. If the node does not
+serve one of the slots, the run fails with nothing charged, and the plans of each slot are sent as a run of their own.
 
-Nodes report the owner of a slot (CLUSTER SLOTS), and when it has moved (MOVED) or is about to (ASK). In both cases they
-did not run what was sent, so it may be sent again elsewhere. While a node is down, the slot map is fetched repeatedly
-until another node has its slots.
+Nodes report the owners of the slots (CLUSTER SLOTS). They reject a run whose slot has moved (MOVED) or is being moved
+(ASK). Such a run has changed nothing, so it is sent again, to the node that they name. While a node is down, the slot
+map is fetched repeatedly until another node has its slots.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import structlog
 
 from ratelimit_rls.common.timers import wait_for_event
 from ratelimit_rls.core.storage_keys import SLOTS, Location, key_slot
-from ratelimit_rls.errors import StoreError, StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreUnavailable, StoreUnusable
 from ratelimit_rls.settings.redis_address import RedisAddress, RedisServers
 from ratelimit_rls.store.redis.cluster_slots import (
     HostPort,
@@ -38,7 +38,7 @@ from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import RedisOptions, ScriptNode, ScriptRun, StartedRuns
 from ratelimit_rls.store.script_codec import EncodedPlan, PartResult, split_runs
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 REFRESH_INTERVAL_S = 10.0
 """Interval between refreshes of the slot map while all nodes are connected."""
@@ -68,7 +68,7 @@ class Cluster:
         self._options = options
         self._nodes: dict[HostPort, ScriptNode] = {}
         self._map: list[ScriptNode | None] = [None] * SLOTS
-        self._importing: dict[ScriptNode, float] = {}  # and when a run was last redirected there
+        self._last_ask_s: dict[ScriptNode, float] = {}  # by importing node: the time of the last ASK redirect to it
         self._refresh_requested = asyncio.Event()
         self._refresh_task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -108,10 +108,12 @@ class Cluster:
                 await self._refresh()
                 logged = False
             except StoreError as exc:
-                write = log.debug if logged else log.warning  # only the first error is worth a warning
+                write = _log.debug if logged else _log.warning  # only the first error is worth a warning
                 write("redis_cluster_slots_unavailable", error=str(exc))
                 logged = True
-            # A hundred redirected runs are one reason to refresh.
+                if isinstance(exc, StoreUnusable) and not self.connected:
+                    self._options.on_unusable(exc.reason)
+            # So that a hundred redirected runs cause one refresh, not a hundred.
             await asyncio.sleep(DEGRADED_REFRESH_INTERVAL_S / 2)
 
     async def _refresh(self) -> None:
@@ -127,13 +129,13 @@ class Cluster:
         timeout_s = min(self._options.connect_timeout_s, MAX_ATTEMPT_S)
         seeds = [partial(fetch_from_address, address, timeout_s) for address in self._seeds]
         slot_maps: list[SlotMap] = []
-        errors: list[str] = []
-        for some in (nodes, seeds):
-            for fetch in some:
+        errors: list[StoreError] = []
+        for fetches in (nodes, seeds):
+            for fetch in fetches:
                 try:
                     slot_map = await fetch()
                 except StoreError as exc:
-                    errors.append(str(exc))
+                    errors.append(exc)
                     continue
                 if slot_map.is_healthy:
                     return slot_map
@@ -142,7 +144,9 @@ class Cluster:
                 break  # the cluster is down; new connections to all seeds would only take time
         best = max(slot_maps, key=lambda slot_map: slot_map.covered, default=None)
         if best is None or not best.ranges:
-            raise StoreUnavailable("; ".join(errors) or f"no node of the Redis cluster at {self._name} has slots")
+            unusable = next((error for error in errors if isinstance(error, StoreUnusable)), None)
+            message = "; ".join(map(str, errors)) or f"no node of the Redis cluster at {self._name} has slots"
+            raise unusable or StoreUnavailable(message)
         return best
 
     def _apply(self, slot_map: SlotMap) -> None:
@@ -151,8 +155,8 @@ class Cluster:
             owners[first : last + 1] = [self._node(address)] * (last + 1 - first)
         self._map = owners
         now_s = monotonic()
-        self._importing = {node: at_s for node, at_s in self._importing.items() if now_s - at_s < IMPORTING_NODE_S}
-        used = {*owners, *self._importing}
+        self._last_ask_s = {node: at_s for node, at_s in self._last_ask_s.items() if now_s - at_s < IMPORTING_NODE_S}
+        used = {*owners, *self._last_ask_s}
         for address, node in list(self._nodes.items()):
             if node not in used:
                 del self._nodes[address]
@@ -202,19 +206,22 @@ class Cluster:
         runs = self._runs_by_node(plans, shards)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.timeout_s
-        for moves in range(MAX_REDIRECTS):
+        for round_number in range(MAX_REDIRECTS):
             again: list[_Run] = []
             for run, reply in zip(runs, await self._send(runs), strict=True):
+                outcome = reply
                 if isinstance(reply, ReplyError):
                     next_runs = self._runs_after(run, reply)
                     again += next_runs
-                    reply = self._is_being_moved(reply) if next_runs else rejected(self._name, reply)
-                for number, result in zip(run.numbers, decode_part_results(run.plans, reply), strict=True):
+                    # The result of the plans, unless the next runs have others.
+                    outcome = self._slot_moving_error(reply) if next_runs else rejected(self._name, reply)
+                for number, result in zip(run.numbers, decode_part_results(run.plans, outcome), strict=True):
                     results[number] = result
-            if not again or (moves > 1 and loop.time() >= until_s):  # the first redirect is followed, however late
+            # However late it is, a run may be split by slot, and its parts redirected once.
+            if not again or (round_number > 1 and loop.time() >= until_s):
                 break
             runs = again
-            if moves > 1:
+            if round_number > 1:
                 await asyncio.sleep(RETRY_PAUSE_S)
         return results
 
@@ -238,9 +245,9 @@ class Cluster:
         if run.spans_slots and is_slot_error(error):
             return list(_split_by_slot(run))
         redirect = self._redirect(run.slots[0], error)
-        return [] if redirect is None else [run._replace(importing=redirect.importing)]
+        return [] if redirect is None else [run._replace(importing_node=redirect.importing_node)]
 
-    def _is_being_moved(self, error: ReplyError) -> StoreUnavailable:
+    def _slot_moving_error(self, error: ReplyError) -> StoreUnavailable:
         return StoreUnavailable(f"a slot of the Redis cluster at {self._name} is being moved: {error}")
 
     async def _send(self, runs: Sequence[_Run]) -> list[Any]:
@@ -250,8 +257,8 @@ class Cluster:
         """
         by_node: dict[tuple[ScriptNode | None, bool], list[int]] = {}
         for number, run in enumerate(runs):
-            node = run.importing or self._map[run.slots[0]]
-            by_node.setdefault((node, run.importing is not None), []).append(number)
+            node = run.importing_node or self._map[run.slots[0]]
+            by_node.setdefault((node, run.importing_node is not None), []).append(number)
         started = {
             target: target[0].start_runs([runs[number].script_run for number in numbers], asking=target[1])
             for target, numbers in by_node.items()
@@ -264,8 +271,8 @@ class Cluster:
                 for number, reply in zip(numbers, node_replies, strict=True):
                     replies[number] = reply
         finally:
-            for one in started.values():
-                one.sent.cancel()
+            for started_runs in started.values():
+                started_runs.sent.cancel()
         return replies
 
     async def _finish(
@@ -290,7 +297,7 @@ class Cluster:
         try:
             return self._parse_redirect(slot, str(error))
         except StoreUnavailable as exc:
-            log.warning("redis_cluster_redirect_invalid", error=str(exc))
+            _log.warning("redis_cluster_redirect_invalid", error=str(exc))
             return None
 
     def _parse_redirect(self, slot: int, error: str) -> _Redirect | None:
@@ -300,9 +307,9 @@ class Cluster:
                 self._map[slot] = self._target_node(target, slot)
                 return _Redirect(None)
             case ["ASK", _, target]:
-                importing = self._target_node(target, slot)
-                self._importing[importing] = monotonic()
-                return _Redirect(importing)
+                importing_node = self._target_node(target, slot)
+                self._last_ask_s[importing_node] = monotonic()
+                return _Redirect(importing_node)
             case ["TRYAGAIN", *_]:
                 self._refresh_requested.set()
                 return _Redirect(None)
@@ -323,9 +330,9 @@ class Cluster:
     async def execute_each(self, name: bytes, keys: Sequence[bytes]) -> list[Any]:
         replies_so_far: list[Any] = []
         for at in range(0, len(keys), KEYS_PER_BATCH):
-            some = keys[at : at + KEYS_PER_BATCH]
+            batch = keys[at : at + KEYS_PER_BATCH]
             replies_so_far += await asyncio.gather(
-                *(self._execute_on_owner(key_slot(key), command(name, key)) for key in some)
+                *(self._execute_on_owner(key_slot(key), command(name, key)) for key in batch)
             )
         return replies_so_far
 
@@ -344,9 +351,9 @@ class Cluster:
             redirect = self._redirect(slot, reply)
             if redirect is None:
                 break
-            if redirect.importing:
-                await redirect.importing.connection.wait_for_first_attempt(self._options.timeout_s)
-                with redirect.importing.connection.send([command(b"ASKING"), request]) as sent:
+            if redirect.importing_node:
+                await redirect.importing_node.connection.wait_for_first_attempt(self._options.timeout_s)
+                with redirect.importing_node.connection.send([command(b"ASKING"), request]) as sent:
                     reply = (await sent.replies())[1]
                 if not isinstance(reply, ReplyError | StoreError):
                     return reply
@@ -402,10 +409,10 @@ class Cluster:
 class _Run(NamedTuple):
     """Plans of a batch that one node decides in one run. All slots have the same owner."""
 
-    numbers: Sequence[int]  # their indexes in the batch
+    numbers: Sequence[int]  # indexes of the plans in the batch
     plans: Sequence[EncodedPlan[bytes]]
-    slots: Sequence[int]  # of each plan
-    importing: ScriptNode | None = None  # the node to which their only slot is being moved, if it must decide them
+    slots: Sequence[int]  # slot of each plan
+    importing_node: ScriptNode | None = None  # decides the run, whose single slot is being moved to it; None: the owner
 
     @property
     def spans_slots(self) -> bool:
@@ -420,7 +427,7 @@ class _Run(NamedTuple):
 
 
 class _Redirect(NamedTuple):
-    importing: ScriptNode | None  # None: look the node up in the slot map again
+    importing_node: ScriptNode | None  # None: look the node up in the slot map again
 
 
 def _split(run: _Run) -> Iterator[_Run]:
@@ -438,5 +445,5 @@ def _split_by_slot(run: _Run) -> Iterator[_Run]:
     for at, slot in enumerate(run.slots):
         by_slot.setdefault(slot, []).append(at)
     for slot, members in by_slot.items():
-        own = _Run([run.numbers[at] for at in members], [run.plans[at] for at in members], [slot] * len(members))
-        yield from _split(own)
+        part = _Run([run.numbers[at] for at in members], [run.plans[at] for at in members], [slot] * len(members))
+        yield from _split(part)

@@ -6,9 +6,10 @@ import asyncio
 from typing import Any, NamedTuple
 
 from ratelimit_rls.core.storage_keys import SLOTS
-from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable
+from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable, StoreUnusable
 from ratelimit_rls.settings.redis_address import RedisAddress
 from ratelimit_rls.store.redis.connection import ReplyError, connect
+from ratelimit_rls.store.redis.reply_errors import explain, is_error
 from ratelimit_rls.store.redis.resp import command
 from ratelimit_rls.store.redis.script_node import ScriptNode
 
@@ -58,13 +59,22 @@ async def fetch_from_address(address: RedisAddress, timeout_s: float) -> SlotMap
     return _parse_slot_map(info, slots, HostPort(address.host, address.port))
 
 
+def _explain(error: ReplyError) -> str:
+    """Return why CLUSTER SLOTS failed, and what would be right."""
+    if is_error(error, "NOPERM"):
+        return "its user may not run CLUSTER SLOTS: grant +cluster|slots and +cluster|info"
+    if "cluster support disabled" in str(error):
+        return "it is not a node of a cluster: set REDIS_TYPE=SINGLE"
+    return explain(error)
+
+
 def _parse_slot_map(info: Any, slots: Any, source: HostPort) -> SlotMap:
     """Parse the replies of `source`, whose host replaces missing ones. Raises StoreError."""
     if isinstance(slots, StoreError):
         raise slots
     name = f"{source.host}:{source.port}"
     if isinstance(slots, ReplyError):
-        raise StoreUnavailable(f"Redis at {name} is not a node of a cluster: {slots}")
+        raise StoreUnusable(name, _explain(slots))
     try:
         ranges = [
             (first, last, HostPort(host.decode() if host else source.host, port))

@@ -230,5 +230,5 @@ def _decoded(
         return [reply] * len(plans)
     try:
         return decode(plans, reply)
-    except (IndexError, TypeError, ZeroDivisionError):  # the latter: a short reply to limits that never get one
+    except (IndexError, TypeError, ZeroDivisionError):  # the last: a short reply to limits that never have one
         return [StoreUnavailable("Redis returned a malformed script reply")] * len(plans)

@@ -18,10 +18,10 @@ from ratelimit_rls.common.backoff import HALF, Backoff
 from ratelimit_rls.common.timers import wait_for_event
 from ratelimit_rls.errors import StoreError, StoreTimeout, StoreUnavailable, StoreUnusable
 from ratelimit_rls.store.redis.connection import PipelinedConnection, ReplyError
-from ratelimit_rls.store.redis.reply_errors import indicates_fault
+from ratelimit_rls.store.redis.reply_errors import indicates_fault, needs_script
 from ratelimit_rls.telemetry.series import Durations
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _CONNECTED = ("redis_connected", "redis_connection_restored")
 
@@ -151,7 +151,7 @@ class ReconnectingConnection:
                 self._report_unusable(exc)
                 # The first error is worth a line; the same one every second is not.
                 if error_logged:
-                    log.debug("redis_connect_failed", address=self.name, error=str(exc))
+                    _log.debug("redis_connect_failed", address=self.name, error=str(exc))
                 else:
                     error_logged = self._log_limited("redis_connect_failed", address=self.name, error=str(exc))
                 await self._pause()
@@ -175,7 +175,7 @@ class ReconnectingConnection:
         self._log_refilled_s = now_s
         allowed = self._log_tokens >= 1
         self._log_tokens -= allowed
-        (log.debug if not allowed else log.info if event in _CONNECTED else log.warning)(event, **more)
+        (_log.debug if not allowed else _log.info if event in _CONNECTED else _log.warning)(event, **more)
         return allowed
 
     def send(self, commands: Sequence[bytes]) -> PendingReplies:
@@ -218,12 +218,14 @@ class ReconnectingConnection:
     def record_replies(self, connection: PipelinedConnection, replies: Sequence[Any]) -> None:
         """Count error replies in a row, and drop the connection after too many, or at the first READONLY."""
         for reply in replies:
+            if needs_script(reply):
+                continue  # the reply to the script tells
             if not indicates_fault(reply):
                 self._failures = 0
                 continue
             self._failures += 1
             if self._failures >= MAX_FAILURES or "READONLY" in str(reply):  # Redis 6.2 has it inside the message
-                write = self._log_limited if self._was_stable else log.debug
+                write = self._log_limited if self._was_stable else _log.debug
                 write("redis_rejects_commands", address=self.name, error=str(reply))
                 connection.abort()
                 return

@@ -10,7 +10,10 @@ from ratelimit_rls.store.redis.connection import ReplyError
 
 _REDIRECTS = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 _NOT_LOADED = ("NOSCRIPT", "ERR Function not found", "ERR Library")
-_NOT_RUN = ("NOSCRIPT", "ERR Function not found", "ERR unknown command", "NOPERM", "OOM")
+_NO_WRITES_NOW = ("OOM", "NOREPLICAS", "MISCONF")
+"""Errors of a server whose memory is full, that has too few replicas, or whose last snapshot failed."""
+
+_NOT_RUN = ("NOSCRIPT", "ERR Function not found", "ERR unknown command", "NOPERM", *_NO_WRITES_NOW)
 
 _RUNS_SCRIPTS = re.compile(r"'(fcall|evalsha|eval|script(\|load)?)'")
 _FORBIDDEN = re.compile(r"NOPERM|ACL failure in script|The user executing the script can't")
@@ -30,15 +33,22 @@ def is_error(reply: Any, prefix: str) -> bool:
 def did_not_run(reply: Any) -> bool:
     """Return True if the server did not even begin to run the script in this form.
 
-    While memory is full, a function is not run at all, whereas a script may still read. An ACL may allow one and not
-    the other. Errors of commands within the script may have the same beginning, but they name the script.
+    While a server accepts no writes, a function is not run at all, whereas a script may still read. An ACL may allow
+    one and not the other. Errors of commands within the script may have the same beginning, but they name the script.
     """
     return isinstance(reply, ReplyError) and str(reply).startswith(_NOT_RUN) and "script:" not in str(reply)
 
 
+def needs_script(reply: Any) -> bool:
+    """Return True if a function was not run because the server accepts no writes now. A script may still read."""
+    return did_not_run(reply) and str(reply).startswith(_NO_WRITES_NOW)
+
+
 def forbids_scripts(reply: Any) -> bool:
-    """Return True if this user or this server runs no scripts, or not all commands of ours: only an operator can change
-    that. A full memory and a slot that has moved are temporary."""
+    """Return True if this user or this server runs no scripts, or not all commands that the script needs.
+
+    Only an operator can change that. A full memory and a slot that has moved are temporary.
+    """
     return isinstance(reply, ReplyError) and bool(_FORBIDDEN.search(str(reply)) or str(reply).startswith(_NO_SCRIPTS))
 
 

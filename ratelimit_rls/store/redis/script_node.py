@@ -34,7 +34,7 @@ class StartedRuns(NamedTuple):
 
     sent: PendingReplies
     arguments: Sequence[Arguments]  # of each run
-    other_forms: Sequence[Callable[[Arguments], bytes]]  # in which to send them if the node knows not the first one
+    other_forms: Sequence[Callable[[Arguments], bytes]]  # to send if the node lacks the first
     asking: bool
 
 
@@ -115,7 +115,7 @@ class ScriptNode:
         self._has_function = not isinstance(function, ReplyError) or "already exists" in str(function)
 
     async def _probe(self, connection: PipelinedConnection) -> None:
-        """Charge a counter of our own, as `run_script` does. Raises StoreUnusable if the server does not allow that.
+        """Charge a counter that no call uses, as `run_script` does. Raises StoreUnusable if that is not allowed.
 
         A node of a cluster need not have this counter, but it checks first what the user may do.
         """
@@ -193,7 +193,7 @@ class ScriptNode:
         time_us = time.time_ns() // 1000 if now_us is None else now_us
         keys, text = encode_batch(run.plans, time_us, options.idempotency_s, spans_slots=run.spans_slots)
         now = [] if now_us is None else [bulk(b"%d" % now_us)]
-        if run.spans_slots:  # declared keys must be of one slot
+        if run.spans_slots:  # the keys that a script declares must be in one slot
             parts = [bulk(b"1"), keys[0], bulk(self._jitter + text), *(now or [_SERVER_TIME]), *keys[1:]]
         else:
             parts = [bulk(b"%d" % len(keys)), *keys, bulk(self._jitter + text), *now]

@@ -1,6 +1,6 @@
 """Discovery of the master through Redis Sentinel.
 
-Sentinels are asked in turn, beginning with the one that answered last, so that a dead one is not waited for repeatedly.
+Sentinels are queried in turn, beginning with the one that answered last, so that a dead one does not delay every query.
 """
 
 from __future__ import annotations

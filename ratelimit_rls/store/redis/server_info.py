@@ -34,11 +34,11 @@ class ServerInfo(NamedTuple):
     clients: int | None = None
     commands: int | None = None
     is_master: bool | None = None
-    replicas: int | None = None  # that are online; of a replica, its own ones
-    replication_lag_bytes: int | None = None  # of the replica that is furthest behind
-    replication_ack_age_s: int | None = None  # of the replica that has been silent longest; of a replica, its master
-    master_link_up: bool | None = None  # of a replica
-    slots: ClusterSlots | None = None  # of a node of a cluster
+    replicas: int | None = None  # online replicas of this server, which may be a replica itself
+    replication_lag_bytes: int | None = None  # of the replica that is furthest behind; None on a replica
+    replication_ack_age_s: int | None = None  # of the most silent replica; on a replica, of its master
+    master_link_up: bool | None = None  # on a replica
+    slots: ClusterSlots | None = None  # on a node of a cluster
 
     @property
     def memory_utilization(self) -> float | None:

@@ -23,7 +23,7 @@ from ratelimit_rls.telemetry import instruments
 from ratelimit_rls.telemetry.instruments import Instrument
 from ratelimit_rls.telemetry.series import Collected, Distribution, Series, Value, merge, quantile
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 MAX_NODES = 100
 """Nodes that are observed; of a larger cluster, the others have no metrics."""
@@ -133,7 +133,7 @@ class ServerSampler:
             sampled[str(node)] = before, Sample(self._clock(), info, node.connection.durations.value)
         self._samples = sampled
         if error and not self._error_logged:
-            log.warning("redis_info_unavailable", error=error)
+            _log.warning("redis_info_unavailable", error=error)
         self._error_logged = bool(error)
 
     def _nodes(self) -> list[ServerNode]:

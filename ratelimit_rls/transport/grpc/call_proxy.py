@@ -39,7 +39,7 @@ MAX_PROXIED_CALL_BYTES = 64 * 1024
 """Maximum size of all messages of a call, with their prefixes."""
 
 COPIES = 4
-"""Copies of a message that exist at a time: ours, gRPC's on the way to the internal server, and that server's."""
+"""Copies of a message that exist at the same time: here, in gRPC on the way to the internal server, and there."""
 
 MESSAGE_OVERHEAD_BYTES = 128
 """Memory of a queued message beyond its own bytes. A client can send very many empty messages."""
@@ -61,8 +61,9 @@ SERVER_OPTIONS = [
     ("grpc.max_metadata_size", _METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
 ]
-"""Options of the internal server. It rejects longer messages, which never reach it. It accepts all metadata that we
-accept, and ours: when gRPC rejects metadata, it sends the client the names of all of it, PEER_METADATA included."""
+"""Options of the internal server. It rejects longer messages, which never reach it. It accepts all metadata that this
+port accepts, and PEER_METADATA: when gRPC rejects metadata, it sends the client the names of all of it, that one
+included."""
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -163,7 +164,7 @@ class ProxiedCall:
         return self._headers.content_length in (None, self._taken_bytes)
 
     def receive_data(self, data: bytes, max_bytes: int) -> RpcError | None:
-        """More of it; a failure, if that is more than a call may send, or compressed."""
+        """Receive data of the call. Return an error if it is more than a call may send, or compressed."""
         max_bytes = min(max_bytes, MAX_PROXIED_CALL_BYTES)
         before_bytes = self._taken_bytes - len(self._data)  # of messages that are whole
         self._taken_bytes += len(data)

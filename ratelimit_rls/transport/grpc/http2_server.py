@@ -1,4 +1,4 @@
-"""Native gRPC server: speaks HTTP/2 in the event loop that decides, and handles calls in batches.
+"""Native gRPC server: speaks HTTP/2 in the event loop that decides calls, and hands them over in batches.
 
     connections ─► calls of one event loop iteration ─► pipeline ─► connections    methods that have a pipeline
                    (of more than one with a batch window)
@@ -129,7 +129,7 @@ class _Batch:
         if awaited is None:  # asyncio.sleep(0)
             asyncio.get_running_loop().call_soon(self._step, context=self._context)
         else:
-            # As a task does: it tells a future that is awaited from one that was yielded by mistake.
+            # A task does the same: the flag distinguishes a future that is awaited from one yielded by mistake.
             awaited._asyncio_future_blocking = False
             awaited.add_done_callback(self._step, context=self._context)
 

@@ -41,7 +41,7 @@ _log = structlog.get_logger()
 
 
 class OpenConnections:
-    """Counts connections and what they hold, and closes or limits them above a bound."""
+    """Counts connections, their buffered bytes and streams, and closes or limits connections above a bound."""
 
     def __init__(self, limits: ServerLimits, config: Config, abuse: AbuseLog) -> None:
         """`config` is that of all connections; its `max_streams` is lowered while there are too many streams."""

@@ -13,7 +13,7 @@ from ratelimit_rls.errors import SettingsError
 from ratelimit_rls.settings.http_validation import MIN_TOKEN_CHARACTERS
 from ratelimit_rls.tls.certificates import FileState, file_state
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class BearerToken:
@@ -45,7 +45,7 @@ class BearerToken:
         try:
             self._digest = _digest(_read_token(self._file))
         except SettingsError as error:
-            log.error("http_token_not_reloaded", error=str(error))
+            _log.error("http_token_not_reloaded", error=str(error))
 
 
 def _read_token(file: str) -> bytes:

@@ -110,6 +110,8 @@ async def test_a_batch_on_one_key_is_one_script_one_read_and_one_write(redis_ser
     "plant",
     [
         *[("SET", text) for text in ("garbage", "nan", "1e400", "1.5", "-3", "5 1", "5 1 x", "v2:7")],
+        ("SET", "1786000000000000000"),  # in nanoseconds
+        ("SET", "1786000000000000000 5 0 1786000020000000000"),
         ("RPUSH", "garbage"),
         ("HSET", "field", "value"),
     ],
@@ -335,17 +337,24 @@ class TestFunctions:
         assert calls_of(with_functions, "evalsha") == 3
         assert rejected_calls_of(with_functions, "fcall") == 0, "it is known since the connection was made"
 
-    async def test_denials_are_still_read_while_memory_is_full(self, with_functions: RedisServer) -> None:
+    @pytest.mark.parametrize(("setting", "none"), [("maxmemory", "1"), ("min-replicas-to-write", "1")])
+    async def test_denials_are_still_read_while_nothing_can_be_written(
+        self, with_functions: RedisServer, setting: str, none: str
+    ) -> None:
+        """Rejected functions are no reason to drop the connection, however many runs there are."""
+        exhausted = [call(long_step(f"k{number}", 1)) for number in range(300)]
         async with connected(at(with_functions)) as store:
-            assert [await take(store) for _ in range(3)] == [2, 1, 0]
-            with_functions.cli("CONFIG", "SET", "maxmemory", 1)
+            await spend(store, *exhausted)
+            with_functions.cli("CONFIG", "SET", setting, none)
             try:
-                (denied,) = await spend(store, call(long_step("k")))
+                denied = [await spend(store, *exhausted) for _ in range(2)]
                 (failed,) = await spend(store, call(long_step("other")))
+                (denied_again,) = await spend(store, exhausted[0])
             finally:
-                with_functions.cli("CONFIG", "SET", "maxmemory", 0)
-        assert isinstance(denied, StoreResult)
-        assert denied.denied
+                with_functions.cli("CONFIG", "SET", setting, 0)
+        results = [result for batch in denied for result in batch]
+        assert len(results) == 600
+        assert all(isinstance(result, StoreResult) and result.denied for result in [*results, denied_again])
         assert isinstance(failed, StoreUnavailable)
 
 

@@ -171,9 +171,8 @@ async def test_a_server_that_stops_answering_has_no_reason_any_more(any_redis: R
 
 
 @pytest.mark.parametrize("rights", [("+fcall",), ("+evalsha", "+eval"), ("+evalsha",)], ids=" ".join)
+@pytest.mark.parametrize("server", [pytest.param("redis-on-path", marks=pytest.mark.slow), "valkey-9"], indirect=True)
 async def test_one_way_to_run_the_script_suffices(server: RedisServer, rights: tuple[str, ...]) -> None:
-    if not has_functions(server):
-        pytest.skip("there is only one way")
     set_user(server, "-fcall", "-evalsha", "-eval", *rights)
     address = RedisAddress("127.0.0.1", server.port, username=USER, password=SecretStr(PASSWORD))
     store = redis_store(RedisServers("single", (address,)), None, RedisOptions())
@@ -189,22 +188,36 @@ async def test_one_way_to_run_the_script_suffices(server: RedisServer, rights: t
 @pytest.mark.parametrize("binary", ["redis-6.2", "valkey-9"])
 async def test_reason_is_reported_of_a_cluster(binary: str, stack: ExitStack) -> None:
     cluster = stack.enter_context(RedisCluster(redis_binaries()[binary]))
+    no_slots = "its user may not run CLUSTER SLOTS: grant +cluster|slots and +cluster|info"
+    no_functions = ["-fcall"] if has_functions(cluster.nodes[0]) else []
+    await check_cluster(cluster, ["-evalsha", "-eval", *no_functions], NO_SCRIPT)
+    await check_cluster(cluster, ["-cluster"], no_slots)
+
+
+async def check_cluster(cluster: RedisCluster, rights: list[str], reason: str) -> None:
     for node in cluster.nodes:
-        no_form(node, stack)
-    addresses = tuple(
-        RedisAddress("127.0.0.1", node.port, username=USER, password=SecretStr(PASSWORD)) for node in cluster.nodes
+        set_user(node, *rights)
+    servers = RedisServers(
+        "cluster",
+        tuple(
+            RedisAddress("127.0.0.1", node.port, username=USER, password=SecretStr(PASSWORD)) for node in cluster.nodes
+        ),
     )
+    waiting = redis_store(servers, None, RedisOptions())
+    with pytest.raises(StoreUnavailable) as raised:
+        await waiting.start()
+    await waiting.close()
+    assert str(raised.value).endswith(reason)
+
     reasons: list[str] = []
-    store = redis_store(RedisServers("cluster", addresses), None, RedisOptions(on_unusable=reasons.append))
+    store = redis_store(servers, None, RedisOptions(on_unusable=reasons.append))
+    store.start_in_background()
     try:
-        with pytest.raises(StoreUnavailable) as raised:
-            await store.start()
-        assert str(raised.value).endswith(NO_SCRIPT)
-        assert set(reasons) == {NO_SCRIPT}
+        await until(lambda: bool(reasons))
+        assert set(reasons) == {reason}
         for node in cluster.nodes:
             set_user(node)
-        await until(lambda: store.connected)  # its nodes are, in the background
-        await store.start()
+        await until(lambda: store.connected)
         (answer,) = await store.spend([store.prepare(call(long_step("k")))])
         assert isinstance(answer, StoreResult), answer
     finally:

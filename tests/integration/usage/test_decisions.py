@@ -16,8 +16,9 @@ from ratelimit_rls.database.usage.queries import decisions, heaviest
 from ratelimit_rls.database.usage.tables import audit_logs, metrics, rollups_due
 from ratelimit_rls.database.usage.writer import UsageWriter, UserActivity
 from ratelimit_rls.errors import DatabaseError, DatabaseUnavailable
+from ratelimit_rls.telemetry.decision_records import DecisionRecord, RecordedCaller
 from ratelimit_rls.telemetry.usage_counts import OTHER, DecisionOutcome
-from ratelimit_rls.telemetry.usage_recorder import DecisionRecord, RecordedCaller, UsageRecorder
+from ratelimit_rls.telemetry.usage_recorder import UsageRecorder
 from tests.integration.usage.calls import call
 from tests.integration.usage.conftest import Clock
 from tests.support.databases import PostgresServer

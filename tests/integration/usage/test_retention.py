@@ -15,9 +15,12 @@ from sqlalchemy import ColumnElement, func, select, text
 
 from ratelimit_rls.database.bulk_upsert import BulkInsert
 from ratelimit_rls.database.database import Database
-from ratelimit_rls.database.usage import archive, retention
+from ratelimit_rls.database.usage import archive
+from ratelimit_rls.database.usage.archiver import ArchivedMonth, RecordKind
 from ratelimit_rls.database.usage.partitions import create_partitions, partition_names
-from ratelimit_rls.database.usage.retention import ArchivedMonth, RecordKind, retain
+from ratelimit_rls.database.usage.postgres_archiver import PostgresArchiver
+from ratelimit_rls.database.usage.retention import retain
+from ratelimit_rls.database.usage.sqlite_archiver import SqliteArchiver
 from ratelimit_rls.database.usage.tables import HOUR, Cell, Month, archives, audit_logs, metric_id, metrics
 from ratelimit_rls.database.usage.writer import mark_due
 from ratelimit_rls.errors import DatabaseError
@@ -209,7 +212,7 @@ async def test_interrupted_run_is_resumed_without_loss(
 ) -> None:
     """The process dies after a file was written, after it was recorded, and while its rows are being dropped."""
     made = await fill(database)
-    archiver = retention._SqliteArchiver if database.dialect == "sqlite" else retention._PostgresArchiver
+    archiver = SqliteArchiver if database.dialect == "sqlite" else PostgresArchiver
     name = {"written": "_record_archive", "noted": "_drop", "dropping": "_drop"}[step]
     original = getattr(archiver, name)
 
@@ -284,7 +287,7 @@ async def test_damaged_archive_stops_dropping(tmp_path: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(retention._SqliteArchiver, "_drop", dies)
+        patched.setattr(SqliteArchiver, "_drop", dies)
         with pytest.raises(KeyboardInterrupt):
             await retain(database, settings_of(tmp_path), NOW_S)
     file = tmp_path / "2024/07/audit_logs.parquet"
@@ -301,16 +304,16 @@ async def test_row_added_while_its_month_is_dropped_stays(tmp_path: Path, monkey
     database = Database(f"sqlite:///{tmp_path / 'records.db'}")
     await database.upgrade()
     await fill(database)
-    late, drop = decision(FIRST.begins_s + 5, 7), retention._SqliteArchiver._drop
+    late, drop = decision(FIRST.begins_s + 5, 7), SqliteArchiver._drop
 
-    async def add_and_drop(self: retention._SqliteArchiver, unit: Any, *arguments: Any) -> None:
+    async def add_and_drop(self: SqliteArchiver, unit: Any, *arguments: Any) -> None:
         if (unit.kind, unit.month) == (RecordKind.AUDIT, FIRST):
             async with database.begin() as connection:
                 await connection.execute(audit_logs.insert(), [late])
         await drop(self, unit, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(retention._SqliteArchiver, "_drop", add_and_drop)
+        patched.setattr(SqliteArchiver, "_drop", add_and_drop)
         await retain(database, settings_of(tmp_path), NOW_S)
     (done,) = await retain(database, settings_of(tmp_path), NOW_S)
     assert done == ArchivedMonth("audit", "2024-07", 1, "2024/07/audit_logs.2.parquet")

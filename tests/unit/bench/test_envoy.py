@@ -72,7 +72,7 @@ def test_requests_without_body_need_no_flow_control_window() -> None:
         connection.receive()
         client.setblocking(False)
         # More than twice the default window, which is never enlarged.
-        assert connection.ask(2_000, cycle(envoy.requests(1))) == 2_000
+        assert connection.send_calls(2_000, cycle(envoy.requests(1))) == 2_000
 
 
 @pytest.mark.e2e

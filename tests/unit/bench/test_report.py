@@ -104,7 +104,7 @@ def test_redis_commands_are_reported_per_call() -> None:
 
 def test_logs_are_compared_with_fixed_window_and_shortest_log() -> None:
     of_redis = {FEW_FIXED_WINDOWS: 10, LONG_LOGS[0]: 20, LONG_LOGS[1]: 21, LONG_LOGS[2]: 25}
-    results = {one: [replace(ONE, redis_us=us, log_bytes=one.rules.hits_held * 20)] for one, us in of_redis.items()}
+    results = {one: [replace(ONE, redis_us=us, log_bytes=one.rules.hits_before * 20)] for one, us in of_redis.items()}
     assert verdicts(results) == [
         "sliding_log, 10 hits in each: Redis ÷ fixed_window's 2.00, ÷ that of 10 hits 1.00; 200 bytes a key",
         "sliding_log, 100 hits in each: Redis ÷ fixed_window's 2.10, ÷ that of 10 hits 1.05; 2,000 bytes a key",

@@ -21,7 +21,7 @@ def test_short_log_is_replayed_completely_with_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(simulate_soak, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(simulate_soak, "TELL_EVERY_S", 0.1)
+    monkeypatch.setattr(simulate_soak, "REPORT_INTERVAL_S", 0.1)
     record = soak(2_000)
     assert record.calls == 2_000
     assert 0 < record.peak_bytes < MAX_BYTES

@@ -193,6 +193,22 @@ def test_new_account_invalidates_entitlement_of_unknown_subject(directory: Direc
     assert directory.of(Subject.USER, "u", "").limits == CUSTOM
 
 
+def test_subjects_without_an_account_share_one_entitlement(directory: Directory) -> None:
+    users, keys = (directory.of(kind, "a", "") for kind in (Subject.USER, Subject.API_KEY))
+    assert directory.of(Subject.USER, "b", "") is users
+    assert directory.of(Subject.API_KEY, "b", "") is keys
+
+    directory.apply(AccountChanges(1, users={"b": User("b", "", CUSTOM)}))
+
+    assert (users.stale, keys.stale) == (True, False)
+    assert directory.of(Subject.USER, "b", "").limits == CUSTOM
+    fresh = directory.of(Subject.USER, "a", "")
+    assert (fresh.stale, fresh.limits) == (False, None)
+
+    directory.load(Accounts())
+    assert (fresh.stale, keys.stale) == (True, True)
+
+
 def test_tier_change_invalidates_entitlements_of_that_tier(directory: Directory) -> None:
     users = (User("gold", "gold"), User("free", "free"), User("custom", "gold", CUSTOM), User("later", "later"))
     directory.load(Accounts(tiers=TIERS, users=users))

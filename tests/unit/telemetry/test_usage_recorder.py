@@ -26,6 +26,7 @@ from ratelimit_rls.core.model import (
 )
 from ratelimit_rls.core.response_policy import DenyResponse
 from ratelimit_rls.errors import StoreError, StoreTimeout
+from ratelimit_rls.telemetry.decision_records import RecordedCaller
 from ratelimit_rls.telemetry.histogram import bucket_of
 from ratelimit_rls.telemetry.usage_counts import OTHER, DecisionOutcome, UsageCounts, UsageKey
 from ratelimit_rls.telemetry.usage_recorder import (
@@ -33,7 +34,6 @@ from ratelimit_rls.telemetry.usage_recorder import (
     DROPPED,
     SAMPLED_OUT,
     USAGE_ENTRIES,
-    RecordedCaller,
     UsageEntry,
     UsageRecorder,
 )

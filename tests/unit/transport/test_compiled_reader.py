@@ -141,6 +141,7 @@ def test_unknown_keys_are_not_kept() -> None:
 
 def test_descriptors_read_lately_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_reader, "MAX_DESCRIPTORS", 10)
+    monkeypatch.setattr(compiled_reader, "MIN_DESCRIPTORS", 2)
     reader = reader_of(codec_of())
     (paths,) = reader._domains.values()
     for number in range(100):

@@ -24,9 +24,9 @@ from ratelimit_rls.admin.http.dependencies import (
 from ratelimit_rls.admin.http.pagination import PageItems, Pagination
 from ratelimit_rls.admin.http.schemas.fields import Name, PublicId
 from ratelimit_rls.admin.http.schemas.requests import (
+    AdminTokenCreate,
     ApiKeyCreate,
     ApiKeyUpdate,
-    TokenCreate,
     compile_limits,
     expires_s,
 )
@@ -141,7 +141,7 @@ async def list_tokens(backend: Backend, page: Pagination) -> PageItems[administr
     response_model=AdminTokenWithSecret,
     dependencies=[ADMIN],
 )
-async def create_token(backend: Backend, change: Change, body: TokenCreate) -> Response:
+async def create_token(backend: Backend, change: Change, body: AdminTokenCreate) -> Response:
     token, text = new_admin_token(backend.key_secret, body.name, body.role, expires_s(body, backend.clock()))
 
     async def work(unit: UnitOfWork) -> ChangeResult:

@@ -193,8 +193,8 @@ class ApiKeyCreate(RequestBody):
         return self
 
 
-class TokenCreate(RequestBody):
-    """A token to be created."""
+class AdminTokenCreate(RequestBody):
+    """A token of an administrator to be created."""
 
     name: Name = Field(description="Name under which audit entries record changes.")
     role: Annotated[Role, Field(strict=False)] = Field(description="Each role includes those before it.")
@@ -212,7 +212,7 @@ def _check_expiry(expires: float | None, expires_in: float | None) -> None:
         raise ValueError("give either expires or expires_in, not both")
 
 
-def expires_s(body: ApiKeyCreate | TokenCreate, now_s: float) -> float | None:
+def expires_s(body: ApiKeyCreate | AdminTokenCreate, now_s: float) -> float | None:
     return body.expires if body.expires_in is None else now_s + body.expires_in
 
 

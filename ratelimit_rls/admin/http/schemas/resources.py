@@ -114,7 +114,7 @@ class User(ResponseBody):
         return cls.model_validate({**_attributes(user), "usage": use})
 
 
-class ConsideredLimits(ResponseBody):
+class LimitsCandidate(ResponseBody):
     """One possible source of the limits of a user."""
 
     source: LimitSource = Field(description="The source: block, override, custom, tier <name>, or rule.")
@@ -146,7 +146,7 @@ class UserLimits(ResponseBody):
         description="End of the block or override; null: until changed.", validation_alias="until_s"
     )
     block: Block | None = Field(description="The block; null: not blocked.")
-    considered: list[ConsideredLimits] = Field(description="All possible sources, in order of precedence.")
+    considered: list[LimitsCandidate] = Field(description="All possible sources, in order of precedence.")
     rules: list[UserLimitsRule] = Field(
         description="The rules that apply these limits. For a blocked user: those that apply once the block ends."
     )

@@ -105,7 +105,7 @@ class AdsRulesSource:
                         await stream.send(self._ack_or_nack(response))
             except FilesChanged:
                 self._is_connected = False
-                _log.info("xds_reconnecting", reason="changed TLS files", address=self._server.target)
+                _log.info("xds_tls_files_changed", address=self._server.target)
             except StreamEnded as ended:
                 self._is_connected = False
                 await self._pause(ended, seen)
