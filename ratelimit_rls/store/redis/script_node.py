@@ -128,7 +128,9 @@ class ScriptNode:
             self._has_function = self._has_function and not forbids_scripts(reply)
         if isinstance(reply, ReplyError) and (self._must_write or forbids_scripts(reply)):
             raise self._unusable(reply)
-        await connection.send(command(b"DEL", key))
+        deleted = await connection.send(command(b"DEL", key))
+        if forbids_scripts(deleted):  # a run that could not undo a charge would leave it behind
+            raise self._unusable(deleted)
 
     def _unusable(self, error: ReplyError) -> StoreUnusable:
         return StoreUnusable(self.connection.name, f"{explain(error)}{error_hint(error)}")

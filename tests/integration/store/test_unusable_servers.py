@@ -65,6 +65,11 @@ def no_command_of_the_script(server: RedisServer, _: ExitStack) -> Unusable:
     return without(server, "-incrby", "-get", "-exists", reason=reason)
 
 
+def no_undo(server: RedisServer, _: ExitStack) -> Unusable:
+    """A run that charges and then fails could not delete the counter again."""
+    return without(server, "-del", reason="grant what docs/operations.md lists for a dedicated user")
+
+
 def other_keys(server: RedisServer, _: ExitStack) -> Unusable:
     server.cli("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "~other:*", "+@all")
     return Unusable(server, "grant what docs/operations.md lists", lambda: set_user(server), USER)
@@ -121,7 +126,7 @@ def server(request: pytest.FixtureRequest, stack: ExitStack) -> RedisServer:
 
 @pytest.mark.parametrize(
     "make",
-    [no_form, no_scripting, no_command_of_the_script, other_keys, replica, no_lua],
+    [no_form, no_scripting, no_command_of_the_script, no_undo, other_keys, replica, no_lua],
     ids=lambda make: make.__name__,
 )
 async def test_reason_is_reported_and_the_server_is_used_once_it_is_fixed(
